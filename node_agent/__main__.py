@@ -1,0 +1,5 @@
+"""`python -m node_agent`."""
+
+from node_agent.cli import main
+
+main()

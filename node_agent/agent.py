@@ -1,0 +1,346 @@
+"""The agent: commands from the bus to the driver, and what guests do back to the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+import testbed
+from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
+from node_agent.images import ImageCopier, ImageFetcher, ImageServer, ImageStore
+from node_agent.lease import LeaseGuard
+from node_agent.telemetry import NodeSampler
+from testbed.bus import topics
+from testbed.bus.answers import AnswerJournal
+from testbed.bus.messages import (
+    AnyAction,
+    Calibrate,
+    Cancel,
+    Command,
+    DropImage,
+    FetchImage,
+    GuestEvent,
+    Hold,
+    ListGuests,
+    MpiJoin,
+    MpiOpen,
+    NodeFacts,
+    NodeStatus,
+    Ping,
+    Quit,
+    Release,
+    Save,
+    SetCaps,
+    Start,
+    Stop,
+    encode,
+)
+from testbed.bus.protocol import Bus, Presence
+from testbed.bus.responder import Responder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What a node is told when its agent starts."""
+
+    lab: str
+    node: str
+    cpus: float
+    memory_mib: int
+    state_dir: Path
+    image_dir: Path
+    address: str = "127.0.0.1"
+    telemetry_s: float = 1.0
+    serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as the kernel tells it."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+class Agent:
+    """One node's agent. `run` returns after `stop`, a `Quit`, or cancellation, with every guest destroyed."""
+
+    def __init__(self, config: AgentConfig, driver: Driver, connect: Callable[[Presence], Bus]) -> None:
+        self._config = config
+        self._driver = driver
+        self._connect = connect
+        self._boot = uuid.uuid4().hex
+        self._stopping = asyncio.Event()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._memory_mib: dict[str, int] = {}
+        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._lease = LeaseGuard(asyncio.get_running_loop().time)
+        self._lease_news = asyncio.Event()
+        self._released = False
+        self._store = ImageStore(config.image_dir)
+        self._server = ImageServer(self._store, self._lease.allows)
+        self._fetcher: ImageFetcher | ImageCopier = (
+            ImageFetcher(self._store, lambda: self._lease.token) if config.serve_images else ImageCopier(self._store)
+        )
+
+    def stop(self) -> None:
+        """Let `run` come to its end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Open the driver, announce the node, serve until stopped; leave nothing behind."""
+        config = self._config
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+        budget = NodeBudget(
+            config.node,
+            config.cpus,
+            config.memory_mib,
+            config.state_dir,
+            config.image_dir,
+            config.address,
+            "dfrs-",
+        )
+        try:
+            found = await self._driver.open(budget, self._happenings.put_nowait)
+            if config.serve_images:
+                await self._server.open(config.address)
+            facts = self._facts(found)
+            async with self._connect(self._presence(facts)) as bus:
+                await self._serve(bus)
+                await self._driver.close()  # before the bus: the farewell then says the truth
+        finally:
+            await asyncio.shield(self._leave())
+
+    async def _serve(self, bus: Bus) -> None:
+        config = self._config
+        await bus.subscribe(topics.lease_topic(config.lab), self._on_lease)
+        with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
+            await self._obey(bus, journal)
+
+    async def _obey(self, bus: Bus, journal: AnswerJournal) -> None:
+        config = self._config
+        async with (
+            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
+            self._background(bus),
+        ):
+            await self._stopping.wait()
+
+    def _refuse(self, command: Command) -> str | None:
+        """Say why a command is not to be obeyed, or None."""
+        return None if self._lease.allows(command.lease) else "its lease is not the one in force here"
+
+    async def _leave(self) -> None:
+        await self._server.close()
+        await self._driver.close()
+
+    def _presence(self, facts: NodeFacts) -> Presence:
+        node = self._config.node
+
+        def status(*, online: bool, reason: str = "") -> bytes:
+            return encode(
+                NodeStatus(node=node, online=online, boot=self._boot, facts=facts if online else None, reason=reason)
+            )
+
+        return Presence(
+            topic=topics.node_topic(self._config.lab, node, "status"),
+            online=lambda: status(online=True),
+            offline=status(online=False, reason="its agent ended"),
+            lost=status(online=False, reason="its agent vanished"),
+        )
+
+    @contextlib.asynccontextmanager
+    async def _background(self, bus: Bus) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(self._report(bus), name="telemetry"),
+            asyncio.create_task(self._tell(bus), name="guest events"),
+            asyncio.create_task(self._watch_lease(), name="lease"),
+        ]
+        for task in tasks:
+            task.add_done_callback(self._background_ended)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("%s failed", task.get_name(), exc_info=task.exception())
+            self.stop()
+
+    def _facts(self, facts: DriverFacts) -> NodeFacts:
+        config = self._config
+        return NodeFacts(
+            cpus=config.cpus,
+            memory_mib=config.memory_mib,
+            machine_cores=os.cpu_count() or 1,
+            machine_memory_mib=psutil.virtual_memory().total >> 20,
+            cpu_model=cpu_model(),
+            kernel=platform.release(),
+            driver=self._driver.name,
+            capabilities=facts.capabilities,
+            versions={"testbed": testbed.__version__, "python": platform.python_version(), **facts.versions},
+            address=config.address,
+            image_port=self._server.port,
+            image_free_mib=self._store.free_mib(),
+            guest_floor_mib=facts.floor_mib,
+        )
+
+    async def _report(self, bus: Bus) -> None:
+        loop = asyncio.get_running_loop()
+        sampler = NodeSampler(self._config.node)
+        topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
+        next_s = loop.time()
+        while True:
+            next_s = max(next_s + self._config.telemetry_s, loop.time())
+            await asyncio.sleep(next_s - loop.time())
+            await bus.publish(topic, encode(sampler.sample(tuple(self._driver.sample()))), qos=0)
+
+    async def _tell(self, bus: Bus) -> None:
+        topic = topics.node_topic(self._config.lab, self._config.node, "event")
+        while True:
+            happening = await self._happenings.get()
+            if happening.event in ("done", "failed"):
+                self._memory_mib.pop(happening.guest, None)
+            event = GuestEvent(
+                node=self._config.node,
+                guest=happening.guest,
+                event=happening.event,
+                mono_ns=happening.mono_ns,
+                detail=happening.detail,
+            )
+            await bus.publish(topic, encode(event), qos=1)
+
+    async def _on_lease(self, topic: str, payload: bytes) -> None:
+        self._released |= self._lease.hear(topic, payload)
+        self._lease_news.set()
+
+    async def _watch_lease(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lease.remaining_s or None):
+                    await self._lease_news.wait()
+            self._lease_news.clear()
+            if self._released:
+                self._released = False
+                await self._abandon("the lease was released")
+            elif self._lease.run_out():
+                await self._abandon("the lease ran out")
+
+    async def _abandon(self, why: str) -> None:
+        """Nobody drives this node any more: what runs here belongs to nobody."""
+        guests = [sample.guest for sample in self._driver.sample()]
+        if guests:
+            _log.warning("%s: destroying %s", why, ", ".join(guests))
+        for guest in guests:
+            with contextlib.suppress(DriverError):
+                await self._driver.stop(guest)
+        self._memory_mib.clear()
+
+    async def perform(self, action: AnyAction) -> dict[str, object]:
+        """Do one command; returns plain data for the reply, raises `TestbedError`."""
+        guest = getattr(action, "guest", None) or (action.spec.guest if isinstance(action, Start) else None)
+        if guest is None:
+            return await self._on_node(action)
+        lock = self._locks.setdefault(guest, asyncio.Lock())
+        async with lock:
+            return await self._on_guest(action)
+
+    async def _on_node(self, action: AnyAction) -> dict[str, object]:
+        match action:
+            case SetCaps():
+                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+            case FetchImage():
+                return await self._fetcher.fetch(action.image, action.host, action.port)
+            case DropImage():
+                self._store.drop(action.image)
+            case Calibrate():
+                return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
+            case ListGuests():
+                return {"guests": [msgspec.to_builtins(sample) for sample in self._driver.sample()]}
+            case Ping():
+                return {"mono_ns": time.monotonic_ns()}
+            case Quit():
+                self.stop()
+            case _:
+                raise DriverError(f"{type(action).__name__} is not a command for a node")
+        return {}
+
+    async def _set_cap(self, guest: str, cores: float) -> float:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            return await self._driver.set_cap(guest, cores)
+
+    async def _on_guest(self, action: AnyAction) -> dict[str, object]:
+        match action:
+            case Start():
+                await self._start(action)
+            case MpiOpen():
+                return {"launch": await self._driver.mpi_open(action.guest, action.hosts)}
+            case MpiJoin():
+                await self._driver.mpi_join(action.guest, action.argv)
+            case Hold():
+                return {"at": await self._driver.hold(action.guest)}
+            case Release():
+                await self._driver.release(action.guest)
+            case Save():
+                report = await self._driver.save(action.guest, action.at, self._store.path(action.image))
+                self._memory_mib.pop(action.guest, None)
+                return {
+                    "bytes": report.bytes,
+                    "digest": report.digest,
+                    "run_on_s": report.run_on_s,
+                    "write_s": report.write_s,
+                    "sync_s": report.sync_s,
+                }
+            case Stop():
+                await self._driver.stop(action.guest)
+                self._memory_mib.pop(action.guest, None)
+            case Cancel() | _:
+                raise DriverError(f"{type(action).__name__} is not a command for a guest")
+        return {}
+
+    async def _start(self, action: Start) -> None:
+        spec = action.spec
+        used_mib = sum(self._memory_mib.values())
+        if spec.guest in self._memory_mib:
+            raise DriverError(f"guest {spec.guest} is there already")
+        if used_mib + spec.memory_mib > self._config.memory_mib:
+            raise DriverError(
+                f"guest {spec.guest} needs {spec.memory_mib} MiB; {self._config.memory_mib - used_mib} of "
+                f"{self._config.memory_mib} MiB are free"
+            )
+        self._memory_mib[spec.guest] = spec.memory_mib
+        image = None if action.image is None else self._store.path(action.image.image)
+        try:
+            await self._driver.start(spec, action.cap_cores, image)
+        except BaseException:
+            self._memory_mib.pop(spec.guest, None)
+            with contextlib.suppress(DriverError):
+                await self._driver.stop(spec.guest)
+            raise
+
+
+def make_driver(name: str) -> Driver:
+    """Return a new driver by its entry point name (group `testbed.drivers`), or raise `DriverError`."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  # costs 10 ms that only this needs
+
+    points = {point.name: point for point in entry_points(group="testbed.drivers")}
+    if name not in points:
+        raise DriverError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
+    factory: Callable[[], Driver] = points[name].load()
+    return factory()

@@ -1,0 +1,128 @@
+"""Command line of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from testbed import __version__
+from testbed.errors import TestbedError
+
+_PR_SET_PDEATHSIG = 1
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--lab", default="local", help="Name of the lab; controllers use the same.")
+@click.option("--node", required=True, help="Name of this node, unique in the lab.")
+@click.option("--broker", default="mqtt://127.0.0.1:1883", help="Address of the message broker.")
+@click.option(
+    "--broker-from-stdin",
+    is_flag=True,
+    help="Read the broker's address, which may hold a password, from standard input.",
+)
+@click.option(
+    "--cpus",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    help="CPU budget of the node, in cores.",
+)
+@click.option("--memory-mib", type=click.IntRange(min=1), default=1024, help="Memory budget of the node, in MiB.")
+@click.option("--driver", default="process", help="What guests are: process, null, or a plug-in's name.")
+@click.option("--address", default="127.0.0.1", help="Address at which the other nodes reach this one.")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=None, help="Private files; default ./dfrs-NODE.")
+@click.option(
+    "--image-dir",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Saved guests; default STATE_DIR/images.",
+)
+@click.option("--die-with-parent", is_flag=True, help="End when the process that started this one ends.")
+@click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
+@click.version_option(__version__, prog_name="node-agent")
+def cli(
+    *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
+    address: str, state_dir: Path | None, image_dir: Path | None, die_with_parent: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
+
+    \b
+    Example, two nodes on one machine:
+      node-agent --node a --cpus 1.0 --memory-mib 512 &
+      node-agent --node b --cpus 1.0 --memory-mib 512 &
+    """  # noqa: D301  # \b keeps click from wrapping the example
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if die_with_parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
+    state = (state_dir or Path(f"dfrs-{node}")).absolute()
+    asyncio.run(
+        _serve(
+            lab,
+            node,
+            address_text,
+            cpus,
+            memory_mib,
+            driver,
+            address,
+            state,
+            (image_dir or state / "images").absolute(),
+        )
+    )
+
+
+async def _serve(
+    lab: str,
+    node: str,
+    broker: str,
+    cpus: float,
+    memory_mib: int,
+    driver: str,
+    address: str,
+    state_dir: Path,
+    image_dir: Path,
+) -> None:
+    from node_agent.agent import Agent, AgentConfig, make_driver  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.address import BrokerAddress  # noqa: PLC0415
+    from testbed.bus.client import MqttBus  # noqa: PLC0415
+    from testbed.bus.topics import check_name  # noqa: PLC0415
+
+    config = AgentConfig(
+        check_name("lab", lab),
+        check_name("node", node),
+        cpus,
+        memory_mib,
+        state_dir,
+        image_dir,
+        address,
+    )
+    where = BrokerAddress.parse(broker)
+    agent = Agent(
+        config, make_driver(driver), lambda presence: MqttBus(where, f"agent-{lab}-{node}", presence=presence)
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+def main() -> None:
+    """Entry point `node-agent`; prints one line for an error and exits with its code."""
+    try:
+        cli.main(standalone_mode=False)
+    except TestbedError as error:
+        click.echo(f"node-agent: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)

@@ -1,0 +1,168 @@
+"""A driver that touches nothing: guests are arithmetic on the event loop's clock. For rehearsals and for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
+from testbed.bus.messages import GuestSample, GuestSpec
+
+UNITS_PER_CORE_S = 10_000.0
+
+
+@dataclass(slots=True, eq=False)
+class _Guest:
+    spec: GuestSpec
+    cap_cores: float
+    units: float
+    since_s: float
+    runs: bool
+    held: bool = False
+    cpu_s: float = 0.0
+    end: asyncio.TimerHandle | None = None
+
+
+class NullDriver:
+    """Work advances at the cap, operations take no time; saved guests are small files with their progress."""
+
+    name = "null"
+
+    def __init__(self) -> None:
+        self._guests: dict[str, _Guest] = {}
+        self._tell: Callable[[Happening], None] = lambda _happening: None
+
+    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+        """See `Driver.open`."""
+        del budget
+        self._tell = tell
+        return DriverFacts(capabilities=("start", "cap", "save", "mpi"), versions={})
+
+    async def close(self) -> None:
+        """See `Driver.close`."""
+        for guest in list(self._guests):
+            await self.stop(guest)
+
+    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        """See `Driver.start`."""
+        units = 0.0
+        if image is not None:
+            try:
+                units = float(json.loads(image.read_text(encoding="utf-8"))["units"])
+            except (OSError, ValueError, KeyError) as error:
+                raise DriverError(f"{image}: no image of this driver: {error}") from error
+        alone = spec.program.ranks == 1
+        self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s(), runs=alone)
+        if alone:
+            self._begin(spec.guest)
+
+    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """See `Driver.mpi_open`."""
+        self._get(guest)
+        return {host: ["null"] for host in hosts}
+
+    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
+        """See `Driver.mpi_join`."""
+        del argv
+        self._get(guest).runs = True
+        self._get(guest).since_s = self._now_s()
+        self._begin(guest)
+
+    async def set_cap(self, guest: str, cap_cores: float) -> float:
+        """See `Driver.set_cap`."""
+        found = self._get(guest)
+        self._advance(found)
+        found.cap_cores = cap_cores
+        self._arm(found)
+        return cap_cores
+
+    async def hold(self, guest: str) -> int | None:
+        """See `Driver.hold`."""
+        found = self._get(guest)
+        self._advance(found)
+        found.held = True
+        self._arm(found)
+        return int(found.units) // found.spec.program.units_per_iteration
+
+    async def release(self, guest: str) -> None:
+        """See `Driver.release`."""
+        found = self._get(guest)
+        found.held, found.since_s = False, self._now_s()
+        self._arm(found)
+
+    async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
+        """See `Driver.save`."""
+        del at
+        found = self._get(guest)
+        if not found.held:
+            raise DriverError(f"guest {guest}: not held")
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.write_text(json.dumps({"units": found.units}), encoding="utf-8")
+        await self.stop(guest)
+        return SaveReport(bytes=found.spec.memory_mib << 20, digest="null", run_on_s=0.0, write_s=0.0, sync_s=0.0)
+
+    async def stop(self, guest: str) -> None:
+        """See `Driver.stop`."""
+        found = self._guests.pop(guest, None)
+        if found is not None and found.end is not None:
+            found.end.cancel()
+
+    async def calibrate(self, cpu_s: float) -> float:
+        """See `Driver.calibrate`."""
+        await asyncio.sleep(cpu_s)
+        return UNITS_PER_CORE_S
+
+    def sample(self) -> list[GuestSample]:
+        """See `Driver.sample`."""
+        for found in self._guests.values():
+            self._advance(found)
+        now_ns = int(self._now_s() * 1e9)
+        return [
+            GuestSample(
+                guest=name, state="held" if found.held else "running", cap_cores=found.cap_cores, cpu_s=found.cpu_s,
+                rss_mib=float(found.spec.memory_mib), read_mib=0.0, written_mib=0.0, units_done=int(found.units),
+                units_mono_ns=now_ns,
+            )
+            for name, found in self._guests.items()
+        ]  # fmt: skip
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _get(self, guest: str) -> _Guest:
+        if guest not in self._guests:
+            raise DriverError(f"guest {guest}: not here")
+        return self._guests[guest]
+
+    def _advance(self, found: _Guest) -> None:
+        now_s = self._now_s()
+        if found.runs and not found.held:
+            cpu_s = min(found.cap_cores, found.spec.cpu_cores) * (now_s - found.since_s)
+            found.units = min(float(found.spec.program.work_units), found.units + cpu_s * UNITS_PER_CORE_S)
+            found.cpu_s += cpu_s
+        found.since_s = now_s
+
+    def _begin(self, guest: str) -> None:
+        found = self._get(guest)
+        self._tell(Happening(guest, "progress", int(self._now_s() * 1e9), {"units": int(found.units)}))
+        self._arm(found)
+
+    def _arm(self, found: _Guest) -> None:
+        """Set the timer of the guest's end anew."""
+        if found.end is not None:
+            found.end.cancel()
+            found.end = None
+        cores = min(found.cap_cores, found.spec.cpu_cores)
+        if found.runs and not found.held and cores > 0:
+            left_s = (found.spec.program.work_units - found.units) / (cores * UNITS_PER_CORE_S)
+            found.end = asyncio.get_running_loop().call_later(left_s, self._done, found)
+
+    def _done(self, found: _Guest) -> None:
+        name = found.spec.guest
+        self._advance(found)
+        self._guests.pop(name, None)
+        units = found.spec.program.work_units
+        self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))

@@ -1,0 +1,110 @@
+"""What a hypervisor must be able to do: the small interface between an agent and its guests.
+
+A driver is written once per kind of guest (process, libvirt, docker) and knows nothing of jobs, policies or the
+bus. Its methods are coroutines that never block the loop; each returns once the effect was read back. Names of
+guests are unique in a lab. Calls for one guest never overlap: the agent sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.errors import TestbedError
+
+
+class DriverError(TestbedError):
+    """An operation on a guest failed; the message says what was looked for and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBudget:
+    """What a driver may use, and where its files go; `prefix` begins the name of everything that it makes."""
+
+    node: str
+    cpus: float
+    memory_mib: int
+    state_dir: Path  # private to this agent: sockets, logs
+    image_dir: Path  # saved guests
+    address: str  # at which other nodes reach this one
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """What the driver found when it opened: its abilities, how it caps, versions."""
+
+    capabilities: tuple[str, ...]
+    versions: dict[str, str]
+    floor_mib: int = 0  # the least memory of a guest
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`."""
+
+    guest: str
+    event: str
+    mono_ns: int
+    detail: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """A durable image: its size and digest, and where the time went."""
+
+    bytes: int
+    digest: str
+    run_on_s: float  # from the order to the agreed point
+    write_s: float
+    sync_s: float
+
+
+class Driver(Protocol):
+    """Behaviour of one kind of guest on one node; `name` is that of its entry point."""
+
+    @property
+    def name(self) -> str:
+        """The entry point's name."""
+
+    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+        """Probe the machine, remove what an earlier agent of this name left, and get ready."""
+
+    async def close(self) -> None:
+        """Destroy every guest and release everything; never raises for a guest that resists, it tries the next."""
+
+    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        """Create the guest with its cap set, and return when its memory is there (from `image`: read and verified).
+
+        A member of an MPI job (`ranks` > 1) begins at `mpi_join` instead, which then returns at that point.
+        """
+
+    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """Start the MPI process manager inside `guest`; return each guest's proxy command line."""
+
+    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
+        """Start the guest's proxy; return when the rank has its memory."""
+
+    async def set_cap(self, guest: str, cap_cores: float) -> float:
+        """Set the cap and return it as read back."""
+
+    async def hold(self, guest: str) -> int | None:
+        """Stop at the next consistent point; return the iterations done, or None where any point will do."""
+
+    async def release(self, guest: str) -> None:
+        """Go on after a hold."""
+
+    async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
+        """Run a held guest on to iteration `at`, write it, make it durable, and destroy it. If that fails the guest is held still."""
+
+    async def stop(self, guest: str) -> None:
+        """Destroy the guest; one that is not there is no error."""
+
+    async def calibrate(self, cpu_s: float) -> float:
+        """Return work units a core does in a second of CPU time."""
+
+    def sample(self) -> list[GuestSample]:
+        """Read what every guest used so far; cheap, called once a second."""

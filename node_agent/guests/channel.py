@@ -1,0 +1,134 @@
+r"""The control channel between an agent and the program of one guest: its messages and their framing.
+
+Framing: both directions carry JSON objects in UTF-8, each on one line that ends in ``\n`` and has at most
+`MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and go on. Any reliable byte
+stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one life of one
+program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and `task`) the version of
+this protocol. Numbers are JSON numbers, durations seconds, `*_ns` CLOCK_MONOTONIC of the machine that the program runs on,
+`at` iterations done. A reader ignores fields that it does not know; a missing or mistyped field is an error of that line.
+
+From the program to the agent::
+
+    hello        v, pid                         first of all
+    ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
+    released     at                             answers `release`
+    progress     units, mono_ns                 after the first iteration of this life, then at most every 0.5 s
+    held         at                             answers `hold`: the first point where it can stop and be written
+    saved        bytes, digest, run_on_s, write_s, sync_s     answers `save`; the program then ends with exit code 0
+    save_failed  error                          answers `save`; the program is held still
+    done         units, checksum, messages, compute_s, comm_s     the work is done; then it ends with exit code 0
+    error        message                        it cannot go on; then it ends with exit code 1
+
+From the agent to the program::
+
+    task         v, spec, image (a path or null)     answers `hello`; `spec` is a GuestSpec of the bus as JSON object
+    hold                                        stop at the next point where no other member has to move
+    release                                     go on
+    save         at, path                       run on to iteration `at`, write to `path`, make it durable, end
+
+`hold` may come again to a held program, or to one that has written and waits for the other members of its job: it answers
+`held` again. A program whose channel closes ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.errors import TestbedError
+
+VERSION = 1
+MAX_LINE_BYTES = 65536
+
+_NUMBER = (int, float)
+_TEXT_OR_NONE = (str, type(None))
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "hello": {"v": int, "pid": int},
+    "ready": {"ballast_mib": int, "touch_s": _NUMBER},
+    "released": {"at": int},
+    "progress": {"units": int, "mono_ns": int},
+    "held": {"at": int},
+    "saved": {"bytes": int, "digest": str, "run_on_s": _NUMBER, "write_s": _NUMBER, "sync_s": _NUMBER},
+    "save_failed": {"error": str},
+    "done": {"units": int, "checksum": str, "messages": int, "compute_s": _NUMBER, "comm_s": _NUMBER},
+    "error": {"message": str},
+    "task": {"v": int, "spec": dict, "image": _TEXT_OR_NONE},
+    "hold": {},
+    "release": {},
+    "save": {"at": int, "path": str},
+}
+
+
+class ChannelError(TestbedError):
+    """A line that is no message of this protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `fields` holds what its kind demands, checked."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+def encode(kind: str, **fields: object) -> bytes:
+    """Return the line of one message; raises `ChannelError` if a reader would refuse it."""
+    line = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    decode(line)
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """Read one line, with or without its end; raises `ChannelError` that says what is wrong with it."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ChannelError(f"a line of {len(line)} bytes; expected at most {MAX_LINE_BYTES}")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(f"{line[:60]!r} is no JSON: {error}") from error
+    kind = value.get("kind") if isinstance(value, dict) else None
+    expected = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if expected is None:
+        raise ChannelError(f"{line[:60]!r}: expected an object whose kind is one of {', '.join(_FIELDS)}")
+    for name, types in expected.items():
+        found = value.get(name)
+        if not isinstance(found, types) or isinstance(found, bool):
+            raise ChannelError(f"{kind}: {name} = {found!r}: expected {_type_names(types)}")
+    if expected.get("v") is int and value["v"] != VERSION:
+        raise ChannelError(f"{kind}: version {value['v']}; this side speaks {VERSION}")
+    return Message(str(kind), {name: value[name] for name in expected})
+
+
+def _type_names(types: type | tuple[type, ...]) -> str:
+    return " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
+
+
+class Decoder:
+    """Turns a byte stream into messages; what is wrong comes out as `ChannelError` values between them.
+
+    A line that grows beyond the bound is dropped to its end, so memory stays bounded whatever arrives.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._dropping = False
+
+    def feed(self, data: bytes) -> list[Message | ChannelError]:
+        """Take the next bytes; return what they complete."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        results: list[Message | ChannelError] = []
+        for line in lines:
+            if self._dropping:
+                self._dropping = False
+            else:
+                try:
+                    results.append(decode(line + b"\n"))
+                except ChannelError as error:
+                    results.append(error)
+        if len(rest) >= MAX_LINE_BYTES:
+            if not self._dropping:
+                results.append(ChannelError(f"a line of more than {MAX_LINE_BYTES} bytes"))
+            self._dropping, rest = True, b""
+        self._rest = b"" if self._dropping else rest
+        return results

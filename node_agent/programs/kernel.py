@@ -1,0 +1,60 @@
+"""The work unit: one sweep of a linear congruential generator over an array that fits in a core's second-level cache.
+
+A unit replaces each of `ELEMENTS` 64-bit words by `x * LCG_A + LCG_C` modulo 2**64: integer work without branches, which
+a compiler of another language cannot skip and whose result is defined to the bit. Worker w of rank r begins with
+`stream(seed_of(seed, r, w), ELEMENTS)`; the checksum of a kernel is `seed_of(fold(w_0), fold(w_1), ...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from node_agent.programs.words import Words, fold, seed_of, stream
+
+LCG_A = 6364136223846793005
+LCG_C = 1442695040888963407
+ELEMENTS = 32768
+STATE_BYTES = ELEMENTS * 8  # of one worker
+
+
+def sweep(words: Words, times: int) -> None:
+    """Do `times` units on one array, in place; lets other threads run meanwhile."""
+    multiply, add, a, c = np.multiply, np.add, np.uint64(LCG_A), np.uint64(LCG_C)
+    for _ in range(times):
+        multiply(words, a, words)
+        add(words, c, words)
+
+
+class Kernel:
+    """The compute state of one rank: an array a worker. Units go round the workers, which compute side by side."""
+
+    def __init__(self, seed: int, rank: int, workers: int) -> None:
+        self.arrays = [stream(seed_of(seed, rank, worker), ELEMENTS) for worker in range(workers)]
+        self._all: Callable[[list[int]], None] = self._alone
+        if workers > 1:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  # 10 ms that one worker does not need
+
+            pool = ThreadPoolExecutor(workers - 1, thread_name_prefix="worker")
+
+            def side_by_side(times: list[int]) -> None:
+                others = [pool.submit(sweep, *pair) for pair in zip(self.arrays[1:], times[1:], strict=True)]
+                sweep(self.arrays[0], times[0])
+                for other in others:
+                    other.result()
+
+            self._all = side_by_side
+
+    def _alone(self, times: list[int]) -> None:
+        sweep(self.arrays[0], times[0])
+
+    def run(self, units: int) -> None:
+        """Do so many units, each worker its share."""
+        workers = len(self.arrays)
+        each, more = divmod(units, workers)
+        self._all([each + (worker < more) for worker in range(workers)])
+
+    def checksum(self) -> int:
+        """Return 64 bits that every element of every worker has a say in."""
+        return seed_of(*(fold(array) for array in self.arrays))

@@ -1,0 +1,82 @@
+"""What a program is told to do: the guest's specification as the agent sends it, read without the bus's machinery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from testbed.errors import TestbedError
+
+TOPOLOGIES = ("linear", "ring", "mesh", "torus", "all-to-all", "tree")
+IMBALANCES = ("uniform", "1/i")
+PROGRAMS = ("eatcpu", "patterns")
+
+
+class TaskError(TestbedError):
+    """A task that this program cannot carry out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of one job; field by field what `GuestSpec` and its `ProgramSpec` say that a program needs."""
+
+    guest: str
+    run: str
+    job: int
+    task: int
+    memory_mib: int
+    name: str
+    work_units: int
+    units_per_iteration: int
+    seed: int
+    workers: int
+    rank: int
+    ranks: int
+    topology: str
+    imbalance: str
+    message_bytes: int
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations the work takes; the last may be a shorter one."""
+        return -(-self.work_units // self.units_per_iteration)
+
+    def units_after(self, iterations: int) -> int:
+        """Units of the job's demand that are done after so many iterations."""
+        return min(self.work_units, iterations * self.units_per_iteration)
+
+    def share(self, iteration: int) -> int:
+        """Units that this rank computes in the iteration with that number, from 0; `1/i` gives rank i (from 1) an i-th."""
+        units = self.units_after(iteration + 1) - self.units_after(iteration)
+        return max(1, round(units / (self.rank + 1))) if self.imbalance == "1/i" else units
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> Task:
+        """Read a specification; raises `TaskError` that names the field, its value and what would be right."""
+        program = spec.get("program")
+        flat = {**spec, **program} if isinstance(program, dict) else spec
+        values = {field.name: flat.get(field.name) for field in fields(cls)}
+        for field in fields(cls):
+            found = values[field.name]
+            right = isinstance(found, str) if field.type == "str" else isinstance(found, int) and found >= 0
+            if not right:
+                raise TaskError(f"{field.name} = {found!r}: expected {'text' if field.type == 'str' else 'a count'}")
+        task = cls(**values)  # type: ignore[arg-type]  # each was checked against its field's type
+        task.check()
+        return task
+
+    def check(self) -> None:
+        """Raise `TaskError` for values that make no sense together."""
+        for name, known in (("name", PROGRAMS), ("topology", TOPOLOGIES), ("imbalance", IMBALANCES)):
+            if getattr(self, name) not in known:
+                raise TaskError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(known)}")
+        for name in ("work_units", "units_per_iteration", "workers", "ranks"):
+            if getattr(self, name) < 1:
+                raise TaskError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if self.rank >= self.ranks:
+            raise TaskError(f"rank = {self.rank}: expected less than ranks = {self.ranks}")
+        if self.name == "eatcpu" and self.ranks > 1:
+            raise TaskError(f"ranks = {self.ranks}: expected 1, eatcpu sends no messages")
+        least = 8 if self.topology == "tree" else 1
+        if self.ranks > 1 and self.message_bytes < least:
+            raise TaskError(f"message_bytes = {self.message_bytes}: expected at least {least}")

@@ -1,0 +1,1 @@
+"""The bus between controller and agents: records, topics, clients, brokers, request and reply."""

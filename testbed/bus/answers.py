@@ -1,0 +1,100 @@
+"""What an agent answered, by command: so that a command done once is answered again and not done again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from testbed.bus.messages import BadRecordError, Reply, decode, encode
+
+_log = logging.getLogger(__name__)
+
+
+class AnswerJournal:
+    """The last `limit` final replies, in memory, and in the file `path` if there is one; open inside `with`.
+
+    The file has one reply a line: `accepted` before a command is begun, the final one after. An agent that
+    starts on the file of one that died answers as that one did, and says of what was under way that it was
+    interrupted.
+    """
+
+    def __init__(self, path: Path | None = None, limit: int = 4096) -> None:
+        self._path = path
+        self._limit = limit
+        self._answers: OrderedDict[str, Reply] = OrderedDict()
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            self._load(self._path)
+            fresh = self._path.with_name(self._path.name + ".new")
+            with fresh.open("w", encoding="utf-8") as file:
+                file.writelines(encode(reply).decode() + "\n" for reply in self._answers.values())
+            os.replace(fresh, self._path)  # noqa: PTH105  named for what it promises: atomic
+            self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def get(self, command_id: str) -> Reply | None:
+        """Return the final reply to a command, None if there is none (yet, or any more)."""
+        return self._answers.get(command_id)
+
+    def begin(self, accepted: Reply) -> None:
+        """Note that a command is about to be done."""
+        self._write(accepted)
+
+    def finish(self, reply: Reply) -> None:
+        """Keep a final reply."""
+        self._keep(reply)
+        self._write(reply)
+
+    def _keep(self, reply: Reply) -> None:
+        self._answers[reply.id] = reply
+        self._answers.move_to_end(reply.id)
+        while len(self._answers) > self._limit:
+            self._answers.popitem(last=False)
+
+    def _write(self, reply: Reply) -> None:
+        # Flushed to the kernel, which outlives the agent; a power cut ends the guests as well, so no fsync.
+        if self._file is not None:
+            self._file.write(encode(reply).decode() + "\n")
+            self._file.flush()
+
+    def _load(self, path: Path) -> None:
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        begun: dict[str, Reply] = {}
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                reply = decode(Reply, line, f"{path}:{number}")
+            except BadRecordError as error:  # the last line of an agent that was killed while it wrote
+                _log.warning("%s", error)
+                continue
+            if reply.final:
+                begun.pop(reply.id, None)
+                self._keep(reply)
+            else:
+                begun[reply.id] = reply
+        for reply in begun.values():
+            self._keep(
+                Reply(
+                    id=reply.id,
+                    node=reply.node,
+                    status="failed",
+                    error="interrupted: the agent was restarted",
+                )
+            )

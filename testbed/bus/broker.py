@@ -1,0 +1,56 @@
+"""What serves the bus when no broker is given: Mosquitto if it is installed, else one within this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from testbed.bus.address import BrokerAddress
+from testbed.errors import UserError
+
+Preference = Literal["auto", "embedded", "mosquitto"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that runs until its block ends, and answers at `address`."""
+
+    kind: Literal["embedded", "mosquitto"]
+    address: BrokerAddress
+
+
+@asynccontextmanager
+async def broker(
+    prefer: Preference = "auto", *, state_dir: Path | None = None, port: int = 0
+) -> AsyncIterator[RunningBroker]:
+    """Serve the bus on the loopback interface, at a free port unless one is given.
+
+    `state_dir` is where Mosquitto keeps its files, so that queued messages outlive it; without one they go to
+    a temporary directory. Raises `UserError` if Mosquitto is wanted and not there, `BusError` if it does not
+    start.
+    """
+    async with AsyncExitStack() as stack:
+        if prefer != "embedded":
+            from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker  # noqa: PLC0415  only when used
+
+            program = find_mosquitto()
+            if program is not None:
+                if state_dir is None:
+                    state_dir = Path(
+                        stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-broker-"))
+                    )
+                address = await stack.enter_async_context(mosquitto_broker(program, state_dir, port))
+                yield RunningBroker("mosquitto", address)
+                return
+            if prefer == "mosquitto":
+                raise UserError(
+                    "broker = mosquitto: no such program in PATH or /usr/sbin; install it, or use embedded"
+                )
+        from testbed.bus.embedded import embedded_broker  # noqa: PLC0415  amqtt takes 0.3 s to load
+
+        address = await stack.enter_async_context(embedded_broker(port))
+        yield RunningBroker("embedded", address)

@@ -1,0 +1,252 @@
+"""The bus over MQTT: connects and subscribes again by itself, keeps messages until they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from types import TracebackType
+from typing import Self
+
+import aiomqtt
+
+from testbed.bus.address import BrokerAddress
+from testbed.bus.connection import connect, disconnect, lost
+from testbed.bus.inbox import Inbox
+from testbed.bus.outbox import Outbox, Parcel
+from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
+from testbed.bus.topics import check_topic
+
+__all__ = ["BrokerAddress", "Bus", "BusError", "Handler", "Message", "MqttBus", "Presence"]
+
+_WINDOW = 16  # messages on the wire without acknowledgement
+_REFUSED = 0x80
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class MqttBus(Bus):
+    """A `Bus` at an MQTT broker.
+
+    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id
+    while it is away. The first connection is made within `connect_timeout_s` or entering raises `BusError`;
+    later losses only lead to new connections. At most `outbox_limit` QoS 1 messages wait; one that is not
+    acknowledged within `ack_timeout_s` makes the connection count as lost. Closing gives what still waits
+    `close_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        client_id: str,
+        presence: Presence | None = None,
+        *,
+        keep_session: bool = True,
+        connect_timeout_s: float = 5.0,
+        ack_timeout_s: float = 10.0,
+        close_timeout_s: float = 2.0,
+        keepalive_s: int = 15,
+        outbox_limit: int = 10_000,
+    ) -> None:
+        self.address = address
+        self.client_id = client_id
+        self.connected = asyncio.Event()
+        self._presence = presence
+        self._keep_session = keep_session
+        self._connect_timeout_s = connect_timeout_s
+        self._ack_timeout_s = ack_timeout_s
+        self._close_timeout_s = close_timeout_s
+        self._keepalive_s = keepalive_s
+        self._outbox = Outbox(outbox_limit, _WINDOW)
+        self._inbox = Inbox()
+        self._established: dict[str, asyncio.Future[None]] = {}
+        self._subscribed = asyncio.Event()
+        self._client: aiomqtt.Client | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        client = await self._connect()
+        self._open = True
+        self._tasks = [
+            asyncio.create_task(self._inbox.run(), name=f"bus {self.client_id}: handlers"),
+            asyncio.create_task(self._run(client), name=f"bus {self.client_id}"),
+        ]
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self.connected.wait()
+        except BaseException as error:
+            await self._shut()
+            if isinstance(error, TimeoutError):
+                raise BusError(
+                    f"broker {self.address}: it lets {self.client_id} in, but does not answer"
+                ) from None
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                if self._presence is not None:  # aiomqtt sends no will when it is cancelled: say it ourselves
+                    self._outbox.put(
+                        Message(self._presence.topic, self._presence.offline, retain=self._presence.retain)
+                    )
+                await self._outbox.drained()
+        except TimeoutError:
+            _log.warning("bus %s: closed with %d messages unsent", self.client_id, len(self._outbox))
+        except BusError as full:
+            _log.warning("bus %s: closed without farewell: %s", self.client_id, full)
+        finally:
+            await self._shut()
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        """See `Bus.publish`."""
+        message = Message(check_topic(topic), payload, qos, retain)
+        if not self._open:
+            raise BusError(f"{topic}: the bus of {self.client_id} is closed")
+        if qos == 0:
+            await self._send_once(message)
+            return
+        parcel = self._outbox.put(message)
+        try:
+            await parcel.delivered
+        except asyncio.CancelledError:
+            self._outbox.withdraw(parcel)
+            raise
+
+    async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
+        """See `Bus.subscribe`."""
+        if not self._open:
+            raise BusError(f"{pattern}: the bus of {self.client_id} is closed")
+        self._inbox.add(pattern, handler, qos)
+        established = self._established[pattern] = asyncio.get_running_loop().create_future()
+        self._subscribed.set()
+        try:
+            await established
+        except BusError:
+            del self._inbox.by_pattern[pattern]
+            raise
+        finally:
+            del self._established[pattern]
+
+    # --- one connection after the other ---
+
+    async def _connect(self) -> aiomqtt.Client:
+        return await connect(
+            self.address,
+            self.client_id,
+            self._presence,
+            self._inbox.put,
+            keep_session=self._keep_session,
+            timeout_s=self._connect_timeout_s,
+            keepalive_s=self._keepalive_s,
+        )
+
+    async def _run(self, client: aiomqtt.Client) -> None:
+        while True:
+            try:
+                await self._serve(client)
+            finally:
+                self._client = None
+                self.connected.clear()
+                self._outbox.rewind()
+                await disconnect(client)
+            client = await self._reconnect()
+
+    async def _reconnect(self) -> aiomqtt.Client:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311  spreads agents, hides nothing
+            try:
+                client = await self._connect()
+            except BusError as error:
+                _log.warning("bus %s: %s", self.client_id, error)
+                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            else:
+                _log.info("bus %s: connected again", self.client_id)
+                return client
+
+    async def _serve(self, client: aiomqtt.Client) -> None:
+        client.pending_calls_threshold = 2 * _WINDOW  # the window bounds them; no warning needed
+        patterns: set[str] = set()
+        name = f"bus {self.client_id}"
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(lost(client), name=f"{name}: loss")
+                await self._subscribe_missing(client, patterns)
+                if self._presence is not None:
+                    shown = self._presence
+                    await client.publish(
+                        shown.topic, shown.online(), 1, shown.retain, timeout=self._ack_timeout_s
+                    )
+                tasks.create_task(self._send(client), name=f"{name}: send")
+                tasks.create_task(self._subscribe_later(client, patterns), name=f"{name}: subscribe")
+                self._client = client
+                self.connected.set()
+        except* aiomqtt.MqttError as losses:
+            _log.warning(
+                "bus %s: connection to %s lost: %s", self.client_id, self.address, losses.exceptions[0]
+            )
+        except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
+            _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
+
+    async def _send(self, client: aiomqtt.Client) -> None:
+        async with asyncio.TaskGroup() as flights:
+            while True:
+                flights.create_task(
+                    self._fly(client, await self._outbox.next()), name=f"bus {self.client_id}: message"
+                )
+
+    async def _fly(self, client: aiomqtt.Client, parcel: Parcel) -> None:
+        message = parcel.message
+        await client.publish(message.topic, message.payload, 1, message.retain, timeout=self._ack_timeout_s)
+        self._outbox.acknowledge(parcel)
+
+    async def _send_once(self, message: Message) -> None:
+        client = self._client
+        if client is not None:
+            try:
+                await client.publish(message.topic, message.payload, 0, message.retain)
+            except aiomqtt.MqttError as error:
+                _log.debug("bus %s: %s: lost: %s", self.client_id, message.topic, error)
+
+    async def _subscribe_later(self, client: aiomqtt.Client, patterns: set[str]) -> None:
+        while True:
+            await self._subscribed.wait()
+            await self._subscribe_missing(client, patterns)
+
+    async def _subscribe_missing(self, client: aiomqtt.Client, patterns: set[str]) -> None:
+        self._subscribed.clear()
+        for pattern, (_, qos) in tuple(self._inbox.by_pattern.items()):
+            if pattern in patterns:
+                continue
+            codes = await client.subscribe(pattern, qos, timeout=self._ack_timeout_s)
+            patterns.add(pattern)
+            refused = any(getattr(code, "value", code) >= _REFUSED for code in codes)
+            waiter = self._established.get(pattern)
+            if refused:
+                error = BusError(
+                    f"broker {self.address} does not let {self.client_id} subscribe to {pattern}"
+                )
+                if waiter is None:
+                    _log.error("%s", error)
+                elif not waiter.done():
+                    waiter.set_exception(error)
+            elif waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+    async def _shut(self) -> None:
+        self._open = False
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        closed = BusError(f"the bus of {self.client_id} was closed")
+        self._outbox.fail(closed)
+        for waiter in self._established.values():
+            if not waiter.done():
+                waiter.set_exception(closed)

@@ -1,0 +1,142 @@
+"""One MQTT connection: made within a deadline, refused with one clear line, never left half open.
+
+aiomqtt makes the TCP connection in a thread, which nothing can stop, and leaves the socket and its reader
+behind if the broker does not greet. So the loop tries the address first (then the thread has next to nothing
+to do), and whatever failed later is taken apart here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+import aiomqtt
+from aiomqtt.exceptions import MqttConnectError  # not exported by the package itself
+
+from testbed.bus.address import BrokerAddress
+from testbed.bus.protocol import BusError, Presence
+
+# Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
+_NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+_GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
+
+_wire_log = logging.getLogger("testbed.bus.wire")
+_wire_log.setLevel(logging.ERROR)  # losses are told by the bus, with the broker's address
+
+
+async def connect(
+    address: BrokerAddress,
+    client_id: str,
+    presence: Presence | None,
+    deliver: Callable[[str, bytes], None],
+    *,
+    keep_session: bool,
+    timeout_s: float,
+    keepalive_s: int,
+) -> aiomqtt.Client:
+    """Return an open connection (MQTT 3.1.1: every broker has it), or raise `BusError` within `timeout_s`.
+
+    `deliver(topic, payload)` is called for each message that arrives, before it is acknowledged.
+    """
+
+    class Straight(asyncio.Queue[aiomqtt.Message]):
+        """Hands messages on at once: those that aiomqtt holds when a connection breaks would be lost."""
+
+        def put_nowait(self, item: aiomqtt.Message) -> None:
+            deliver(item.topic.value, bytes(item.payload))
+
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    tls = await asyncio.to_thread(_tls, address) if address.tls else None
+    await _try_address(address, timeout_s)
+    client = aiomqtt.Client(
+        address.host,
+        address.port,
+        username=address.username,
+        password=address.password,
+        identifier=client_id,
+        clean_session=not keep_session,
+        will=aiomqtt.Will(presence.topic, presence.lost, qos=1, retain=presence.retain) if presence else None,
+        keepalive=keepalive_s,
+        timeout=max(deadline_s - loop.time(), 0.1),
+        tls_context=tls,
+        socket_options=[_NO_DELAY],
+        queue_type=Straight,
+        logger=_wire_log,
+    )
+    entering = asyncio.create_task(client.__aenter__(), name=f"bus {client_id}: connect")
+    try:
+        await asyncio.shield(entering)
+    except MqttConnectError as error:
+        raise BusError(f"broker {address} refuses {client_id}: {_reason(error)}") from None
+    except aiomqtt.MqttError as error:
+        await disconnect(client)
+        hint = (
+            f"no MQTT greeting within {timeout_s:g} s; is it a broker?"
+            if "timed out" in str(error)
+            else str(error)
+        )
+        raise BusError(f"broker {address}: {hint}") from None
+    except asyncio.CancelledError:
+        await asyncio.wait([entering], timeout=_GRACE_S)
+        await disconnect(client)
+        entering.cancel()  # only now: cancelled while its socket is open, it would leave that open
+        await asyncio.wait([entering])
+        raise
+    return client
+
+
+async def lost(client: aiomqtt.Client) -> None:
+    """Wait until the connection is lost, and raise `aiomqtt.MqttError` then."""
+    async for _ in client.messages:
+        raise AssertionError("messages are delivered straight")  # its queue stays empty
+
+
+async def disconnect(client: aiomqtt.Client) -> None:
+    """Close a connection in whatever state it is."""
+    with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            await client.__aexit__(None, None, None)
+
+
+async def _try_address(address: BrokerAddress, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except TimeoutError:
+        raise BusError(f"broker {address}: no answer within {timeout_s:g} s") from None
+    except OSError as error:
+        raise BusError(f"broker {address}: {_os_reason(error)}") from None
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def _os_reason(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused; does a broker run there?"
+    if isinstance(error, socket.gaierror):
+        return "there is no host of this name"
+    return error.strerror or str(error)
+
+
+def _reason(error: MqttConnectError) -> str:
+    text = str(error.rc).lower()
+    return f"{text}; check user and password" if "author" in text or "password" in text else text
+
+
+def _tls(address: BrokerAddress) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=address.ca_file)
+        if address.cert_file is not None:
+            context.load_cert_chain(address.cert_file, address.key_file)
+    except OSError as error:
+        raise BusError(
+            f"broker {address}: certificates {address.ca_file}, {address.cert_file} and {address.key_file}: "
+            f"{error}"
+        ) from None
+    return context

@@ -1,0 +1,145 @@
+"""The broker that needs no installation: amqtt in this process, with what it gets wrong put right.
+
+Found in amqtt 0.12 and mended here: messages that are acknowledged but not yet handed on are dropped when
+their sender disconnects; a client that connects again before its old connection is known to be dead gets
+no more messages; a client that falls silent is never given up, so its last will is never published;
+messages of QoS 0 are handed on, and kept, as QoS 1; subscriptions that change while retained messages are
+sent end the session of another client; connections that do not speak MQTT stay open; anonymous clients
+have no queue. What stays: messages on the wire to a client when its connection breaks are lost, and
+nothing outlives the process. Those who need more install Mosquitto.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amqtt.broker import Broker
+from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
+from amqtt.plugins.base import BaseAuthPlugin
+from amqtt.session import Session
+
+from testbed.bus.address import BrokerAddress
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items
+
+_USER = "testbed"
+
+
+class _Snapshots(dict[str, Any]):
+    """A dictionary that may change while it is walked through."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+    def items(self) -> dict_items[str, Any]:
+        """Return what is there now."""
+        return dict(super().items()).items()
+
+
+class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type information
+    """Lets in who knows the password; named sessions are those that amqtt keeps messages for."""
+
+    @dataclass
+    class Config:
+        """The password, as amqtt's plugin loader wants it."""
+
+        password: str
+
+    async def authenticate(self, *, session: Session) -> bool:
+        """Compare in constant time."""
+        return session.username == _USER and hmac.compare_digest(
+            (session.password or "").encode(), self.config.password.encode()
+        )
+
+
+class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
+    """amqtt's broker, mended."""
+
+    def __init__(self, config: dict[str, object]) -> None:
+        super().__init__(config)
+        self._subscriptions = _Snapshots()
+        self._in_hand: dict[str, int] = {}  # QoS of the message of each client that is being handed on
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        port: int = self._servers["default"].instance.sockets[0].getsockname()[1]
+        return port
+
+    async def stream_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
+    ) -> None:
+        """Serve a connection, and close it whatever came over it."""
+        try:
+            await super().stream_connected(reader, writer, listener_name)
+        finally:
+            writer.close()
+
+    async def _client_message_loop(self, session: Session, handler: BrokerProtocolHandler) -> None:
+        if not session.transitions.is_connected():
+            session.transitions.connect()  # the end of the connection it took over from came in between
+        if session.keep_alive > 0:
+            closing: set[asyncio.Task[None]] = set()
+            handler.handle_read_timeout = lambda: closing.add(
+                asyncio.create_task(
+                    handler.handle_connection_closed(), name="embedded broker: give up a client"
+                )
+            )
+        await super()._client_message_loop(session, handler)
+
+    async def _handle_message_delivery(
+        self, session: Session, handler: BrokerProtocolHandler, waiter: asyncio.Future[Any]
+    ) -> bool:
+        self._in_hand[session.client_id] = getattr(waiter.result(), "qos", 1)
+        try:
+            goes_on: bool = await super()._handle_message_delivery(session, handler, waiter)
+        finally:
+            del self._in_hand[session.client_id]
+        return goes_on
+
+    async def _broadcast_message(
+        self, session: Session | None, topic: str, data: bytes, force_qos: int | None = None
+    ) -> None:
+        if session is not None and self._in_hand.get(session.client_id) == 0:
+            force_qos = 0
+        await super()._broadcast_message(session, topic, data, force_qos)
+
+    async def _handle_disconnect(
+        self, session: Session, handler: BrokerProtocolHandler, waiter: asyncio.Future[Any]
+    ) -> None:
+        queue = session.delivered_message_queue
+        while not queue.empty():
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            done.set_result(queue.get_nowait())
+            await self._handle_message_delivery(session, handler, done)
+        await super()._handle_disconnect(session, handler, waiter)
+        current = self._get_handler(session)
+        if current is not None and current is not handler:
+            session.transitions.connect()  # another connection has taken the session over, and lives
+
+
+@asynccontextmanager
+async def embedded_broker(port: int = 0) -> AsyncIterator[BrokerAddress]:
+    """Serve the bus on the loopback interface from this process; the address carries its password."""
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it tells clients' ordinary departures as errors
+    logging.getLogger("transitions").setLevel(logging.CRITICAL)
+    password = secrets.token_urlsafe(24)
+    broker = _Broker(
+        {
+            "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+            "plugins": {f"{__name__}.PasswordAuth": {"password": password}},
+        }
+    )
+    await broker.start()
+    try:
+        yield BrokerAddress("127.0.0.1", broker.port, _USER, password)
+    finally:
+        await broker.shutdown()

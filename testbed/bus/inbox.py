@@ -1,0 +1,68 @@
+"""Messages on their way in: handlers by pattern, called one at a time in the order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from testbed.bus.protocol import Handler
+from testbed.bus.topics import check_pattern, matches
+
+_UNCLAIMED = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """One handler a pattern, and what has arrived for them.
+
+    It belongs to a bus, not to one of its connections: what has arrived is handled also if the
+    connection breaks. A broker sends what it kept for a client before that has subscribed again, so
+    messages without a handler wait for one (the last 1000 of them).
+    """
+
+    def __init__(self) -> None:
+        self.by_pattern: dict[str, tuple[Handler, int]] = {}
+        self._arrived: deque[tuple[str, bytes]] = deque()
+        self._unclaimed: deque[tuple[str, bytes]] = deque(maxlen=_UNCLAIMED)
+        self._changed = asyncio.Event()
+
+    def add(self, pattern: str, handler: Handler, qos: int) -> None:
+        """Enter a handler; a second one for the same pattern is a mistake in the program."""
+        if check_pattern(pattern) in self.by_pattern:
+            raise ValueError(f"pattern {pattern!r} has a handler already")
+        self.by_pattern[pattern] = (handler, qos)
+        claimed = [message for message in self._unclaimed if matches(pattern, message[0])]
+        if claimed:
+            rest = [message for message in self._unclaimed if not matches(pattern, message[0])]
+            self._unclaimed.clear()
+            self._unclaimed.extend(rest)
+            self._arrived.extendleft(reversed(claimed))
+            self._changed.set()
+
+    def put(self, topic: str, payload: bytes) -> None:
+        """Take in a message that has arrived."""
+        self._arrived.append((topic, payload))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Call handlers until cancelled; whatever they raise is logged."""
+        while True:
+            while self._arrived:
+                await self._deliver(*self._arrived.popleft())
+                await asyncio.sleep(0)  # a burst of messages must not hold up everything else
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _deliver(self, topic: str, payload: bytes) -> None:
+        found = [(p, handler) for p, (handler, _) in self.by_pattern.items() if matches(p, topic)]
+        if not found:
+            self._unclaimed.append((topic, payload))
+        for pattern, handler in found:
+            try:
+                await handler(topic, payload)
+            except Exception:  # noqa: BLE001  one handler must not end the others
+                _log.exception(
+                    "handler of %s failed on a message of %s (%d bytes)", pattern, topic, len(payload)
+                )

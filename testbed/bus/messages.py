@@ -1,0 +1,362 @@
+"""Records on the bus: typed, versioned, and the only thing that controller and agents share.
+
+Every record is one JSON object with `v`, the version of the schema. A reader ignores fields that it does not
+know and fills missing ones with their defaults, so a newer minor change needs no new version; a record whose
+`v` is higher than `SCHEMA_VERSION` is refused, as is an unknown kind of command. Durations are seconds by a
+monotonic clock on the machine that reports them; `*_mono_ns` is that clock itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from testbed.errors import TestbedError
+
+SCHEMA_VERSION = 1
+
+
+class BadRecordError(TestbedError):
+    """A payload that is no valid record of its type; `topic` says where it came from."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        self.topic = topic
+        self.reason = reason
+        super().__init__(f"bad record on {topic}: {reason}")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of everything that is published."""
+
+    v: int = SCHEMA_VERSION
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is nested in a record."""
+
+
+# --- what runs ---------------------------------------------------------------------------------------------
+
+
+class ProgramSpec(Value, frozen=True):
+    """The workload of one task.
+
+    `work_units` is the job's demand a task; `units_per_iteration` of them are done between two messages
+    (patterns) or two looks at the control channel (eatcpu). `workers` is the number of threads that compute
+    side by side.
+    """
+
+    name: str
+    work_units: int
+    units_per_iteration: int
+    seed: int
+    workers: int = 1
+    rank: int = 0
+    ranks: int = 1
+    topology: str = "ring"
+    imbalance: str = "uniform"
+    message_bytes: int = 4096
+
+
+class GuestSpec(Value, frozen=True):
+    """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
+
+    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores.
+    """
+
+    guest: str
+    run: str
+    job: int
+    task: int
+    program: ProgramSpec
+    cpu_cores: float
+    memory_mib: int
+
+
+class ImageRef(Value, frozen=True):
+    """A saved guest: file name in the image store of the node that holds it."""
+
+    image: str
+    bytes: int
+    digest: str
+
+
+# --- commands: the closed set ------------------------------------------------------------------------------
+
+
+def _kebab(name: str) -> str:
+    return "".join("-" + c.lower() if c.isupper() else c for c in name).lstrip("-")
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kebab):
+    """Base of the commands that an agent understands."""
+
+
+class Start(Action, frozen=True):
+    """Create a guest, from nothing or from `image`, with its cap set before it runs."""
+
+    spec: GuestSpec
+    cap_cores: float
+    image: ImageRef | None = None
+
+
+class MpiOpen(Action, frozen=True):
+    """Run the MPI process manager inside `guest`.
+
+    `hosts` are the guests of the ranks, in their order; the reply carries `launch`: guest name to the command
+    line of its proxy.
+    """
+
+    guest: str
+    hosts: tuple[str, ...]
+
+
+class MpiJoin(Action, frozen=True):
+    """Start the proxy of `guest`, which starts its rank."""
+
+    guest: str
+    argv: tuple[str, ...]
+
+
+class SetCaps(Action, frozen=True):
+    """Set the CPU cap of each guest, in cores; the reply carries `caps` as read back."""
+
+    caps: dict[str, float]
+
+
+class Hold(Action, frozen=True):
+    """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None."""
+
+    guest: str
+
+
+class Release(Action, frozen=True):
+    """Let a held guest go on."""
+
+    guest: str
+
+
+class Save(Action, frozen=True):
+    """Run a held guest on to iteration `at`, write it to `image` in the node's store, and free its memory."""
+
+    guest: str
+    image: str
+    at: int | None = None
+
+
+class FetchImage(Action, frozen=True):
+    """Pull an image from the image server of another agent into this node's store."""
+
+    image: ImageRef
+    host: str
+    port: int
+
+
+class DropImage(Action, frozen=True):
+    """Delete an image; one that is not there is no error."""
+
+    image: str
+
+
+class Stop(Action, frozen=True):
+    """Destroy a guest; one that is not there is no error."""
+
+    guest: str
+
+
+class Calibrate(Action, frozen=True):
+    """Measure how many work units a core does in one second of its CPU time, over `cpu_s` seconds."""
+
+    cpu_s: float
+
+
+class ListGuests(Action, frozen=True):
+    """Tell every guest that this agent holds and its state."""
+
+
+class Ping(Action, frozen=True):
+    """Answer at once."""
+
+
+class Cancel(Action, frozen=True):
+    """Give up the command `command`, if it still runs."""
+
+    command: str
+
+
+class Quit(Action, frozen=True):
+    """Destroy every guest and end the agent."""
+
+
+AnyAction = (
+    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | FetchImage | DropImage
+    | Stop | Calibrate | ListGuests | Ping | Cancel | Quit
+)  # fmt: skip
+
+
+class Command(Record, frozen=True):
+    """One order to one node.
+
+    The id makes it idempotent: an agent that has seen it answers again with what it answered before.
+    `deadline_s` counts from arrival; then the agent gives up by itself.
+    """
+
+    id: str
+    lease: str
+    reply_to: str
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)]
+    action: AnyAction
+
+
+ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rejected"]
+
+
+class Reply(Record, frozen=True):
+    """An agent's answer: `accepted` at once, then exactly one of done, failed, cancelled, expired, rejected.
+
+    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it.
+    """
+
+    id: str
+    node: str
+    status: ReplyStatus
+    error: str | None = None
+    result: dict[str, object] = msgspec.field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    @property
+    def final(self) -> bool:
+        """Whether no other reply follows."""
+        return self.status != "accepted"
+
+
+# --- what agents say by themselves -------------------------------------------------------------------------
+
+
+class NodeFacts(Value, frozen=True):
+    """What a node is: budget, machine, driver and what the driver can do."""
+
+    cpus: float
+    memory_mib: int
+    machine_cores: int
+    machine_memory_mib: int
+    cpu_model: str
+    kernel: str
+    driver: str
+    capabilities: tuple[str, ...]
+    versions: dict[str, str]
+    address: str
+    image_port: int
+    image_free_mib: int
+    guest_floor_mib: int = 0
+
+
+class NodeStatus(Record, frozen=True):
+    """Retained presence of a node: online with facts, or offline by its own word or by its last will."""
+
+    node: str
+    online: bool
+    boot: str = ""
+    facts: NodeFacts | None = None
+    reason: str = ""
+
+
+class GuestSample(Value, frozen=True):
+    """What one guest used so far, as read by the agent, and how far it is."""
+
+    guest: str
+    state: str
+    cap_cores: float
+    cpu_s: float
+    rss_mib: float
+    read_mib: float
+    written_mib: float
+    units_done: int
+    units_mono_ns: int
+
+
+class Telemetry(Record, frozen=True):
+    """Node and guests, once a second."""
+
+    node: str
+    mono_ns: int
+    cpu_frac: float
+    memory_used_mib: float
+    disk_read_mib: float
+    disk_written_mib: float
+    net_received_mib: float
+    net_sent_mib: float
+    agent_cpu_s: float
+    agent_rss_mib: float
+    guests: tuple[GuestSample, ...] = ()
+
+
+class GuestEvent(Record, frozen=True):
+    """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`."""
+
+    node: str
+    guest: str
+    event: str
+    mono_ns: int
+    detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+class Lease(Record, frozen=True):
+    """Who drives the lab.
+
+    Retained and renewed; agents destroy their guests when it runs out, and obey no other token.
+    """
+
+    token: str
+    holder: str
+    ttl_s: float
+    expires_unix_s: float
+    released: bool = False
+
+
+R = TypeVar("R", bound=Record)
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as JSON.
+
+    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
+    """
+    return _encoder.encode(record)
+
+
+class _Version(msgspec.Struct):
+    v: int | None = None
+
+
+def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
+    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are."""
+    try:
+        version = msgspec.json.decode(payload, type=_Version).v
+        if version is None:
+            raise BadRecordError(topic, "it has no schema version `v`")
+        if not 1 <= version <= SCHEMA_VERSION:
+            raise BadRecordError(topic, f"schema version {version}; this side reads 1 to {SCHEMA_VERSION}")
+        return msgspec.json.decode(payload, type=kind)
+    except RecursionError:
+        raise BadRecordError(topic, "nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise BadRecordError(topic, str(error)) from error
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What can be read of a command that is no valid one: enough to tell its sender."""
+
+    id: str = ""
+    reply_to: str = ""
+
+
+def decode_envelope(payload: bytes) -> Envelope:
+    """Return id and reply topic of a bad command; both are empty if even they cannot be read."""
+    try:
+        return msgspec.json.decode(payload, type=Envelope)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return Envelope()

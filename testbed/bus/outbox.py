@@ -1,0 +1,87 @@
+"""Messages on their way out: in order, bounded, kept until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+
+from testbed.bus.protocol import BusError, Message
+
+
+class Parcel:
+    """One message that waits to be sent, or for its acknowledgement."""
+
+    __slots__ = ("delivered", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Outbox:
+    """A queue whose head is a window of `window` parcels that were sent and are not acknowledged yet."""
+
+    def __init__(self, limit: int, window: int) -> None:
+        self._limit = limit
+        self._window = window
+        self._waiting: deque[Parcel] = deque()
+        self._sent: OrderedDict[Parcel, None] = OrderedDict()
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    def put(self, message: Message) -> Parcel:
+        """Add a message at the end, or raise `BusError` when `limit` of them are there."""
+        if len(self) >= self._limit:
+            raise BusError(
+                f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused"
+            )
+        parcel = Parcel(message)
+        self._waiting.append(parcel)
+        self._changed.set()
+        return parcel
+
+    async def next(self) -> Parcel:
+        """Wait until a parcel may be sent, and return it as sent."""
+        while not self._waiting or len(self._sent) >= self._window:
+            self._changed.clear()
+            await self._changed.wait()
+        parcel = self._waiting.popleft()
+        self._sent[parcel] = None
+        return parcel
+
+    def acknowledge(self, parcel: Parcel) -> None:
+        """Forget a parcel: the broker has it."""
+        self._sent.pop(parcel, None)
+        if not parcel.delivered.done():
+            parcel.delivered.set_result(None)
+        self._changed.set()
+
+    def withdraw(self, parcel: Parcel) -> None:
+        """Take back a parcel that was not sent; one that was is sent until it is acknowledged."""
+        if parcel not in self._sent and parcel in self._waiting:
+            self._waiting.remove(parcel)
+            self._changed.set()
+
+    def rewind(self) -> None:
+        """After a loss of the connection, let what was not acknowledged be sent again, before the rest."""
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._changed.set()
+
+    async def drained(self) -> None:
+        """Wait until nothing is left."""
+        while len(self):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def fail(self, error: BusError) -> None:
+        """Raise `error` in everyone who still waits."""
+        for parcel in (*self._sent, *self._waiting):
+            if not parcel.delivered.done():
+                parcel.delivered.set_exception(error)
+                parcel.delivered.exception()  # nobody may wait for it, and that is no mistake
+        self._sent.clear()
+        self._waiting.clear()
+        self._changed.set()

@@ -1,0 +1,77 @@
+"""What every bus does, whatever carries it: a small interface over publish and subscribe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from testbed.errors import TestbedError
+
+Handler = Callable[[str, bytes], Awaitable[None]]
+
+
+class BusError(TestbedError):
+    """The bus cannot be reached, refuses this client, or cannot take more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something to publish. QoS 0: at most once; QoS 1: at least once."""
+
+    topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What the bus shows of a client, on one topic.
+
+    `online` is asked for the payload each time a connection is made, also after a loss: the broker has
+    published `lost` meanwhile. `offline` is the farewell of a clean close.
+    """
+
+    topic: str
+    online: Callable[[], bytes]
+    offline: bytes
+    lost: bytes
+    retain: bool = True
+
+
+class Bus(Protocol):
+    """A connection to the bus, open inside `async with`.
+
+    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again.
+    """
+
+    connected: asyncio.Event
+
+    async def __aenter__(self) -> Self:
+        """Connect, or raise `BusError`."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hand over what waits to be sent, say farewell, and disconnect."""
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        """Send a message.
+
+        QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages
+        leave in the order of the calls. If the caller is cancelled before the message left, it never leaves.
+        QoS 0: returns once it left; what is sent without a connection is lost, for it would be stale.
+        Raises `BusError` if too much waits already, or the bus is closed.
+        """
+
+    async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
+        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker knows.
+
+        All handlers of a bus are called one at a time in the order of arrival: one that waits delays those
+        behind it, and one that waits for another message waits for ever. An exception in one is logged, no
+        more. A message may come twice (QoS 1), also because patterns overlap; retained ones come again after
+        a new connection. Raises `BusError` if the broker refuses.
+        """

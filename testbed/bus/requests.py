@@ -1,0 +1,196 @@
+"""Commands over the bus, seen from the controller: ask, be sure that it arrived, wait for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
+from testbed.bus.protocol import Bus, BusError
+from testbed.bus.topics import node_topic, reply_topic
+from testbed.errors import TestbedError
+
+_CANCEL_DEADLINE_S = 10.0
+_CLOSE_TIMEOUT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class CommandError(TestbedError):
+    """A command was not done. `reply` is the agent's last word on it, None if there is none."""
+
+    def __init__(self, node: str, action: AnyAction, reason: str, reply: Reply | None = None) -> None:
+        self.node = node
+        self.action = action
+        self.reason = reason
+        self.reply = reply
+        super().__init__(f"{node}: {action.__struct_config__.tag}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.node, self.action, self.reason, self.reply)
+
+
+class CommandFailedError(CommandError):
+    """The agent answered that it failed, was cancelled, or was refused; `reply` says which."""
+
+
+class NoAnswerError(CommandError):
+    """The agent does not acknowledge. What it did, if anything, is unknown."""
+
+
+class DeadlineError(CommandError):
+    """The command was not done in time. The agent gave it up, or is told to."""
+
+
+class Requester:
+    """Sends commands to nodes and waits for their replies; open inside `async with`.
+
+    `lease` returns the token in force. A command that is not acknowledged within `ack_timeout_s` is sent
+    again under the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which
+    finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
+    id once.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        lab: str,
+        client: str,
+        lease: Callable[[], str],
+        *,
+        ack_timeout_s: float = 2.0,
+        tries: int = 4,
+        ask_again_s: float = 10.0,
+    ) -> None:
+        self._bus = bus
+        self._lab = lab
+        self._reply_to = reply_topic(lab, client)
+        self._lease = lease
+        self._ack_timeout_s = ack_timeout_s
+        self._tries = tries
+        self._ask_again_s = ask_again_s
+        self._replies: dict[str, asyncio.Queue[Reply]] = {}
+        self._cancels: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._bus.subscribe(self._reply_to, self._take)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._cancels:
+            _, late = await asyncio.wait(self._cancels, timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+
+    async def call(self, node: str, action: AnyAction, deadline_s: float) -> Reply:
+        """Have `node` do `action` and return its reply, which is `done`.
+
+        The agent has `deadline_s` from the arrival of the command. Raises `CommandFailedError`,
+        `NoAnswerError` or `DeadlineError`. When the caller is cancelled, or no answer came, the agent is
+        told to give up.
+        """
+        command = Command(
+            id=secrets.token_hex(8),
+            lease=self._lease(),
+            reply_to=self._reply_to,
+            deadline_s=deadline_s,
+            action=action,
+        )
+        replies = self._replies[command.id] = asyncio.Queue()
+        try:
+            reply = await self._ask(node, command, replies)
+        except (asyncio.CancelledError, NoAnswerError, DeadlineError):
+            self._give_up(node, command)
+            raise
+        finally:
+            del self._replies[command.id]
+        if reply.status == "done":
+            return reply
+        reason = f"{reply.status}: {reply.error or 'no reason given'}"
+        if reply.status == "expired":
+            raise DeadlineError(node, action, reason, reply)
+        raise CommandFailedError(node, action, reason, reply)
+
+    async def _ask(self, node: str, command: Command, replies: asyncio.Queue[Reply]) -> Reply:
+        loop = asyncio.get_running_loop()
+        payload = encode(command)
+        silent = 0
+        ends_s: float | None = None  # by our clock, a little later than the agent's own deadline
+        while silent < self._tries:
+            reply = await self._send_and_hear(node, payload, replies)
+            if reply is None:
+                silent += 1
+                continue
+            silent = 0
+            if ends_s is None:
+                ends_s = loop.time() + command.deadline_s + self._ack_timeout_s
+            while not reply.final:
+                wait_s = min(self._ask_again_s, ends_s - loop.time())
+                if wait_s <= 0:
+                    raise DeadlineError(
+                        node,
+                        command.action,
+                        f"no result within {command.deadline_s:g} s, nor did the agent give up",
+                        reply,
+                    )
+                heard = await _within(wait_s, replies)
+                if heard is None:
+                    break
+                reply = heard
+            else:
+                return reply
+        waited_s = self._tries * self._ack_timeout_s
+        raise NoAnswerError(
+            node, command.action, f"no acknowledgement within {waited_s:g} s, sent {self._tries} times"
+        )
+
+    async def _send_and_hear(self, node: str, payload: bytes, replies: asyncio.Queue[Reply]) -> Reply | None:
+        try:
+            async with asyncio.timeout(self._ack_timeout_s):
+                # Off the bus the message waits inside publish, and is taken back when the time is over.
+                await self._bus.publish(node_topic(self._lab, node, "command"), payload)
+                return await replies.get()
+        except TimeoutError:
+            return None
+
+    def _give_up(self, node: str, command: Command) -> None:
+        cancel = Command(
+            id=secrets.token_hex(8),
+            lease=command.lease,
+            reply_to=self._reply_to,
+            deadline_s=_CANCEL_DEADLINE_S,
+            action=Cancel(command=command.id),
+        )
+        task = asyncio.create_task(self._send(node, cancel), name=f"cancel {command.id} on {node}")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def _send(self, node: str, command: Command) -> None:
+        try:
+            await self._bus.publish(node_topic(self._lab, node, "command"), encode(command))
+        except BusError as error:
+            _log.warning("%s: cannot tell it to give up a command: %s", node, error)
+
+    async def _take(self, topic: str, payload: bytes) -> None:
+        try:
+            reply = decode(Reply, payload, topic)
+        except BadRecordError as error:
+            _log.warning("%s", error)
+            return
+        waiting = self._replies.get(reply.id)
+        if waiting is not None:
+            waiting.put_nowait(reply)
+
+
+async def _within(timeout_s: float, replies: asyncio.Queue[Reply]) -> Reply | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await replies.get()
+    except TimeoutError:
+        return None

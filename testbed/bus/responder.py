@@ -1,0 +1,210 @@
+"""Commands over the bus, seen from an agent: acknowledge, do each once, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from testbed.bus.answers import AnswerJournal
+from testbed.bus.messages import (
+    AnyAction,
+    BadRecordError,
+    Cancel,
+    Command,
+    Reply,
+    ReplyStatus,
+    decode,
+    decode_envelope,
+    encode,
+)
+from testbed.bus.protocol import Bus, BusError
+from testbed.bus.topics import is_reply_topic, node_topic
+from testbed.errors import TestbedError
+
+_CLOSE_TIMEOUT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A command under way. `cancelled` tells a Cancel from the end of the agent."""
+
+    task: asyncio.Task[None] | None = None
+    handling: bool = False
+    cancelled: bool = False
+
+    def interrupt(self) -> None:
+        """Cancel the handler; if it was not begun, the task will see that by itself and still answer."""
+        if self.task is not None and self.handling:
+            self.task.cancel()
+
+
+class Responder:
+    """Does the commands sent to one node; open inside `async with`.
+
+    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
+    side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
+    (`cancelled`); a `TestbedError` from it is the text of a `failed`. Cancel itself never reaches it.
+    `refuse(command)` returns why a command must not be done (its lease), or None. Closing cancels what runs.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        lab: str,
+        node: str,
+        handle: Callable[[AnyAction], Awaitable[dict[str, object]]],
+        refuse: Callable[[Command], str | None],
+        *,
+        journal: AnswerJournal | None = None,
+    ) -> None:
+        self._bus = bus
+        self._lab = lab
+        self._node = node
+        self._handle = handle
+        self._refuse = refuse
+        self._journal = journal if journal is not None else AnswerJournal()
+        self._runs: dict[str, _Run] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._open = True
+        await self._bus.subscribe(node_topic(self._lab, self._node, "command"), self._take)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        runs = list(self._runs.values())
+        for run in runs:
+            run.interrupt()
+        if runs:
+            await asyncio.wait([run.task for run in runs if run.task is not None])
+        if self._sending:
+            _, late = await asyncio.wait(self._sending, timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+
+    async def _take(self, topic: str, payload: bytes) -> None:
+        if not self._open:
+            return  # not acknowledged: its sender will find out
+        try:
+            command = decode(Command, payload, topic)
+        except BadRecordError as error:
+            _log.warning("%s", error)
+            envelope = decode_envelope(payload)
+            if envelope.id:
+                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", error.reason))
+            return
+        if not is_reply_topic(self._lab, command.reply_to):
+            _log.warning("%s: command %s wants its reply on %r: ignored", topic, command.id, command.reply_to)
+            return
+        self._answer(command.reply_to, self._receive(command))
+
+    def _receive(self, command: Command) -> Reply:
+        """Begin what is new, and return what can be said at once."""
+        answered = self._journal.get(command.id)
+        if answered is not None:
+            return answered
+        accepted = self._reply(command.id, "accepted")
+        if command.id in self._runs:
+            return accepted
+        reason = self._refuse(command)
+        if reason is not None:
+            return self._reply(command.id, "rejected", reason)
+        if isinstance(command.action, Cancel):
+            return self._cancel(command.id, command.action.command)
+        self._journal.begin(accepted)
+        run = self._runs[command.id] = _Run()
+        run.task = asyncio.create_task(self._run(command, run), name=f"command {command.id}")
+        return accepted
+
+    def _cancel(self, command_id: str, target: str) -> Reply:
+        run = self._runs.get(target)
+        if run is not None:
+            run.cancelled = True
+            run.interrupt()
+        elif (
+            self._journal.get(target) is None
+        ):  # overtook its command, or that never left: it must not begin now
+            self._journal.finish(self._reply(target, "cancelled", "cancelled before it began"))
+        return self._reply(command_id, "done", result={"running": run is not None})
+
+    async def _run(self, command: Command, run: _Run) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        status, reason, result = await self._outcome(command, run)
+        reply = self._reply(command.id, status, reason, result, loop.time() - began_s)
+        try:
+            encode(reply)
+        except (TypeError, ValueError) as error:
+            reply = self._reply(command.id, "failed", f"the result is no plain data: {error}")
+        self._journal.finish(reply)
+        del self._runs[command.id]
+        self._answer(command.reply_to, reply)
+
+    async def _outcome(
+        self, command: Command, run: _Run
+    ) -> tuple[ReplyStatus, str | None, dict[str, object]]:
+        deadline = asyncio.timeout(command.deadline_s)
+        run.handling = True
+        try:
+            if run.cancelled or not self._open:
+                raise asyncio.CancelledError  # noqa: TRY301  interrupted before it began
+            async with deadline:
+                return "done", None, await self._handle(command.action)
+        except asyncio.CancelledError:
+            if run.cancelled:
+                return "cancelled", "cancelled by its sender", {}
+            return "failed", "interrupted" if self._open else "interrupted: the agent is ending", {}
+        except TestbedError as error:
+            return "failed", str(error), {}
+        except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
+            if deadline.expired():
+                return "expired", f"not done within {command.deadline_s:g} s", {}
+            _log.exception("command %s: %s failed", command.id, type(command.action).__name__)
+            return "failed", f"internal error: {type(error).__name__}: {error}", {}
+        finally:
+            run.handling = False
+
+    def _reply(
+        self,
+        command_id: str,
+        status: ReplyStatus,
+        error: str | None = None,
+        result: dict[str, object] | None = None,
+        elapsed_s: float = 0.0,
+    ) -> Reply:
+        return Reply(
+            id=command_id,
+            node=self._node,
+            status=status,
+            error=error,
+            result=result or {},
+            elapsed_s=elapsed_s,
+        )
+
+    def _answer(self, reply_to: str, reply: Reply) -> None:
+        if not is_reply_topic(self._lab, reply_to):
+            _log.warning("%s: cannot answer %s on %r", self._node, reply.id, reply_to)
+            return
+        # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
+        self._spawn(self._publish(reply_to, reply), f"reply {reply.id}")
+
+    async def _publish(self, topic: str, reply: Reply) -> None:
+        try:
+            await self._bus.publish(topic, encode(reply))
+        except BusError as error:
+            _log.warning("%s: reply to %s lost: %s", self._node, reply.id, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)

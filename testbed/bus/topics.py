@@ -1,0 +1,87 @@
+"""Names of topics: `testbed/v1/<lab>/…`, built from checked names and read back."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from testbed.errors import UserError
+
+ANY = "+"
+
+NodeKind = Literal["status", "telemetry", "command", "event"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event)")
+_REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it may stand in a topic, or raise `UserError`; `what` is what it names (lab, node)."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{what} = {name!r}: expected 1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
+        )
+    return name
+
+
+def node_topic(lab: str, node: str, kind: NodeKind) -> str:
+    """Return a topic of one node, or the pattern for every node if `node` is `+`."""
+    checked = ANY if node == ANY else check_name("node", node)
+    return f"testbed/v1/{check_name('lab', lab)}/node/{checked}/{kind}"
+
+
+def lease_topic(lab: str) -> str:
+    """Return the topic of the retained lease of a lab."""
+    return f"testbed/v1/{check_name('lab', lab)}/lease"
+
+
+def reply_topic(lab: str, client: str) -> str:
+    """Return the topic on which a controller gets its replies."""
+    return f"testbed/v1/{check_name('lab', lab)}/controller/{check_name('client', client)}/reply"
+
+
+def bank_topic(lab: str, job: int) -> str:
+    """Return the topic of a job's share exchange."""
+    return f"testbed/v1/{check_name('lab', lab)}/bank/{job:d}"
+
+
+def node_of(topic: str) -> str | None:
+    """Return the node of a node's topic, None for any other topic."""
+    found = _NODE.fullmatch(topic)
+    return found.group(2) if found else None
+
+
+def is_reply_topic(lab: str, topic: str) -> bool:
+    """Whether a controller of `lab` gets replies on `topic`: agents publish answers nowhere else."""
+    found = _REPLY.fullmatch(topic)
+    return found is not None and found.group(1) == lab
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a subscription to `pattern` (with `+` and a final `#`) gets what is published on `topic`."""
+    if pattern == topic:
+        return True
+    if topic.startswith("$") and pattern[:1] in {"+", "#"}:
+        return False  # [MQTT-4.7.2-1] wildcards leave the broker's own topics alone
+    wanted, found = pattern.split("/"), topic.split("/")
+    if wanted[-1] == "#":
+        wanted.pop()
+        found = found[: len(wanted)] if len(found) >= len(wanted) else found
+    return len(wanted) == len(found) and all(w in {"+", f} for w, f in zip(wanted, found, strict=True))
+
+
+def check_topic(topic: str) -> str:
+    """Return `topic` if a message may be published on it, or raise `ValueError`."""
+    if not topic or any(c in topic for c in "+#\0"):
+        raise ValueError(f"topic {topic!r}: expected a name without wildcards")
+    return topic
+
+
+def check_pattern(pattern: str) -> str:
+    """Return `pattern` if it may be subscribed to, or raise `ValueError`."""
+    levels = pattern.split("/")
+    whole = all(level in {"+", "#"} or not ("+" in level or "#" in level) for level in levels)
+    if not pattern or "\0" in pattern or not whole or "#" in levels[:-1]:
+        raise ValueError(f"pattern {pattern!r}: expected + to fill a level, and # only as the last one")
+    return pattern

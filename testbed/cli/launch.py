@@ -1,0 +1,112 @@
+"""Runs sessions in an event loop, with the signals and the display that a person expects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from testbed.control.labs import dry_lab, live_lab
+from testbed.control.scenario import Scenario
+from testbed.control.session import RunResult, check_jobs, run_session
+from testbed.control.virtual_time import VirtualTimeLoop
+from testbed.policies.view import Policy
+from testbed.report.live import PlainDisplay, display_for
+from testbed.report.text import print_comparison, print_run, wide_console
+from testbed.workload.jobs import Job
+
+
+def run_path(out: Path, name: str) -> Path:
+    """Return a new name for a run directory: time and scenario, and a number if that is taken."""
+    stem = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{name}"
+    path = out / stem
+    number = 2
+    while path.exists():
+        path = out / f"{stem}-{number}"
+        number += 1
+    return path
+
+
+def _interrupts(loop: asyncio.AbstractEventLoop, main: asyncio.Task[RunResult], console: Console) -> None:
+    """Ctrl-C or SIGTERM: stop cleanly; again: at once. Agents and broker end by themselves when this process does."""
+
+    def stop() -> None:
+        if main.cancelling():
+            console.show_cursor()
+            os._exit(130)
+        console.print(
+            "stopping: guests are destroyed, what was measured is kept; again to stop at once", style="yellow"
+        )
+        main.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+
+def launch(
+    scenario: Scenario,
+    policies: Sequence[Policy],
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> list[RunResult]:
+    """Run the jobs under each policy, one after the other, and print tables (or JSON); returns the results."""
+    console = wide_console(stderr=as_json)
+    for policy in policies:
+        check_jobs(jobs, policy, scenario)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as scratch:
+        for policy in policies:
+            place = Path(scratch) if dry_run else out
+            results.append(_one(scenario, policy, jobs, run_path(place, scenario.name), console, dry_run=dry_run))
+            if not as_json:
+                print_run(results[-1].path, console)
+        if len(results) > 1 and not as_json:
+            print_comparison([result.path for result in results], console)
+        if as_json:
+            json.dump(
+                [{"run": None if dry_run else str(result.path), **result.summary} for result in results],
+                sys.stdout,
+                indent=2,
+            )
+            sys.stdout.write("\n")
+    if not dry_run:
+        for result in results:
+            console.print(f"run directory: {result.path}", markup=False, highlight=False, soft_wrap=True)
+    return results
+
+
+def _one(
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, console: Console, *, dry_run: bool
+) -> RunResult:
+    title = f"{scenario.name}  {policy.name}"
+    with PlainDisplay(console) if dry_run else display_for(console, title) as display:
+        display.line(
+            0.0,
+            f"{'rehearsing' if dry_run else 'running'} {len(jobs)} jobs of {scenario.name} "
+            f"on {len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second",
+        )
+
+        async def main() -> RunResult:
+            work = asyncio.current_task()
+            if work is not None:
+                _interrupts(asyncio.get_running_loop(), work, console)
+            return await run_session(scenario, policy, jobs, path, dry_lab if dry_run else live_lab, display)
+
+        try:
+            with asyncio.Runner(loop_factory=VirtualTimeLoop if dry_run else None) as runner:
+                return runner.run(main())
+        except asyncio.CancelledError:
+            if path.exists() and not dry_run:
+                console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+            raise KeyboardInterrupt from None

@@ -1,0 +1,85 @@
+"""Entry point `testbed`. Commands are imported when they are called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+
+import click
+
+from testbed import __version__
+from testbed.errors import TestbedError, nearest
+
+_COMMANDS = {
+    "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
+    "report": ("testbed.cli.report", "Print the tables of runs."),
+    "replay-decisions": ("testbed.cli.replay_decisions", "Make recorded decisions again and compare them bit for bit."),
+    "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
+    "policies": ("testbed.cli.policies", "List scheduling policies and how their names are made."),
+    "trace": ("testbed.cli.trace", "Look at, cut and make traces."),
+}  # fmt: skip
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name.replace("-", "_"))
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module.__name__}: no command {cmd_name}")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], _COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--debug", is_flag=True, help="Show tracebacks, and log more.")
+@click.version_option(__version__, prog_name="testbed")
+@click.pass_context
+def cli(ctx: click.Context, *, debug: bool) -> None:
+    """Replay job traces as real workloads on real nodes under a scheduling policy, and measure what its decisions cost.
+
+    \b
+    Start here:
+      testbed run scenarios/quickstart.toml
+    """  # noqa: D301  # \b keeps click from wrapping the example
+    ctx.obj = {"debug": debug}
+
+
+def main() -> None:
+    """Run; one line for an error, exit code 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C."""
+    debug = "--debug" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except TestbedError as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"testbed: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("testbed: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has had enough
+        sys.exit(141)

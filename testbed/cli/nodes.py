@@ -1,0 +1,47 @@
+"""`testbed nodes`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.option("--broker", default="mqtt://127.0.0.1:1883", help="Address of the message broker.")
+@click.option("--lab", default="local", help="Name of the lab.")
+@click.option("--wait-s", type=click.FloatRange(min=0.1, max=60), default=1.5, help="How long to listen.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
+    """List the nodes that have announced themselves in a lab. Exit code 1 when there is none.
+
+    \b
+    Example:
+      testbed nodes --broker mqtt://127.0.0.1:1883 --lab local
+    """  # noqa: D301  # \b keeps click from wrapping the example
+    import asyncio  # noqa: PLC0415  # --help stays quick
+    import json  # noqa: PLC0415
+
+    import msgspec  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from testbed.control.inventory import listen  # noqa: PLC0415
+
+    found = asyncio.run(listen(broker, lab, wait_s))
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(status) for status in found], indent=2))
+        return 0 if found else 1
+    table = Table("node", "state", "driver", "CPUs", "memory MiB", "can", "kernel", "processor", header_style="bold")
+    for status in found:
+        facts = status.facts
+        if facts is None:
+            table.add_row(status.node, f"offline: {status.reason}", *["-"] * 6)
+        else:
+            table.add_row(
+                status.node, "online", facts.driver, f"{facts.cpus:g} of {facts.machine_cores}",
+                f"{facts.memory_mib} of {facts.machine_memory_mib}", " ".join(facts.capabilities), facts.kernel,
+                facts.cpu_model,
+            )  # fmt: skip
+    Console().print(table)
+    if not found:
+        click.echo(f"no node has announced itself in lab {lab!r} within {wait_s:g} s", err=True)
+    return 0 if found else 1

@@ -1,0 +1,178 @@
+"""The controller's picture of the live cluster: jobs, where they are, how far they are, what they are meant to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from testbed.bus.messages import GuestSpec, ImageRef
+from testbed.control.planner import JobStatus, Target, stable_nodes
+from testbed.control.reschedulings import Rescheduling
+from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
+from testbed.workload.jobs import Job
+
+
+class Phase(StrEnum):
+    """Where a job is in its life, as far as the controller knows."""
+
+    COMING = "coming"
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    SAVING = "saving"
+    SAVED = "saved"
+    TRANSFERRING = "transferring"
+    RESTORING = "restoring"
+    DONE = "done"
+    FAILED = "failed"
+
+
+ENDED = frozenset({Phase.DONE, Phase.FAILED})
+BUSY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.RESTORING})
+
+
+@dataclass(slots=True, eq=False)
+class LiveJob:
+    """One job of the run. Times named `*_trace_s` are trace seconds, the others wall seconds since the run began.
+
+    `running_on` is set from the first command of a start until the last guest is gone: memory is held that long.
+    """
+
+    job: Job
+    specs: tuple[GuestSpec, ...]
+    trace_s_per_unit: float
+    phase: Phase = Phase.COMING
+    running_on: tuple[int, ...] | None = None
+    saved_on: tuple[int, ...] | None = None
+    images: tuple[ImageRef, ...] = ()
+    image_holders: set[tuple[int, str]] = field(default_factory=set)
+    yield_frac: float = 0.0
+    intended: Target | None = None
+    was_started: bool = False
+    units_done: list[int] = field(default_factory=list)
+    progressed: set[int] = field(default_factory=set)
+    finished_tasks: set[int] = field(default_factory=set)
+    progress_s: float = 0.0
+    virtual_time_high_s: float = 0.0
+    start_trace_s: float | None = None
+    end_trace_s: float | None = None
+    failure: str | None = None
+    checksums: dict[int, str] = field(default_factory=dict)
+    reschedulings: list[Rescheduling] = field(default_factory=list)
+    preemptions: int = 0
+    migrations: int = 0
+
+    @property
+    def job_id(self) -> int:
+        """The id in the trace."""
+        return self.job.job_id
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Names of its guests, by task."""
+        return tuple(spec.guest for spec in self.specs)
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory of one task."""
+        return self.specs[0].memory_mib
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is done or failed."""
+        return self.phase in ENDED
+
+    @property
+    def advances(self) -> bool:
+        """Whether every task has been seen to progress since it was last started or restored."""
+        return self.phase is Phase.RUNNING and len(self.progressed) == len(self.specs)
+
+    def virtual_time_s(self, now_s: float, time_scale: float) -> float:
+        """Progress in dedicated trace seconds: what was last reported, carried on at the present yield.
+
+        It is the work really done, so it stands still while the job is paused, moved or held up, and needs no
+        knowledge of the run time. It never goes back.
+        """
+        measured_s = min(self.units_done) * self.trace_s_per_unit
+        if self.advances and len(self.finished_tasks) == 0:
+            measured_s += self.yield_frac * (now_s - self.progress_s) * time_scale
+        self.virtual_time_high_s = max(self.virtual_time_high_s, measured_s)
+        return self.virtual_time_high_s
+
+    def measured_virtual_time_s(self) -> float:
+        """Progress that was reported, in dedicated trace seconds."""
+        return min(self.units_done) * self.trace_s_per_unit
+
+    def status(self) -> JobStatus:
+        """What the job is once its operation in flight is over, for the planner."""
+        running, saved = self.running_on, self.saved_on
+        if self.phase is Phase.SAVING:
+            running, saved = None, self.running_on
+        elif self.phase is Phase.RESTORING:
+            saved = None
+        return JobStatus(self.job_id, self.memory_mib, running, self.yield_frac, saved if running is None else None)
+
+
+class Cluster:
+    """All jobs of the run by id, in order of submission, and which nodes are there."""
+
+    def __init__(self, jobs: Sequence[LiveJob], nodes: int) -> None:
+        self.jobs = {live.job_id: live for live in jobs}
+        self.node_available = [True] * nodes
+
+    def active(self) -> list[LiveJob]:
+        """Jobs that were submitted and have not ended, in order of submission."""
+        return [live for live in self.jobs.values() if live.phase is not Phase.COMING and not live.ended]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every job has ended."""
+        return all(live.ended for live in self.jobs.values())
+
+    def view(self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool) -> ClusterView:
+        """Return what the policy sees: the intended state, so that a plan under way is not decided again."""
+        active = self.active()
+        task_node: list[int] = []
+        states: list[int] = []
+        for live in active:
+            target = live.intended
+            task_node += target.nodes if target else [NOT_PLACED] * live.job.tasks
+            idle = JobState.PAUSED if live.was_started else JobState.WAITING
+            states.append(JobState.RUNNING if target else idle)
+        nan = float("nan")
+        return ClusterView(
+            time_s=trace_s,
+            node_available=np.array(self.node_available, dtype=np.bool_),
+            job_id=np.array([live.job_id for live in active], dtype=np.int64),
+            submit_time_s=np.array([live.job.submit_time_s for live in active], dtype=np.float64),
+            tasks=np.array([live.job.tasks for live in active], dtype=np.int64),
+            cpu_need_frac=np.array([live.job.cpu_need_frac for live in active], dtype=np.float64),
+            mem_req_frac=np.array([live.job.mem_req_frac for live in active], dtype=np.float64),
+            virtual_time_s=np.array([live.virtual_time_s(now_s, time_scale) for live in active], dtype=np.float64),
+            state=np.array(states, dtype=np.int8),
+            task_node=np.array(task_node, dtype=np.int64),
+            start_time_s=np.array(
+                [nan if live.start_trace_s is None else live.start_trace_s for live in active],
+                dtype=np.float64,
+            ),
+            estimate_s=np.array([live.job.batch_estimate_s if estimates else nan for live in active], dtype=np.float64),
+        )
+
+    def targets(self, view: ClusterView, decision: Decision) -> dict[int, Target]:
+        """Read a decision: job id to target, of the jobs that shall run."""
+        targets: dict[int, Target] = {}
+        first = 0
+        for row, job_id in enumerate(view.job_id.tolist()):
+            count = int(view.tasks[row])
+            nodes = tuple(decision.task_node[first : first + count].tolist())
+            first += count
+            if nodes[0] == NOT_PLACED:
+                continue
+            before = self.jobs[job_id].intended
+            if before is not None:
+                nodes = stable_nodes(before.nodes, nodes)
+            targets[job_id] = Target(nodes, float(decision.yield_frac[row]))
+        return targets

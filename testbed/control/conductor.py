@@ -1,0 +1,214 @@
+"""The heart of a live run: waits for what happens, asks the policy, and hands the plan to the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from testbed.control.clock import ReplayClock
+from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.decisions import decision_entry
+from testbed.control.executor import Executor
+from testbed.control.fleet import Node
+from testbed.control.operations import Operations
+from testbed.control.planner import Target, plan
+from testbed.control.recorder import Recorder
+from testbed.control.scenario import DeadlinesTable
+from testbed.control.tracker import Tracker
+from testbed.policies.view import Event, Policy
+
+
+class Conductor:
+    """Replays the jobs of a cluster in trace time under one policy, until every job has ended.
+
+    Events that arrive while a plan is under way are coalesced into the next decision, which is taken at once and sees
+    the intended state; the executor forgets what the new plan no longer wants.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        clock: ReplayClock,
+        operations: Operations,
+        recorder: Recorder,
+        memory_mib: list[int],
+        deadlines: DeadlinesTable,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.cluster = cluster
+        self.policy = policy
+        self.clock = clock
+        self._recorder = recorder
+        self._on_change = on_change
+        self.executor = Executor(
+            cluster, operations, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled
+        )
+        self.tracker = Tracker(cluster, recorder, self.executor.settle, self._all_tasks_done, self.fail_job)
+        self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
+        self._completed: list[int] = []
+        self._changed = False
+        self._wake = asyncio.Event()
+        self._next_pass = 1
+
+    async def run(self) -> None:
+        """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""
+        try:
+            while not self.cluster.finished:
+                await self._sleep()
+                event = self._collect()
+                if event != Event():
+                    self._decide(event)
+                self._on_change()
+        finally:
+            await self.executor.close()
+
+    def node_changed(self, node: Node) -> None:
+        """A node went away or came back: jobs on a lost node fail, and the policy is asked again."""
+        self._recorder.journal("node", node=node.name, online=node.online, reason=node.reason)
+        self._recorder.say(f"node {node.name} {'is back' if node.online else 'is lost: ' + node.reason}")
+        self.cluster.node_available[node.index] = node.online
+        if not node.online:
+            for live in self.cluster.active():
+                on_it = node.index in (live.running_on or ()) or node.index in (live.saved_on or ())
+                if on_it:
+                    self.fail_job(live, f"node {node.name} was lost ({node.reason})")
+        self._change()
+
+    def fail_job(self, live: LiveJob, reason: str) -> None:
+        """Record that a job failed, and destroy what is left of it; the run goes on."""
+        if live.ended or live.failure is not None:
+            return
+        live.failure = reason
+        live.phase, live.intended = Phase.FAILED, None
+        live.end_trace_s = self.clock.trace_s()
+        self._recorder.job(live, "failed", reason)
+        self._completed.append(live.job_id)
+        self.executor.bury(live)
+        self._wake.set()
+
+    def _all_tasks_done(self, live: LiveJob) -> None:
+        self.executor.settle(live)
+
+    def _settled(self, live: LiveJob) -> None:
+        """No operation on the job is under way: if all its tasks have ended, so has it."""
+        if live.ended or len(live.finished_tasks) < len(live.specs):
+            return
+        live.phase, live.intended, live.running_on = Phase.DONE, None, None
+        live.end_trace_s = self.clock.trace_s()
+        self._recorder.job(live, "done")
+        self.executor.aside(self.executor.forget(live), f"forget job {live.job_id}")
+        self._completed.append(live.job_id)
+        self._wake.set()
+
+    def _change(self) -> None:
+        self._changed = True
+        self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Wait for the next submission, periodic pass or event."""
+        waits = []
+        if self._coming:
+            waits.append(self.clock.until_s(self._coming[0].job.submit_time_s))
+        if self.policy.period_s is not None:
+            waits.append(self.clock.until_s(self._next_pass * self.policy.period_s))
+        try:
+            async with asyncio.timeout(min(waits, default=None)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _collect(self) -> Event:
+        """Coalesce all that has happened by now into one event."""
+        now_s = self.clock.trace_s()
+        submitted: list[int] = []
+        while self._coming and self._coming[0].job.submit_time_s <= now_s + 1e-9:
+            live = self._coming.pop(0)
+            nodes = sum(self.cluster.node_available)
+            if not self.policy.can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
+                live.phase = Phase.WAITING
+                self.fail_job(live, f"does not fit on the {nodes} nodes that are there")
+                continue
+            live.phase = Phase.WAITING
+            submitted.append(live.job_id)
+            self._recorder.job(live, "submitted")
+        periodic = False
+        period_s = self.policy.period_s
+        if period_s is not None and now_s + 1e-9 >= self._next_pass * period_s:
+            self._next_pass = math.floor((now_s + 1e-9) / period_s) + 1
+            periodic = bool(self.cluster.active())
+        completed, self._completed = self._completed, []
+        changed, self._changed = self._changed, False
+        if changed:
+            self._fail_what_no_longer_fits()
+            completed += self._completed
+            self._completed = []
+        return Event(tuple(completed), tuple(submitted), periodic, changed)
+
+    def _fail_what_no_longer_fits(self) -> None:
+        nodes = sum(self.cluster.node_available)
+        for live in self.cluster.active():
+            if not self.policy.can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
+                self.fail_job(live, f"does not fit on the {nodes} nodes that are left")
+
+    def _decide(self, event: Event) -> None:
+        now_s = self._recorder.now_s()
+        view = self.cluster.view(
+            self.clock.trace_s(), now_s, self.clock.time_scale, estimates=self.policy.needs_estimates
+        )
+        event = Event(
+            event.completed,
+            tuple(job for job in event.submitted if not self.cluster.jobs[job].ended),
+            event.periodic,
+            event.changed,
+        )
+        begin_s = time.perf_counter()
+        decision = self.policy.decide(view, event)
+        decide_s = time.perf_counter() - begin_s
+        self._recorder.journal("decision", decide_s=decide_s, **decision_entry(self.policy.name, view, event, decision))
+        self._recorder.decide_s.append(decide_s)
+        targets = self.cluster.targets(view, decision)
+        self._intend(targets, now_s)
+        running = [self.cluster.jobs[job] for job in targets]
+        self._recorder.point(
+            "decision",
+            {},
+            {
+                "decide_s": decide_s,
+                "jobs": len(view.job_id),
+                "running": len(running),
+                "min_yield_frac": min((target.yield_frac for target in targets.values()), default=0.0),
+                "demand_frac": sum(live.job.cpu_need_frac * live.job.tasks for live in self.cluster.active()),
+                "useful_frac": sum(
+                    targets[live.job_id].yield_frac * live.job.cpu_need_frac * live.job.tasks for live in running
+                ),
+            },
+        )
+        self.executor.submit(plan([live.status() for live in self.cluster.active()], targets))
+
+    def _intend(self, targets: dict[int, Target], now_s: float) -> None:
+        """Write the decision into the cluster's intended state, and note what that means to a person."""
+        for live in self.cluster.active():
+            before, after = live.intended, targets.get(live.job_id)
+            live.intended = after
+            if after is None:
+                if before is not None:
+                    self._recorder.job(live, "paused")
+                continue
+            if not live.was_started:
+                live.was_started = True
+                live.start_trace_s = self.clock.trace_s()
+                self._recorder.job(live, "running", self._where(after))
+            elif before is None:
+                self._recorder.job(live, "resumed", self._where(after))
+                record = live.reschedulings[-1] if live.reschedulings else None
+                if record is not None and record.wanted_s is None:
+                    record.wanted_s = now_s
+            elif sorted(before.nodes) != sorted(after.nodes):
+                self._recorder.job(live, "moving", self._where(after))
+
+    def _where(self, target: Target) -> str:
+        return f"{self._recorder.where(target.nodes)} at yield {target.yield_frac:.2f}"

@@ -1,0 +1,271 @@
+"""Carries plans out: every action once it is unblocked, one operation a job at a time, memory never over-committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.operations import Operations, SaveError
+from testbed.control.planner import PlannedAction, Verb
+from testbed.control.recorder import Recorder
+from testbed.control.reschedulings import Rescheduling
+from testbed.errors import TestbedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    action: PlannedAction
+    planned_s: float
+    waits_for: tuple[PlannedAction, ...]
+
+
+class Executor:
+    """Owns the operations in flight.
+
+    `on_failed(job, reason)` is called when an operation has failed for good, `on_settled(job)` when a job has none
+    under way any more.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        operations: Operations,
+        recorder: Recorder,
+        memory_mib: Sequence[int],
+        tries: int,
+        on_failed: Callable[[LiveJob, str], None],
+        on_settled: Callable[[LiveJob], None],
+    ) -> None:
+        self._cluster = cluster
+        self._operations = operations
+        self._recorder = recorder
+        self._memory_mib = tuple(memory_mib)
+        self._tries = tries
+        self._on_failed = on_failed
+        self._on_settled = on_settled
+        self._pending: list[_Pending] = []
+        self._flights: dict[int, asyncio.Task[None]] = {}
+        self._aside: set[asyncio.Task[None]] = set()
+        self._number = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many operations are under way."""
+        return len(self._flights)
+
+    @property
+    def pending(self) -> int:
+        """How many planned actions wait for their preconditions."""
+        return len(self._pending)
+
+    def busy(self, job_id: int) -> bool:
+        """Whether an operation on the job is under way."""
+        return job_id in self._flights
+
+    def free_mib(self, node: int) -> int:
+        """Memory of a node that no guest holds; a guest holds it from its start's first command to its end."""
+        used = sum(
+            live.running_on.count(node) * live.memory_mib
+            for live in self._cluster.jobs.values()
+            if live.running_on is not None
+        )
+        return self._memory_mib[node] - used
+
+    def submit(self, actions: Sequence[PlannedAction]) -> None:
+        """Take a new plan. What is in flight goes on; what was planned before and has not begun is forgotten."""
+        now_s = self._recorder.now_s()
+        self._pending = [_Pending(action, now_s, tuple(actions[index] for index in action.after)) for action in actions]
+        self.pump()
+
+    def pump(self) -> None:
+        """Start every planned action whose preconditions hold."""
+        waiting = {id(pending.action) for pending in self._pending}
+        left: list[_Pending] = []
+        for pending in self._pending:
+            action = pending.action
+            live = self._cluster.jobs[action.job_id]
+            blocked = (
+                live.ended
+                or self.busy(action.job_id)
+                or any(id(earlier) in waiting for earlier in pending.waits_for)
+                or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
+                or not all(self._cluster.node_available[node] for node in action.nodes)
+            )
+            if blocked:
+                left.append(pending)
+            else:
+                self._launch(live, pending)
+        self._pending = [pending for pending in left if not self._cluster.jobs[pending.action.job_id].ended]
+
+    def _launch(self, live: LiveJob, pending: _Pending) -> None:
+        self._number += 1
+        number = self._number
+        action = pending.action
+        if action.verb in (Verb.START, Verb.RESTORE):
+            live.running_on = action.nodes
+            live.progressed = set()
+        live.phase = {
+            Verb.START: Phase.STARTING,
+            Verb.CAP: Phase.RUNNING,
+            Verb.SAVE: Phase.SAVING,
+            Verb.TRANSFER: Phase.TRANSFERRING,
+            Verb.RESTORE: Phase.RESTORING,
+        }[action.verb]
+        self._recorder.intent(number, action, live.guests)
+        task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
+        self._flights[action.job_id] = task
+
+    async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
+        action = pending.action
+        begin_s = self._recorder.now_s()
+        phases: dict[str, float] = {}
+        error: str | None = None
+        moved = 0
+        try:
+            for attempt in range(1, self._tries + 1):
+                try:
+                    moved = await self._do(live, action, phases)
+                    error = None
+                    break
+                except TestbedError as failure:
+                    error = str(failure)
+                    hopeless = isinstance(failure, SaveError) or attempt == self._tries
+                    if live.finished_tasks or live.failure is not None or hopeless:
+                        break
+                    self._recorder.journal("retry", action=number, job=live.job_id, attempt=attempt, error=error)
+                    await asyncio.sleep(0.2 * 2**attempt)
+        except asyncio.CancelledError:
+            error = "cancelled"
+            raise
+        finally:
+            del self._flights[action.job_id]
+            self._recorder.outcome(
+                number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
+                moved=moved, error=error, phases=phases,
+            )  # fmt: skip
+        if error is not None:
+            self._undo(live, action)
+            self._pending = [other for other in self._pending if other.action.job_id != live.job_id]
+            if not live.finished_tasks and live.failure is None:
+                self._on_failed(live, f"could not {action.verb}: {error}")
+        self.settle(live)
+        self.pump()
+
+    def settle(self, live: LiveJob) -> None:
+        """Draw the conclusions of events that arrived while an operation was under way."""
+        if self.busy(live.job_id):
+            return
+        if live.phase is Phase.RUNNING and live.advances:
+            self._close_rescheduling(live)
+        self._on_settled(live)
+
+    async def _do(self, live: LiveJob, action: PlannedAction, phases: dict[str, float]) -> int:
+        """Perform one action and write down what it changed; return the bytes that it moved."""
+        record = live.reschedulings[-1] if live.reschedulings else None
+        now_s = self._recorder.now_s
+        match action.verb:
+            case Verb.START:
+                await self._operations.start(live, action.nodes, action.yield_frac, ())
+                live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
+            case Verb.CAP:
+                await self._operations.set_cap(live, action.yield_frac)
+                live.yield_frac = action.yield_frac
+            case Verb.SAVE:
+                return await self._save(live, phases)
+            case Verb.TRANSFER:
+                begin_s = now_s()
+                sent = await self._operations.transfer(live, action.nodes)
+                moved_tasks = sum(a != b for a, b in zip(live.saved_on or (), action.nodes, strict=True))
+                live.phase, live.saved_on = Phase.SAVED, action.nodes
+                if record:
+                    record.moved_tasks = moved_tasks
+                    record.transfer_s += now_s() - begin_s
+                    record.transferred_bytes += sent
+                return sent
+            case Verb.RESTORE:
+                if record and record.restore_begin_s is None:
+                    record.restore_begin_s = now_s()
+                await self._operations.start(live, action.nodes, action.yield_frac, live.images)
+                live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
+                live.saved_on = None
+                read = sum(image.bytes for image in live.images)
+                if record:
+                    record.restore_end_s = now_s()
+                    record.restored_bytes += read
+                return read
+        return 0
+
+    async def _save(self, live: LiveJob, phases: dict[str, float]) -> int:
+        now_s = self._recorder.now_s
+        record = Rescheduling("preemption" if live.intended is None else "migration", now_s())
+        self._close_rescheduling(live)
+        live.reschedulings.append(record)
+        try:
+            live.images = await self._operations.save(live, lambda _name, times: phases.update(times))
+        except BaseException:
+            live.reschedulings.remove(record)
+            raise
+        live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
+        record.save_end_s = now_s()
+        record.saved_bytes = sum(image.bytes for image in live.images)
+        if record.reason == "migration":
+            record.wanted_s = record.save_begin_s
+            live.migrations += 1
+        else:
+            live.preemptions += 1
+            if live.intended is not None:  # it was wanted again while it was being saved
+                record.wanted_s = record.save_end_s
+        return record.saved_bytes
+
+    def _undo(self, live: LiveJob, action: PlannedAction) -> None:
+        match action.verb:
+            case Verb.START:
+                live.phase, live.running_on = Phase.WAITING, None
+            case Verb.RESTORE | Verb.TRANSFER:
+                live.phase, live.running_on = Phase.SAVED, None
+            case Verb.SAVE | Verb.CAP:
+                live.phase = Phase.RUNNING
+
+    def _close_rescheduling(self, live: LiveJob) -> None:
+        """The job has progressed after a restore: its penalty is known, and its images are no longer needed."""
+        record = live.reschedulings[-1] if live.reschedulings else None
+        if record is None or record.complete or record.restore_end_s is None or not live.advances:
+            return
+        record.progress_s = max(live.progress_s, record.restore_end_s)
+        self._recorder.rescheduling(live, record)
+        self.aside(self._operations.drop_images(live), f"drop images of job {live.job_id}")
+
+    def aside(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Run a clean-up beside everything else; `close` waits for it."""
+        task = asyncio.create_task(work, name=name)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    def bury(self, live: LiveJob) -> None:
+        """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""
+        self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
+        self.aside(self._bury(live), f"bury job {live.job_id}")
+
+    async def _bury(self, live: LiveJob) -> None:
+        flight = self._flights.get(live.job_id)
+        if flight is not None:
+            flight.cancel()
+            await asyncio.wait([flight])
+        if live.running_on is not None:
+            await self._operations.stop(live, live.running_on)
+            live.running_on = None
+        await self._operations.drop_images(live)
+        self.pump()
+
+    async def forget(self, live: LiveJob) -> None:
+        """Remove what an ended job leaves behind."""
+        await self._operations.drop_images(live)
+
+    async def close(self) -> None:
+        """Give up everything in flight and wait until it has let go."""
+        self._pending = []
+        for task in self._flights.values():
+            task.cancel()
+        await asyncio.gather(*self._flights.values(), *self._aside, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""Jobs of a trace as guests of a lab: how much work a program gets so that it takes as long as the trace says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.control.cluster import LiveJob
+from testbed.control.scenario import ProgramsTable, Scenario
+from testbed.errors import UserError
+from testbed.workload.jobs import Job
+
+
+def memory_of(job: Job, node_memory_mib: int) -> int:
+    """Memory of one task in MiB, rounded down, so that what fits as fractions fits in MiB."""
+    return int(job.mem_req_frac * node_memory_mib + 1e-6)
+
+
+def _program(
+    job: Job,
+    task: int,
+    programs: ProgramsTable,
+    run_wall_s: float,
+    cores: float,
+    units_per_core_s: float,
+    seed: int,
+) -> ProgramSpec:
+    parallel = job.tasks > 1
+    name = programs.parallel if parallel else programs.serial
+    work_units = max(1, math.ceil(units_per_core_s * cores * run_wall_s))
+    iterations = max(1, round(run_wall_s / programs.iteration_s))
+    member = parallel and name == "patterns"
+    return ProgramSpec(
+        name=name,
+        work_units=work_units,
+        units_per_iteration=math.ceil(work_units / iterations),
+        seed=(seed * 1_000_003 + job.job_id) & 0x7FFF_FFFF,
+        workers=max(1, math.ceil(cores - 1e-9)),
+        rank=task if member else 0,
+        ranks=job.tasks if member else 1,
+        topology=programs.topologies[job.job_id % len(programs.topologies)],
+        imbalance=programs.imbalance,
+        message_bytes=programs.message_bytes,
+    )
+
+
+def live_jobs(
+    jobs: Sequence[Job],
+    scenario: Scenario,
+    run_tag: str,
+    cpus: float,
+    node_memory_mib: int,
+    units_per_core_s: float,
+) -> list[LiveJob]:
+    """Return the jobs with the guests of their tasks.
+
+    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
+    a node's `cpus` cores to itself, at `units_per_core_s` work units a second of CPU time.
+    """
+    result = []
+    for job in jobs:
+        cores = job.cpu_need_frac * cpus
+        specs = tuple(
+            GuestSpec(
+                guest=f"dfrs-{run_tag}-j{job.job_id}-t{task}",
+                run=run_tag,
+                job=job.job_id,
+                task=task,
+                program=_program(
+                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, units_per_core_s,
+                    scenario.seed,
+                ),
+                cpu_cores=cores,
+                memory_mib=memory_of(job, node_memory_mib),
+            )
+            for task in range(job.tasks)
+        )  # fmt: skip
+        result.append(
+            LiveJob(
+                job=job,
+                specs=specs,
+                trace_s_per_unit=scenario.time_scale / (units_per_core_s * cores),
+                units_done=[0] * job.tasks,
+            )
+        )
+    return result
+
+
+def check_floor(jobs: Sequence[Job], node_memory_mib: int, floor_mib: int) -> None:
+    """Raise `UserError` if a task would get less memory than a guest needs to live."""
+    for job in jobs:
+        if memory_of(job, node_memory_mib) < floor_mib:
+            enough_mib = math.ceil(floor_mib / min(other.mem_req_frac for other in jobs))
+            raise UserError(
+                f"job {job.job_id}: mem_req_frac = {job.mem_req_frac:g} of a node's {node_memory_mib} MiB is "
+                f"{memory_of(job, node_memory_mib)} MiB; a guest needs at least {floor_mib} MiB: "
+                f"expected memory_mib >= {enough_mib}"
+            )

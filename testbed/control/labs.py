@@ -1,0 +1,77 @@
+"""The two labs that a run can have: real nodes over a broker, or a rehearsal in this process that touches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+from testbed.bus.address import BrokerAddress
+from testbed.bus.broker import broker
+from testbed.bus.client import MqttBus
+from testbed.bus.memory import MemoryHub
+from testbed.bus.protocol import Bus
+from testbed.control.local_agents import local_agents
+from testbed.control.scenario import Scenario
+
+OpenLab = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
+
+
+@contextlib.asynccontextmanager
+async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
+    """Bring up broker and agents as the scenario says; yields the controller's bus."""
+    async with contextlib.AsyncExitStack() as stack:
+        if scenario.broker.kind is not None:
+            address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
+        else:
+            address = BrokerAddress.parse(scenario.broker.address)
+        bus = await stack.enter_async_context(MqttBus(address, client_id))
+        own = [node for node in scenario.nodes if node.spawn]
+        await stack.enter_async_context(local_agents(own, scenario.lab, address.url, run_path))
+        yield bus
+
+
+@contextlib.asynccontextmanager
+async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
+    """The same controller and the same agents, with a driver that does nothing, on a bus inside this process."""
+    # the rehearsal runs the agents' own code; only this function of the controller knows them
+    from node_agent.drivers.null import NullDriver  # noqa: PLC0415
+
+    from node_agent.agent import Agent, AgentConfig  # noqa: PLC0415
+
+    del run_path
+    hub = MemoryHub()
+    with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as folder:
+        async with hub.client(client_id) as bus:
+            agents = []
+            for node in scenario.nodes:
+                place = Path(folder) / node.name
+                images = place / "images"
+                config = AgentConfig(
+                    scenario.lab,
+                    node.name,
+                    node.cpus,
+                    node.memory_mib,
+                    place,
+                    images,
+                    str(images),
+                    serve_images=False,
+                )
+                agents.append(
+                    Agent(
+                        config,
+                        NullDriver(),
+                        partial(hub.client, f"agent-{node.name}"),
+                    )
+                )
+            tasks = [asyncio.create_task(agent.run(), name="rehearsing agent") for agent in agents]
+            try:
+                yield bus
+            finally:
+                for agent in agents:
+                    agent.stop()
+                await asyncio.gather(*tasks)

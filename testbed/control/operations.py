@@ -1,0 +1,256 @@
+"""Operations on a whole job, made of commands to the guests of its tasks on all their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from testbed.bus.messages import (
+    AnyAction,
+    DropImage,
+    FetchImage,
+    GuestSpec,
+    Hold,
+    ImageRef,
+    MpiJoin,
+    MpiOpen,
+    NodeFacts,
+    Release,
+    Save,
+    SetCaps,
+    Start,
+    Stop,
+)
+from testbed.control.cluster import LiveJob
+from testbed.control.scenario import DeadlinesTable
+from testbed.errors import RunError, TestbedError
+
+
+class Nodes(Protocol):
+    """What operations need of the fleet."""
+
+    async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
+        """Command one node."""
+
+    def facts(self, node: int) -> NodeFacts:
+        """Facts of one node."""
+
+
+class SaveError(RunError):
+    """Guests could not be saved although it was tried again; trying once more is of no use."""
+
+
+class _Launch(msgspec.Struct):
+    launch: dict[str, list[str]]
+
+
+class _Held(msgspec.Struct):
+    at: int | None = None
+
+
+class _Saved(msgspec.Struct):
+    bytes: int
+    digest: str
+    run_on_s: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+
+
+class _Caps(msgspec.Struct):
+    caps: dict[str, float]
+
+
+async def _all(calls: Sequence[Awaitable[dict[str, object]]]) -> list[dict[str, object]]:
+    """Run commands side by side; the first failure cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_coroutine(call)) for call in calls]
+    except* TestbedError as errors:
+        raise RunError(str(errors.exceptions[0])) from errors.exceptions[0]
+    return [task.result() for task in tasks]
+
+
+async def _coroutine(call: Awaitable[dict[str, object]]) -> dict[str, object]:
+    return await call
+
+
+class Operations:
+    """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger."""
+
+    def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
+        self._nodes = nodes
+        self._deadlines = deadlines
+
+    def _bulk_s(self, memory_mib: int) -> float:
+        """Deadline of a command that reads or writes a guest's memory."""
+        return self._deadlines.command_s + memory_mib / self._deadlines.slowest_mib_per_s
+
+    def cap_cores(self, node: int, spec: GuestSpec, yield_frac: float) -> float:
+        """The cap of a task at a yield, in cores."""
+        del node  # nodes of one cluster are alike
+        return spec.cpu_cores * yield_frac
+
+    async def start(self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]) -> None:
+        """Create all guests, from `images` (by task) if there are any; on failure none is left."""
+        try:
+            await self._start(live, nodes, yield_frac, images)
+        except BaseException:
+            await asyncio.shield(self.stop(live, nodes))
+            raise
+
+    async def _start(self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]) -> None:
+        deadline_s = self._bulk_s(live.memory_mib)
+        await _all(
+            [
+                self._nodes.call(
+                    node,
+                    Start(
+                        spec=spec,
+                        cap_cores=self.cap_cores(node, spec, yield_frac),
+                        image=images[spec.task] if images else None,
+                    ),
+                    deadline_s,
+                )
+                for node, spec in zip(nodes, live.specs, strict=True)
+            ]
+        )
+        lead = live.specs[0]
+        if lead.program.ranks > 1:
+            opened = await self._nodes.call(
+                nodes[0], MpiOpen(guest=lead.guest, hosts=live.guests), self._deadlines.command_s
+            )
+            launch = msgspec.convert(opened, _Launch).launch
+            await _all(
+                [
+                    self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
+                    for node, guest in zip(nodes, live.guests, strict=True)
+                ]
+            )
+
+    async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
+        """Set the caps of a running job's guests; return them by task, in cores, as read back."""
+        if live.running_on is None:
+            raise RunError(f"job {live.job_id} does not run")
+        by_node: dict[int, dict[str, float]] = {}
+        for node, spec in zip(live.running_on, live.specs, strict=True):
+            by_node.setdefault(node, {})[spec.guest] = self.cap_cores(node, spec, yield_frac)
+        results = await _all(
+            [self._nodes.call(node, SetCaps(caps=caps), self._deadlines.command_s) for node, caps in by_node.items()]
+        )
+        read_back = {guest: cores for result in results for guest, cores in msgspec.convert(result, _Caps).caps.items()}
+        return {spec.task: read_back[spec.guest] for spec in live.specs if spec.guest in read_back}
+
+    async def save(self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None]) -> tuple[ImageRef, ...]:
+        """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory."""
+        if live.running_on is None:
+            raise RunError(f"job {live.job_id} does not run")
+        placed = list(zip(live.running_on, live.specs, strict=True))
+        deadline_s = self._bulk_s(live.memory_mib)
+        try:
+            holds = await _all([self._nodes.call(node, Hold(guest=spec.guest), deadline_s) for node, spec in placed])
+        except BaseException:
+            await asyncio.shield(self._release(live))
+            raise
+        points = [msgspec.convert(hold, _Held).at for hold in holds]
+        coordinated = live.specs[0].program.ranks > 1
+        # a name of its own a save: a late deletion of an older image cannot hit this one
+        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
+        live.image_holders.update((node, names[spec.task]) for node, spec in placed)
+        together = max((point for point in points if point is not None), default=None)
+        saved = await self._save_all(
+            {
+                spec.task: (node, Save(guest=spec.guest, image=names[spec.task], at=together if coordinated else own))
+                for (node, spec), own in zip(placed, points, strict=True)
+            },
+            live,
+            deadline_s,
+        )
+        on_phase(
+            "saved",
+            {name: max(float(getattr(report, name)) for report in saved) for name in ("run_on_s", "write_s", "sync_s")},
+        )
+        return tuple(
+            ImageRef(image=names[spec.task], bytes=report.bytes, digest=report.digest)
+            for (_, spec), report in zip(placed, saved, strict=True)
+        )
+
+    async def _save_all(self, orders: dict[int, tuple[int, Save]], live: LiveJob, deadline_s: float) -> list[_Saved]:
+        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already."""
+        saved: dict[int, _Saved] = {}
+        failures: list[TestbedError] = []
+        for attempt in range(self._deadlines.tries):
+            missing = [task for task in orders if task not in saved]
+            if attempt:
+                await asyncio.sleep(0.2 * 2**attempt)
+            results = await asyncio.gather(
+                *(self._nodes.call(*orders[task], deadline_s) for task in missing), return_exceptions=True
+            )
+            failures = []
+            for task, result in zip(missing, results, strict=True):
+                if isinstance(result, TestbedError):
+                    failures.append(result)
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    saved[task] = msgspec.convert(result, _Saved)
+            if not failures:
+                return [saved[task] for task in sorted(saved)]
+        if not saved:
+            await self._release(live)
+        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}") from failures[0]
+
+    async def _release(self, live: LiveJob) -> None:
+        if live.running_on is not None:
+            await asyncio.gather(
+                *(
+                    self._nodes.call(node, Release(guest=guest), self._deadlines.command_s)
+                    for node, guest in zip(live.running_on, live.guests, strict=True)
+                ),
+                return_exceptions=True,
+            )
+
+    async def transfer(self, live: LiveJob, nodes: Sequence[int]) -> int:
+        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay."""
+        if live.saved_on is None:
+            raise RunError(f"job {live.job_id} has no images")
+        calls: list[Awaitable[dict[str, object]]] = []
+        total = 0
+        for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
+            if source == target:
+                continue
+            facts = self._nodes.facts(source)
+            live.image_holders.add((target, image.image))
+            total += image.bytes
+            calls.append(
+                self._nodes.call(
+                    target,
+                    FetchImage(image=image, host=facts.address, port=facts.image_port),
+                    self._bulk_s(live.memory_mib),
+                )
+            )
+        await _all(calls)
+        return total
+
+    async def drop_images(self, live: LiveJob) -> None:
+        """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""
+        holders, live.image_holders = live.image_holders, set()
+        await asyncio.gather(
+            *(
+                self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)
+                for node, image in sorted(holders)
+            ),
+            return_exceptions=True,
+        )
+
+    async def stop(self, live: LiveJob, nodes: Sequence[int]) -> None:
+        """Destroy the job's guests on these nodes; one that resists does not keep the others."""
+        await asyncio.gather(
+            *(
+                self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s)
+                for node, guest in zip(nodes, live.guests, strict=True)
+            ),
+            return_exceptions=True,
+        )

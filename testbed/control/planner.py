@@ -1,0 +1,143 @@
+"""From what is and what is wanted to actions with preconditions.
+
+A plan is pure data. Its actions start as soon as their preconditions hold, in any order: `after` names actions
+of the same plan that must have succeeded, and what an action needs in memory must be free on its nodes. One
+more precondition holds for all: a job takes part in one operation at a time, so an action on a job that is still
+busy with an earlier plan waits for that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verb(StrEnum):
+    """What can be done to a job."""
+
+    START = "start"
+    CAP = "cap"
+    SAVE = "save"
+    TRANSFER = "transfer"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is wanted of a job: task i on node `nodes[i]`, all at one yield."""
+
+    nodes: tuple[int, ...]
+    yield_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a job is once its operation in flight, if any, is over.
+
+    `running_on` and `saved_on` give the node of each task; both None is a job that was never started.
+    """
+
+    job_id: int
+    memory_mib: int
+    running_on: tuple[int, ...] | None = None
+    yield_frac: float = 0.0
+    saved_on: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """One action on one job. `nodes` are where its tasks shall be (save: where they are)."""
+
+    verb: Verb
+    job_id: int
+    nodes: tuple[int, ...]
+    yield_frac: float = 0.0
+    after: tuple[int, ...] = ()
+    needs_mib: tuple[tuple[int, int], ...] = ()
+
+
+def stable_nodes(current: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return `wanted`, permuted so that as few tasks as possible leave their node.
+
+    Tasks of a job are interchangeable, so only the multiset of nodes matters to a decision.
+    """
+    left = Counter(wanted)
+    placed: list[int | None] = []
+    for node in current:
+        if left[node] > 0:
+            left[node] -= 1
+            placed.append(node)
+        else:
+            placed.append(None)
+    spare = iter(sorted(left.elements()))
+    return tuple(next(spare) if node is None else node for node in placed)
+
+
+def _needs(nodes: Sequence[int], memory_mib: int) -> tuple[tuple[int, int], ...]:
+    return tuple((node, count * memory_mib) for node, count in sorted(Counter(nodes).items()))
+
+
+def plan(jobs: Sequence[JobStatus], wanted: Mapping[int, Target]) -> tuple[PlannedAction, ...]:
+    """Return the actions that lead from the jobs as they are to the wanted ones; a job that is not wanted is saved.
+
+    Saves come first, as they free the memory that the others wait for; then cuts of caps, then raises, then the rest in
+    the order of the jobs.
+    """
+    saves: list[PlannedAction] = []
+    caps: list[PlannedAction] = []
+    chains: list[list[PlannedAction]] = []
+    for job in jobs:
+        target = wanted.get(job.job_id)
+        if target is None:
+            if job.running_on is not None:
+                saves.append(PlannedAction(Verb.SAVE, job.job_id, job.running_on))
+            continue
+        if job.running_on is not None:
+            nodes = stable_nodes(job.running_on, target.nodes)
+            if nodes == job.running_on:
+                if target.yield_frac != job.yield_frac:
+                    caps.append(PlannedAction(Verb.CAP, job.job_id, nodes, target.yield_frac))
+                continue
+            saves.append(PlannedAction(Verb.SAVE, job.job_id, job.running_on))
+            chains.append(_resume(job, nodes, job.running_on, target.yield_frac, after_save=len(saves) - 1))
+        elif job.saved_on is not None:
+            nodes = stable_nodes(job.saved_on, target.nodes)
+            chains.append(_resume(job, nodes, job.saved_on, target.yield_frac, after_save=None))
+        else:
+            needs = _needs(target.nodes, job.memory_mib)
+            chains.append([PlannedAction(Verb.START, job.job_id, target.nodes, target.yield_frac, (), needs)])
+    before = {job.job_id: job.yield_frac for job in jobs}
+    caps.sort(key=lambda action: action.yield_frac > before[action.job_id])
+    actions = [*saves, *caps]
+    for chain in chains:
+        for action in chain:
+            actions.append(_placed(action, len(actions)))
+    return tuple(actions)
+
+
+_PREVIOUS = -1
+
+
+def _resume(
+    job: JobStatus,
+    nodes: tuple[int, ...],
+    images_on: tuple[int, ...],
+    yield_frac: float,
+    after_save: int | None,
+) -> list[PlannedAction]:
+    first: tuple[int, ...] = () if after_save is None else (after_save,)
+    restore = PlannedAction(Verb.RESTORE, job.job_id, nodes, yield_frac, first, _needs(nodes, job.memory_mib))
+    if nodes == images_on:
+        return [restore]
+    transfer = PlannedAction(Verb.TRANSFER, job.job_id, nodes, 0.0, first)
+    after_transfer = PlannedAction(Verb.RESTORE, job.job_id, nodes, yield_frac, (_PREVIOUS,), restore.needs_mib)
+    return [transfer, after_transfer]
+
+
+def _placed(action: PlannedAction, position: int) -> PlannedAction:
+    """Give a chain's relative `after` its place in the plan."""
+    if _PREVIOUS not in action.after:
+        return action
+    return PlannedAction(action.verb, action.job_id, action.nodes, action.yield_frac, (position - 1,), action.needs_mib)

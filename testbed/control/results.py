@@ -1,0 +1,128 @@
+"""From the cluster at the end of a run to jobs.csv and summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.scenario import BoundTable
+from testbed.measure.bound import bound
+from testbed.measure.metrics import bounded_stretch
+
+LONG_WINDOW_S = 5.0
+
+
+def stretch_of(live: LiveJob, tau_s: float) -> float | None:
+    """Bounded stretch of a job that ended well, None for any other."""
+    if live.phase is not Phase.DONE or live.end_trace_s is None:
+        return None
+    return float(bounded_stretch(live.end_trace_s - live.job.submit_time_s, live.job.run_time_s, tau_s))
+
+
+def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
+    """Return a row of jobs.csv. Times are trace seconds, but for `penalty_s`, which is measured wall seconds."""
+    job = live.job
+    return (
+        job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s,
+        _rounded(live.start_trace_s, 3), _rounded(live.end_trace_s, 3), _rounded(stretch_of(live, tau_s), 6),
+        _rounded(live.measured_virtual_time_s(), 3), live.preemptions, live.migrations,
+        _rounded(sum(record.penalty_s for record in live.reschedulings), 6),
+        sum(record.bytes_moved for record in live.reschedulings),
+    )  # fmt: skip
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
+    """Mean absolute error of achieved CPU against the cap, in percentage points of a core, and its number of windows.
+
+    Only CPU-bound guests and windows of at least `LONG_WINDOW_S` count: a member of an MPI job also waits for messages,
+    which is no error.
+    """
+    errors = [
+        abs(window.achieved_cores - window.requested_cores) * 100
+        for window in windows
+        if window.program == "eatcpu" and window.window_s >= LONG_WINDOW_S
+    ]
+    return _mean(errors), len(errors)
+
+
+def summarize(
+    cluster: Cluster, recorder: Recorder, bound_table: BoundTable, *, nodes: int, policy: str, complete: bool,
+    wall_s: float, trace_s: float,
+) -> dict[str, object]:  # fmt: skip
+    """Return summary.json: each metric with its value and unit; a value is null where nothing was measured."""
+    jobs = list(cluster.jobs.values())
+    done = [live for live in jobs if live.phase is Phase.DONE]
+    stretches = [stretch for live in done if (stretch := stretch_of(live, bound_table.tau_s)) is not None]
+    records = [record for live in jobs for record in live.reschedulings]
+    finished = [record for record in records if record.complete]
+    lower = (
+        bound([live.job for live in done], nodes, tau_s=bound_table.tau_s, kind=bound_table.kind)
+        if complete and len(done) == len(jobs)
+        else None
+    )
+    preempted = [record for record in records if record.reason == "preemption"]
+    migrated = [record for record in records if record.reason == "migration"]
+    error_pp, windows = _cap_error_pp(recorder.cap_windows)
+    penalties = [record.penalty_s for record in finished]
+    saved = [record for record in records if record.save_s > 0]
+    metrics: dict[str, tuple[float | None, str]] = {
+        "max_stretch": (max(stretches, default=None), "1"),
+        "mean_stretch": (_mean(stretches), "1"),
+        "bound": (lower, "1"),
+        "degradation": (max(stretches) / lower if lower and stretches else None, "1"),
+        "preemptions": (len(preempted), "count"),
+        "migrations": (len(migrated), "count"),
+        "preemptions_per_job": (len(preempted) / len(jobs), "1/job"),
+        "migrations_per_job": (len(migrated) / len(jobs), "1/job"),
+        "restores": (len([record for record in records if record.restore_end_s is not None]), "count"),
+        "restores_on_another_node": (
+            len([record for record in records if record.restore_end_s is not None and record.moved_tasks]),
+            "count",
+        ),
+        "penalty_mean": (_mean(penalties), "wall s"),
+        "penalty_max": (max(penalties, default=None), "wall s"),
+        "penalty_total": (sum(penalties), "wall s"),
+        "preemption_gb": (sum(record.bytes_moved for record in preempted) / 1e9, "GB"),
+        "migration_gb": (sum(record.bytes_moved for record in migrated) / 1e9, "GB"),
+        "preemption_gb_per_s": (
+            sum(r.bytes_moved for r in preempted) / 1e9 / wall_s if wall_s else None,
+            "GB/wall s",
+        ),
+        "migration_gb_per_s": (
+            sum(r.bytes_moved for r in migrated) / 1e9 / wall_s if wall_s else None,
+            "GB/wall s",
+        ),
+        "save_gb_per_s": (
+            sum(r.saved_bytes for r in saved) / 1e9 / sum(r.save_s for r in saved) if saved else None,
+            "GB/wall s",
+        ),
+        "cap_error_mean": (error_pp, "percentage points of a core"),
+        "cap_windows": (windows, "count"),
+        "decide_mean": (_mean(recorder.decide_s), "s"),
+        "decide_max": (max(recorder.decide_s, default=None), "s"),
+        "decisions": (len(recorder.decide_s), "count"),
+        "makespan_trace": (trace_s, "trace s"),
+        "makespan_wall": (wall_s, "wall s"),
+    }
+    return {
+        "policy": policy,
+        "complete": complete,
+        "jobs": len(jobs),
+        "done": len(done),
+        "failed": {str(live.job_id): live.failure for live in jobs if live.failure is not None},
+        "stretch_bound_s": bound_table.tau_s,
+        "bound_kind": bound_table.kind,
+        "metrics": {
+            name: {"value": None if value is None else round(value, 6), "unit": unit}
+            for name, (value, unit) in metrics.items()
+        },
+    }

@@ -1,0 +1,242 @@
+"""Scenario files: what to run, on what, how. Checked whole before anything is started."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from testbed.errors import InputError, UserError, nearest
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+Topology = Literal["linear", "ring", "mesh", "torus", "all-to-all", "tree"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SegmentTable(_Table):
+    """Which part of the trace: jobs by index, a time window, or a week; all of it when nothing is said."""
+
+    first_job: Annotated[int, Field(ge=0)] | None = None
+    jobs: Annotated[int, Field(gt=0)] | None = None
+    start_s: NonNegative | None = None
+    duration_s: Positive | None = None
+    week: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SegmentTable:
+        by_jobs = self.first_job is not None or self.jobs is not None
+        by_time = self.start_s is not None or self.duration_s is not None
+        if by_jobs + by_time + (self.week is not None) > 1:
+            raise ValueError("one of first_job + jobs, start_s + duration_s, or week")
+        if by_time and (self.start_s is None or self.duration_s is None):
+            raise ValueError("start_s and duration_s together")
+        return self
+
+
+class LublinTable(_Table):
+    """A synthetic trace by the Lublin-Feitelson model, with synthetic needs."""
+
+    jobs: Annotated[int, Field(gt=0)]
+    nodes: Annotated[int, Field(gt=0)]
+    seed: Annotated[int, Field(ge=0)]
+    mode: Literal["mixed", "typeless"] = "mixed"
+    load: Positive | None = None
+
+
+class WorkloadTable(_Table):
+    """Where the jobs come from: a trace file (relative to the scenario file), or a model."""
+
+    trace: Path | None = None
+    reading: str | None = None
+    segment: SegmentTable = SegmentTable()
+    lublin: LublinTable | None = None
+
+
+class NodeTable(_Table):
+    """A node: `spawn` starts its agent on this machine; otherwise an agent of that name must be on the bus."""
+
+    name: Name
+    cpus: Positive = 1.0
+    memory_mib: Annotated[int, Field(gt=0)] = 1024
+    driver: str = "process"
+    spawn: bool = True
+
+
+class BrokerTable(_Table):
+    """The message broker: `auto` is Mosquitto where it is installed, else embedded; or an mqtt:// address."""
+
+    address: str = "auto"
+
+    @property
+    def kind(self) -> Literal["auto", "embedded", "mosquitto"] | None:
+        """What to start, or None when `address` is where a broker is already."""
+        for kind in ("auto", "embedded", "mosquitto"):
+            if self.address == kind:
+                return kind
+        return None
+
+
+class ProgramsTable(_Table):
+    """What the jobs run. `iteration_s` is the dedicated time between two looks at the control channel."""
+
+    serial: Literal["eatcpu", "patterns"] = "eatcpu"
+    parallel: Literal["eatcpu", "patterns"] = "patterns"
+    topologies: Annotated[tuple[Topology, ...], Field(min_length=1)] = (
+        "ring",
+        "linear",
+        "all-to-all",
+        "tree",
+        "mesh",
+        "torus",
+    )
+    imbalance: Literal["uniform", "1/i"] = "uniform"
+    message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
+    iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
+    calibration_cpu_s: Annotated[float, Field(ge=0.2, le=60)] = 1.5
+
+
+class DeadlinesTable(_Table):
+    """When the controller gives up on an operation, in wall seconds."""
+
+    announce_s: Positive = 20.0
+    command_s: Positive = 30.0
+    slowest_mib_per_s: Positive = 10.0
+    node_silence_s: Positive = 6.0
+    lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
+    tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+
+class BoundTable(_Table):
+    """The offline lower bound that stretches are compared with [RR Theorem 1]."""
+
+    kind: Literal["theorem1", "fluid"] = "theorem1"
+    tau_s: Positive = 10.0
+
+
+class Scenario(_Table):
+    """One scenario file. Trace seconds divided by `time_scale` are wall seconds."""
+
+    name: Name
+    description: str = ""
+    lab: Name = "local"
+    policy: tuple[str, ...] = Field(min_length=1)
+    period_s: Positive = 600.0
+    time_scale: Positive = 1.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    workload: WorkloadTable
+    nodes: tuple[NodeTable, ...] = Field(min_length=1)
+    broker: BrokerTable = BrokerTable()
+    programs: ProgramsTable = ProgramsTable()
+    deadlines: DeadlinesTable = DeadlinesTable()
+    bound: BoundTable = BoundTable()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_policy_is_a_list(cls, data: object) -> object:
+        if isinstance(data, dict) and isinstance(data.get("policy"), str):
+            return {**data, "policy": (data["policy"],)}
+        return data
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Scenario:
+        names = [node.name for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError("nodes with different names")
+        return self
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Scenario
+    for step in location:
+        if isinstance(step, int):
+            continue
+        field = model.model_fields.get(step)
+        if field is None:
+            return []
+        found = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
+        if not found:
+            return []
+        model = found[0]
+    return list(model.model_fields)
+
+
+def _types(annotation: object) -> list[object]:
+    arguments = getattr(annotation, "__args__", None)
+    return [t for a in arguments for t in _types(a)] if arguments else [annotation]
+
+
+def _explain(path: Path, error: ErrorDetails) -> UserError:
+    location = error["loc"]
+    key = ".".join(str(step) for step in location) or "scenario"
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        hint = nearest(str(location[-1]), known) or f"; known: {', '.join(known)}"
+        return UserError(f"{path}: unknown key {key}{hint}")
+    if error["type"] == "missing":
+        return UserError(f"{path}: missing key {key}")
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    found = error["input"]
+    if isinstance(found, BaseModel | dict | list | tuple):
+        return UserError(f"{path}: {key}: expected {message}")
+    return InputError(str(path), key, found, message)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check a scenario file, or raise an error that names file, key, value and what would be right."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the scenario: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from error
+    return check_scenario(data, path)
+
+
+def check_scenario(data: dict[str, object], path: Path) -> Scenario:
+    """Check the content of a scenario; `path` is for messages, and what its relative paths start from."""
+    try:
+        scenario = Scenario.model_validate(data)
+    except ValidationError as error:
+        raise _explain(path, error.errors()[0]) from None
+    trace = scenario.workload.trace
+    if trace is not None and not trace.is_absolute():
+        workload = scenario.workload.model_copy(update={"trace": path.parent / trace})
+        scenario = scenario.model_copy(update={"workload": workload})
+    return scenario
+
+
+def override(
+    scenario: Scenario,
+    *,
+    policies: tuple[str, ...] = (),
+    trace: Path | None = None,
+    time_scale: float | None = None,
+    seed: int | None = None,
+) -> Scenario:
+    """Return the scenario with what the command line says instead."""
+    changes: dict[str, object] = {}
+    if policies:
+        changes["policy"] = policies
+    if trace is not None:
+        changes["workload"] = scenario.workload.model_copy(update={"trace": trace, "lublin": None})
+    if time_scale is not None:
+        changes["time_scale"] = check_time_scale(time_scale, "--time-scale")
+    if seed is not None:
+        changes["seed"] = seed
+    return scenario.model_copy(update=changes)
+
+
+def check_time_scale(value: float, where: str) -> float:
+    """Return a valid time scale, or raise `InputError`."""
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(where, "time_scale", value, "a finite number > 0")
+    return value

@@ -1,0 +1,257 @@
+"""One run from its beginning to its end: directory, lab, lease, calibration, replay, teardown, results."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from testbed import __version__
+from testbed.bus.messages import Calibrate
+from testbed.bus.protocol import Bus
+from testbed.bus.requests import Requester
+from testbed.control.clock import ReplayClock
+from testbed.control.cluster import Cluster
+from testbed.control.conductor import Conductor
+from testbed.control.fleet import Fleet
+from testbed.control.guests import check_floor, live_jobs
+from testbed.control.labs import OpenLab
+from testbed.control.lease import hold_lease, new_token
+from testbed.control.operations import Operations
+from testbed.control.recorder import Recorder
+from testbed.control.results import job_row, summarize
+from testbed.control.scenario import Scenario
+from testbed.control.snapshot import Display, UseMeter, take_snapshot
+from testbed.errors import UserError
+from testbed.measure.rundir import RunDirectory
+from testbed.policies.view import Policy
+from testbed.workload.jobs import Job
+
+SNAPSHOT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Where the run was written, and its summary.json."""
+
+    path: Path
+    summary: dict[str, object]
+
+
+def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
+    """Raise `UserError` for a job that can never run, before anything is started."""
+    shapes = {(node.cpus, node.memory_mib) for node in scenario.nodes}
+    if len(shapes) > 1:
+        raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")
+    count = len(scenario.nodes)
+    for job in jobs:
+        if not policy.can_ever_run(job.tasks, job.mem_req_frac, count):
+            raise UserError(
+                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} do not fit on {count} "
+                f"nodes under {policy.name}: expected a smaller job or more nodes"
+            )
+
+
+def check_disk(path: Path, scenario: Scenario) -> None:
+    """Raise `UserError` if the images of this machine's nodes may not fit.
+
+    They need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
+    """
+    need_mib = 2 * sum(node.memory_mib for node in scenario.nodes if node.spawn)
+    free_mib = shutil.disk_usage(path).free >> 20
+    if free_mib < need_mib:
+        raise UserError(
+            f"{path}: {free_mib} MiB free: expected at least {need_mib} MiB for images of saved guests "
+            "(twice the memory of the nodes on this machine); choose another place with --out"
+        )
+
+
+async def run_session(
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: OpenLab, display: Display
+) -> RunResult:
+    """Replay `jobs` under `policy` on a lab and write the run directory `path`.
+
+    What was measured is kept whatever happens: on cancellation the results so far are written, marked incomplete, and
+    `CancelledError` goes on. Raises `UserError` for what the user can mend, `RunError` otherwise.
+    """
+    check_jobs(jobs, policy, scenario)
+    run_tag = os.urandom(3).hex()
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+    directory = RunDirectory(path, {"run": path.name, "lab": scenario.lab, "policy": policy.name})
+    directory.open()
+    clock = ReplayClock(scenario.time_scale)
+    recorder = Recorder(
+        directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=time.time_ns(), watch=display.line
+    )
+    recorder.journal("begin", scenario=scenario.name, policy=policy.name, run_tag=run_tag)
+    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display)
+    try:
+        check_disk(path, scenario)
+        async with open_lab(scenario, path, f"controller-{run_tag}") as bus:
+            await session.drive(bus)
+            teardown_s = loop.time()
+        recorder.journal("teardown", elapsed_s=round(loop.time() - teardown_s, 6))
+        return session.finish(complete=True)
+    except BaseException as error:
+        recorder.journal("aborted", reason=str(error) or type(error).__name__)
+        if session.cluster is None and isinstance(error, UserError):
+            directory.close()
+            shutil.rmtree(path)  # nothing was measured: a refused run leaves nothing
+        else:
+            session.finish(complete=False)
+        raise
+    finally:
+        directory.close()
+
+
+class _Session:
+    """State of one run between its phases."""
+
+    def __init__(
+        self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
+        recorder: Recorder, display: Display,
+    ) -> None:  # fmt: skip
+        self._scenario = scenario
+        self._policy = policy
+        self._jobs = jobs
+        self._path = path
+        self._run_tag = run_tag
+        self._clock = clock
+        self._recorder = recorder
+        self._display = display
+        self.cluster: Cluster | None = None
+
+    async def drive(self, bus: Bus) -> None:
+        """Take the lab and replay the jobs."""
+        scenario = self._scenario
+        token = new_token()
+        requester = Requester(bus, scenario.lab, f"controller-{self._run_tag}", lambda: token)
+        names = [node.name for node in scenario.nodes]
+        fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
+        async with hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s), requester:
+            await fleet.open()
+            await fleet.wait_for_all(scenario.deadlines.announce_s)
+            facts = [fleet.facts(node.index) for node in fleet.nodes]
+            check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
+            self._display.line(
+                0.0, f"{len(facts)} nodes are there: {', '.join(names)}; measuring how fast their cores are"
+            )
+            rates = await self._calibrate(fleet)
+            await self._replay(fleet, sum(rates) / len(rates), rates)
+
+    async def _calibrate(self, fleet: Fleet) -> list[float]:
+        """Work units a core does in a second, by node; one after the other, as nodes may share a machine."""
+        cpu_s = self._scenario.programs.calibration_cpu_s
+        rates = []
+        for node in fleet.nodes:
+            result = await fleet.call(node.index, Calibrate(cpu_s=cpu_s), cpu_s * 10 + 20)
+            rates.append(msgspec.convert(result["units_per_core_s"], float))
+        self._recorder.journal("calibration", units_per_core_s=rates)
+        return rates
+
+    async def _replay(self, fleet: Fleet, units_per_core_s: float, rates: Sequence[float]) -> None:
+        scenario, clock, recorder = self._scenario, self._clock, self._recorder
+        facts = [fleet.facts(node.index) for node in fleet.nodes]
+        jobs = live_jobs(self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, units_per_core_s)
+        self.cluster = Cluster(jobs, len(fleet.nodes))
+        conductor = Conductor(
+            self.cluster, self._policy, clock, Operations(fleet, scenario.deadlines), recorder,
+            [fact.memory_mib for fact in facts], scenario.deadlines,
+        )  # fmt: skip
+        fleet.on_guest_event = conductor.tracker.guest_event
+        fleet.on_telemetry = conductor.tracker.telemetry
+        fleet.on_node_change = conductor.node_changed
+        recorder.node_names = [node.name for node in fleet.nodes]
+        clock.start()
+        self._write_manifest(fleet, rates)
+        recorder.journal("replay", jobs=len(jobs))
+        async with asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(fleet.watch(), name="watch nodes"),
+                group.create_task(self._show(conductor, fleet), name="display"),
+            ]
+            try:
+                await conductor.run()
+            finally:
+                fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
+            for task in beside:
+                task.cancel()
+
+    async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
+        meter = UseMeter()
+        while True:
+            self._display.show(
+                take_snapshot(
+                    conductor.cluster,
+                    conductor.executor,
+                    fleet,
+                    meter,
+                    self._clock.trace_s(),
+                    self._clock.wall_s(),
+                )
+            )
+            await asyncio.sleep(SNAPSHOT_S)
+
+    def _write_manifest(self, fleet: Fleet, rates: Sequence[float]) -> None:
+        scenario = self._scenario
+        self._recorder.directory.write_manifest(
+            {
+                "run": self._path.name,
+                "run_tag": self._run_tag,
+                "policy": self._policy.name,
+                "period_s": self._policy.period_s,
+                "seed": scenario.seed,
+                "scenario": scenario.model_dump(mode="json"),
+                "versions": {
+                    "testbed": __version__,
+                    "python": platform.python_version(),
+                    **{name: version(name) for name in ("numpy", "aiomqtt", "mpi4py", "mpich", "psutil")},
+                },
+                "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
+                "nodes": {
+                    node.name: {
+                        "units_per_core_s": rate,
+                        "facts": msgspec.to_builtins(node.facts) if node.facts else None,
+                    }
+                    for node, rate in zip(fleet.nodes, rates, strict=True)
+                },
+                "clocks": {
+                    "anchor_unix_ns": self._recorder.anchor_ns,
+                    "replay_begin_s": self._recorder.now_s(),
+                    "time_scale": scenario.time_scale,
+                    "note": "t_s counts from the anchor; trace second 0 is at replay_begin_s",
+                },
+            }
+        )
+
+    def finish(self, *, complete: bool) -> RunResult:
+        """Write jobs.csv and summary.json from what is known now."""
+        cluster = self.cluster or Cluster([], len(self._scenario.nodes))
+        tau_s = self._scenario.bound.tau_s
+        self._recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
+        ends = [live.end_trace_s for live in cluster.jobs.values() if live.end_trace_s is not None]
+        trace_s = max(ends, default=0.0)
+        summary = {
+            "scenario": self._scenario.name,
+            **summarize(
+                cluster,
+                self._recorder,
+                self._scenario.bound,
+                nodes=len(self._scenario.nodes),
+                policy=self._policy.name,
+                complete=complete,
+                wall_s=trace_s / self._scenario.time_scale,
+                trace_s=trace_s,
+            ),
+        }
+        self._recorder.directory.write_summary(summary)
+        return RunResult(self._path, summary)

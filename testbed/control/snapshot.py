@@ -1,0 +1,134 @@
+"""What a person watches while a run goes on: a plain picture of the moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed.control.cluster import Cluster, Phase
+from testbed.control.executor import Executor
+from testbed.control.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPicture:
+    """One guest on a node; caps and use in cores."""
+
+    job: int
+    task: int
+    phase: str
+    cap_cores: float
+    used_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodePicture:
+    """One node; memory in MiB."""
+
+    name: str
+    online: bool
+    cpus: float
+    memory_mib: int
+    memory_held_mib: int
+    guests: tuple[GuestPicture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The run at one moment; `work_frac` is the share of all work that is done, `eta_s` None when unknown."""
+
+    trace_s: float
+    wall_s: float
+    eta_s: float | None
+    work_frac: float
+    coming: int
+    waiting: int
+    running: int
+    paused: int
+    done: int
+    failed: int
+    in_flight: int
+    pending: int
+    reschedulings: int
+    penalty_s: float
+    nodes: tuple[NodePicture, ...]
+
+
+class Display(Protocol):
+    """Shows a run to a person."""
+
+    def line(self, trace_s: float, text: str) -> None:
+        """Something happened at a trace second."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The picture of the moment, a few times a second."""
+
+
+class UseMeter:
+    """Cores that each guest used between its last two samples."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, float, float]] = {}
+
+    def use(self, guest: str, mono_ns: int, cpu_s: float) -> float:
+        """Take a sample, return the cores used since the one before."""
+        before = self._last.get(guest)
+        if before is None or cpu_s < before[1]:
+            self._last[guest] = (mono_ns, cpu_s, 0.0)
+            return 0.0
+        if mono_ns <= before[0]:
+            return before[2]
+        used = (cpu_s - before[1]) / ((mono_ns - before[0]) / 1e9)
+        self._last[guest] = (mono_ns, cpu_s, used)
+        return used
+
+
+def take_snapshot(
+    cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float
+) -> Snapshot:
+    """Draw the picture of this moment."""
+    phases = [live.phase for live in cluster.jobs.values()]
+    work = sum(live.job.run_time_s * live.job.tasks * live.job.cpu_need_frac for live in cluster.jobs.values())
+    done = sum(
+        min(1.0, live.measured_virtual_time_s() / live.job.run_time_s)
+        * live.job.run_time_s * live.job.tasks * live.job.cpu_need_frac
+        for live in cluster.jobs.values()
+    )  # fmt: skip
+    frac = done / work if work else 1.0
+    records = [record for live in cluster.jobs.values() for record in live.reschedulings]
+    nodes = []
+    for node in fleet.nodes:
+        samples = {} if node.telemetry is None else {sample.guest: sample for sample in node.telemetry.guests}
+        guests = []
+        held_mib = 0
+        for live in cluster.jobs.values():
+            for task, where in enumerate(live.running_on or ()):
+                if where != node.index:
+                    continue
+                held_mib += live.memory_mib
+                sample = samples.get(live.specs[task].guest)
+                used = 0.0
+                if sample is not None and node.telemetry is not None:
+                    used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
+                cap = live.yield_frac * live.specs[task].cpu_cores
+                guests.append(GuestPicture(live.job_id, task, live.phase.value, cap, used))
+        cpus = node.facts.cpus if node.facts else 0.0
+        memory_mib = node.facts.memory_mib if node.facts else 0
+        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests)))
+    return Snapshot(
+        trace_s=trace_s,
+        wall_s=wall_s,
+        eta_s=wall_s * (1 - frac) / frac if frac > 0.05 else None,
+        work_frac=frac,
+        coming=phases.count(Phase.COMING),
+        waiting=sum(1 for live in cluster.active() if live.intended is None and not live.was_started),
+        running=sum(1 for live in cluster.active() if live.intended is not None),
+        paused=sum(1 for live in cluster.active() if live.intended is None and live.was_started),
+        done=phases.count(Phase.DONE),
+        failed=phases.count(Phase.FAILED),
+        in_flight=executor.in_flight,
+        pending=executor.pending,
+        reschedulings=sum(1 for record in records if record.complete),
+        penalty_s=sum(record.penalty_s for record in records if record.complete),
+        nodes=tuple(nodes),
+    )

@@ -1,0 +1,143 @@
+"""What agents report of guests, turned into the progress, the end or the failure of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.bus.messages import GuestEvent, GuestSample, Telemetry
+from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.fleet import Node
+from testbed.control.recorder import CapWindow, Recorder
+
+SHORTEST_WINDOW_S = 2.0
+
+
+@dataclass(slots=True)
+class _OpenWindow:
+    cap_cores: float
+    begin_ns: int
+    begin_cpu_s: float
+    last_ns: int
+    last_cpu_s: float
+
+
+class Tracker:
+    """Follows the guests.
+
+    Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
+    task has ended well, `on_failed(job, reason)` when one has not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        recorder: Recorder,
+        on_progress: Callable[[LiveJob], None],
+        on_done: Callable[[LiveJob], None],
+        on_failed: Callable[[LiveJob, str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._recorder = recorder
+        self._on_progress = on_progress
+        self._on_done = on_done
+        self._on_failed = on_failed
+        self._tasks = {spec.guest: (live, spec.task) for live in cluster.jobs.values() for spec in live.specs}
+        self._windows: dict[str, _OpenWindow] = {}
+
+    def guest_event(self, node: int, event: GuestEvent) -> None:
+        """Take what a guest did by itself; what does not fit the job's state is journalled and ignored."""
+        known = self._tasks.get(event.guest)
+        if known is None:
+            return
+        live, task = known
+        self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
+        if live.ended or live.running_on is None or live.running_on[task] != node:
+            return
+        if event.event == "progress":
+            live.progress_s = self._recorder.now_s()
+            self._advance(live, task, event.detail.get("units"))
+            live.progressed.add(task)
+            if len(live.progressed) == len(live.specs):
+                self._on_progress(live)
+        elif event.event == "done":
+            self._advance(live, task, event.detail.get("units"))
+            live.checksums[task] = str(event.detail.get("checksum", ""))
+            live.finished_tasks.add(task)
+            if len(live.finished_tasks) == len(live.specs):
+                self._on_done(live)
+        elif event.event == "failed":
+            reason = str(event.detail.get("reason", "it ended without a word"))
+            self._on_failed(live, f"task {task}: {reason}")
+
+    def telemetry(self, node: Node, record: Telemetry) -> None:
+        """Take a node's sample of the second."""
+        tags = {"node": node.name}
+        self._recorder.point(
+            "node",
+            tags,
+            {
+                "cpu_frac": record.cpu_frac,
+                "memory_used_mib": record.memory_used_mib,
+                "disk_read_mib": record.disk_read_mib,
+                "disk_written_mib": record.disk_written_mib,
+                "net_received_mib": record.net_received_mib,
+                "net_sent_mib": record.net_sent_mib,
+                "agent_cpu_s": record.agent_cpu_s,
+                "agent_rss_mib": record.agent_rss_mib,
+            },
+        )
+        for sample in record.guests:
+            self._sample(node, record.mono_ns, sample)
+
+    def _sample(self, node: Node, mono_ns: int, sample: GuestSample) -> None:
+        known = self._tasks.get(sample.guest)
+        if known is None:
+            return
+        live, task = known
+        tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
+        self._recorder.point(
+            "guest",
+            tags,
+            {
+                "cap_cores": sample.cap_cores,
+                "cpu_s": sample.cpu_s,
+                "rss_mib": sample.rss_mib,
+                "read_mib": sample.read_mib,
+                "written_mib": sample.written_mib,
+                "units_done": sample.units_done,
+            },
+        )
+        if live.running_on is None or live.running_on[task] != node.index or live.ended:
+            return
+        if sample.units_done > live.units_done[task]:
+            self._advance(live, task, sample.units_done)
+            live.progress_s = self._recorder.now_s()
+        self._window(live, task, mono_ns, sample, tags)
+
+    def _advance(self, live: LiveJob, task: int, units: object) -> None:
+        if isinstance(units, int):
+            live.units_done[task] = max(live.units_done[task], units)
+
+    def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
+        window = self._windows.get(sample.guest)
+        steady = live.phase is Phase.RUNNING and live.advances and not live.finished_tasks
+        if window is not None and (not steady or sample.cap_cores != window.cap_cores):
+            self._close_window(live, task, window, tags)
+            window = self._windows.pop(sample.guest, None) and None
+        if not steady:
+            return
+        if window is None:
+            self._windows[sample.guest] = _OpenWindow(sample.cap_cores, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+            return
+        window.last_ns, window.last_cpu_s = mono_ns, sample.cpu_s
+        if mono_ns - window.begin_ns >= 10 * 10**9:
+            self._close_window(live, task, window, tags)
+            self._windows[sample.guest] = _OpenWindow(sample.cap_cores, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+
+    def _close_window(self, live: LiveJob, task: int, window: _OpenWindow, tags: dict[str, str]) -> None:
+        length_s = (window.last_ns - window.begin_ns) / 1e9
+        if length_s >= SHORTEST_WINDOW_S:
+            used_s = window.last_cpu_s - window.begin_cpu_s
+            program = live.specs[task].program.name
+            self._recorder.cap_window(tags, CapWindow(program, window.cap_cores, used_s / length_s, length_s))

@@ -1,0 +1,47 @@
+"""Errors that a person reads: one line that says what was looked for and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TestbedError(Exception):
+    """Base of all errors of the testbed; `exit_code` is what the command line returns."""
+
+    __test__ = False  # the name begins with "Test", yet it is not one
+    exit_code = 1
+
+
+class UserError(TestbedError):
+    """Something that the user gave is wrong: a file, a key, a value, a name (exit code 2)."""
+
+    exit_code = 2
+
+
+class InputError(UserError):
+    """A file holds a bad value.
+
+    `where` is the file, with `:line` where there is one; `field` the key or column; `found` the value
+    as it was read; `expected` what would be right.
+    """
+
+    def __init__(self, where: str, field: str, found: object, expected: str) -> None:
+        self.where = where
+        self.field = field
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{where}: {field} = {found!r}: expected {expected}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.where, self.field, self.found, self.expected)
+
+
+class RunError(TestbedError):
+    """A run could not do what it was asked, through no fault in its input (exit code 1)."""
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
+    """Return the known words nearest to `word`, as the end of a sentence, or an empty string."""
+    matches = get_close_matches(word, list(known), n=count, cutoff=0.5)
+    return f"; nearest: {', '.join(matches)}" if matches else ""

@@ -1,0 +1,1 @@
+"""Scheduling policies: pure functions from a view of the cluster to a decision."""

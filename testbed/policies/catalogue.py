@@ -1,0 +1,101 @@
+"""Policies by name: the scheme of [RR], the batch baselines, and plug-ins.
+
+A plug-in is an entry point of the group `testbed.policies`. Its name is the name of a policy, or of a family
+of policies: the part before the first "/". It is a callable that gets the whole name as the user wrote it and
+the period in seconds, and returns a `testbed.policies.view.Policy`; it raises `UserError` for a name of its
+family that it does not know.
+
+    [project.entry-points."testbed.policies"]
+    SJF = "my_package.policies:shortest_job_first"
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from testbed.errors import UserError, nearest
+from testbed.policies.batch import BatchPolicy
+from testbed.policies.configuration import (
+    DEFAULT_PERIOD_S,
+    Configuration,
+    NotInGrammarError,
+    Optimise,
+    Periodic,
+    catalogue,
+    parse_configuration,
+)
+from testbed.policies.dfrs import DfrsPolicy
+from testbed.policies.view import Policy
+
+PLUGIN_GROUP = "testbed.policies"
+
+BATCH: tuple[Policy, ...] = (
+    BatchPolicy("FCFS", backfill=False),
+    BatchPolicy("EASY", backfill=True),
+    BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
+)
+
+GRAMMAR = {
+    "<on submission>": "Greedy, GreedyP (may pause running jobs), GreedyPM (may move them too), MCB8, nothing",
+    " *": "when a job completes, waiting and paused jobs are tried too (MCB8 after MCB8, else Greedy)",
+    "/per": "MCB8 maps all jobs anew at every multiple of the period",
+    "/stretch-per": "the same, for the least maximum stretch in place of the largest minimum yield",
+    "/OPT=MIN": "CPU that is left raises the minimum yield again and again",
+    "/OPT=AVG": "CPU that is left raises the average yield (after /stretch-per: lowers the average stretch)",
+    "/OPT=MAX": "after /stretch-per only: CPU that is left lowers the maximum stretch again and again",
+    "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
+    "/MINFT=s": "the same with flow time, the time since submission",
+    "FCFS": "batch: whole nodes, in order of submission",
+    "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
+    "EASY/2011": "EASY that backfills only beside the reservation, as in the tables published in 2011",
+}
+
+
+def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
+    """Return the policy of that name; case is forgiven and spaces are optional.
+
+    `period_s` is the period of those that act periodically, in seconds of trace time. Raises UserError for an
+    unknown name, with the nearest known ones, and for one that is in the catalogue but not available.
+    """
+    plain = "".join(name.split()).casefold()
+    for policy in BATCH:
+        if policy.name.casefold() == plain:
+            return policy
+    try:
+        configuration = parse_configuration(name, period_s)
+    except NotInGrammarError as error:
+        return _from_plugin(name, plain, period_s, error)
+    if missing := _missing(configuration):
+        raise UserError(f"policy {configuration.name!r}: {missing} is not available in this version")
+    return DfrsPolicy(configuration)
+
+
+def available() -> list[str]:
+    """Return the names that `parse` accepts, 300 s and 600 s standing for all limits; plug-ins come last."""
+    names = [policy.name for policy in BATCH]
+    names += [each.name for each in catalogue() if not _missing(each)]
+    return names + sorted(point.name for point in _plugins())
+
+
+def _missing(configuration: Configuration) -> str | None:
+    """Say which part of a name has no implementation yet, if one has not."""
+    if configuration.periodic is Periodic.MCB8_STRETCH:
+        return "stretch-per"
+    if configuration.optimise is not Optimise.MIN:
+        return f"OPT={configuration.optimise.value}"
+    return None
+
+
+def _plugins() -> list[EntryPoint]:
+    return list(entry_points(group=PLUGIN_GROUP))
+
+
+def _from_plugin(name: str, plain: str, period_s: float, error: NotInGrammarError) -> Policy:
+    family = plain.split("/", maxsplit=1)[0]
+    for point in _plugins():
+        if point.name.casefold() in {plain, family}:
+            policy: Policy = point.load()(name, period_s)
+            return policy
+    known = [*available(), *(each.name for each in catalogue() if _missing(each))]
+    # Names mix cases, and likeness does not forgive them.
+    raise UserError(f"{error}{nearest(name.strip(), known) or nearest(name.strip().upper(), known)}") from None

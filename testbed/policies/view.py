@@ -1,0 +1,98 @@
+"""What a policy sees and what it answers: flat arrays, no clock, no I/O.
+
+Jobs are rows, in order of submission. The tasks of row j are the elements `offset[j]:offset[j + 1]` of
+`task_node`, where `offset` is the running sum of `tasks`; tasks of a job are interchangeable.
+The same arrays come from the simulated and from the live world, and they are journalled whole, so that a
+recorded decision can be made again, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NOT_PLACED = -1
+
+
+class JobState(IntEnum):
+    """Where a job that was submitted and has not ended stands."""
+
+    WAITING = 0
+    RUNNING = 1
+    PAUSED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterView:
+    """The cluster at one instant, J jobs and N nodes; times in trace seconds, needs as fractions of a node.
+
+    A running job may sit on a node that is no longer available; a decision must not place tasks there.
+    """
+
+    time_s: float
+    node_available: NDArray[np.bool_]  # (N,)
+    job_id: Ints  # (J,)
+    submit_time_s: Floats  # (J,)
+    tasks: Ints  # (J,)
+    cpu_need_frac: Floats  # (J,)
+    mem_req_frac: Floats  # (J,)
+    virtual_time_s: Floats  # (J,)
+    state: NDArray[np.int8]  # (J,) of JobState
+    task_node: Ints  # (sum of tasks,), NOT_PLACED for every task of a job that is not running
+    start_time_s: Floats  # (J,) first start, NaN before it
+    estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened since the last decision, coalesced; handled in the order of the fields [RR 4.4].
+
+    `completed` holds ids of jobs that are no longer in the view; `submitted` ids of jobs that are in it,
+    waiting, in order of submission: they are handled one by one, and none sees a later one.
+    `changed` says that the set of available nodes changed or that an action failed.
+    """
+
+    completed: tuple[int, ...] = ()
+    submitted: tuple[int, ...] = ()
+    periodic: bool = False
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """Which job runs where and how fast: rows and tasks as in the view that it answers.
+
+    Every task of a running job has a node and the job a yield in (0, 1]; the others NOT_PLACED and 0.
+    """
+
+    task_node: Ints  # (sum of tasks,)
+    yield_frac: Floats  # (J,)
+
+
+class Policy(Protocol):
+    """A scheduling policy: a frozen configuration and one pure function."""
+
+    @property
+    def name(self) -> str:
+        """The catalogue name, printed exactly as parsed names are printed."""
+
+    @property
+    def needs_estimates(self) -> bool:
+        """Whether run time estimates are shown to it (batch policies)."""
+
+    @property
+    def period_s(self) -> float | None:
+        """Seconds of trace time between periodic passes at multiples of it, or None for no passes."""
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """Whether a job of this shape fits an empty cluster of `nodes` nodes under this policy."""
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Answer an event; the view is not changed."""

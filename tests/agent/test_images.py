@@ -1,0 +1,91 @@
+"""Images between nodes: only for the holder of the lease, resumed where it broke off, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.images import ImageFetcher, ImageServer, ImageStore
+from testbed.bus.messages import ImageRef
+
+CONTENT = bytes(range(256)) * 9000
+REF = ImageRef(image="a-s1.img", bytes=len(CONTENT), digest=hashlib.sha256(CONTENT).hexdigest())
+
+
+@asynccontextmanager
+async def two_stores(
+    tmp_path: Path, lease: str = "t"
+) -> AsyncIterator[tuple[ImageStore, ImageStore, ImageFetcher, int]]:
+    source, target = ImageStore(tmp_path / "a"), ImageStore(tmp_path / "b")
+    (tmp_path / "a" / REF.image).write_bytes(CONTENT)
+    server = ImageServer(source, lambda given: given == "t")
+    await server.open("127.0.0.1")
+    try:
+        yield source, target, ImageFetcher(target, lambda: lease), server.port
+    finally:
+        await server.close()
+
+
+def test_an_image_arrives_whole_and_a_second_fetch_moves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_stores(tmp_path) as (_, target, fetcher, port):
+            assert await fetcher.fetch(REF, "127.0.0.1", port) == {"bytes": len(CONTENT)}
+            assert target.path(REF.image).read_bytes() == CONTENT
+            assert await fetcher.fetch(REF, "127.0.0.1", port) == {"bytes": 0}
+            assert [path.name for path in target.folder.iterdir()] == [REF.image]
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_broke_off_is_resumed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_stores(tmp_path) as (_, target, fetcher, port):
+            (target.folder / (REF.image + ".part")).write_bytes(CONTENT[:1_000_001])
+            assert await fetcher.fetch(REF, "127.0.0.1", port) == {"bytes": len(CONTENT) - 1_000_001}
+            assert target.path(REF.image).read_bytes() == CONTENT
+
+    asyncio.run(main())
+
+
+def test_a_wrong_content_never_gets_the_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_stores(tmp_path) as (_, target, fetcher, port):
+            (target.folder / (REF.image + ".part")).write_bytes(b"x" * 1000)
+            with pytest.raises(DriverError, match="digest"):
+                await fetcher.fetch(REF, "127.0.0.1", port)
+            assert list(target.folder.iterdir()) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("token", "image", "words"), [("no", REF.image, "token"), ("t", "b-s1.img", "b-s1.img")])
+def test_a_stranger_and_a_missing_image_are_refused(tmp_path: Path, token: str, image: str, words: str) -> None:
+    async def main() -> None:
+        async with two_stores(tmp_path, token) as (_, target, fetcher, port):
+            with pytest.raises(DriverError, match=words):
+                await fetcher.fetch(ImageRef(image=image, bytes=5, digest="0"), "127.0.0.1", port)
+            assert list(target.folder.iterdir()) == []
+
+    asyncio.run(main())
+
+
+def test_nobody_there_is_one_clear_error(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_stores(tmp_path) as (_, _, fetcher, port):
+            pass
+        with pytest.raises(DriverError, match=rf"a-s1\.img from 127\.0\.0\.1:{port}"):
+            await fetcher.fetch(REF, "127.0.0.1", port)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["../x.img", "/etc/x.img", "a/b.img", "x", ".img", "A.img", "a..img", "a.img\n"])
+def test_names_that_could_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DriverError, match="image name"):
+        ImageStore(tmp_path).path(name)

@@ -1,0 +1,88 @@
+"""The lease: whom an agent obeys, by its own clock, state by event."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.lease import LeaseGuard
+from testbed.bus.messages import Lease, encode
+
+TOPIC = "testbed/v1/local/lease"
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def record(token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False) -> bytes:
+    return encode(Lease(token=token, holder=token, ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released))
+
+
+def test_nobody_is_obeyed_before_a_lease_is_heard() -> None:
+    guard = LeaseGuard(Clock())
+    assert not guard.allows("")
+    assert not guard.allows("a")
+    assert guard.remaining_s == 0
+
+
+def test_the_holder_is_obeyed_until_it_lets_go() -> None:
+    guard = LeaseGuard(Clock())
+    assert not guard.hear(TOPIC, record("a"))
+    assert guard.allows("a")
+    assert not guard.allows("b")
+    assert not guard.hear(TOPIC, record("b", released=True)), "a stranger cannot release it"
+    assert guard.hear(TOPIC, record("a", released=True))
+    assert not guard.allows("a")
+
+
+def test_another_token_is_ignored_while_the_lease_lives_and_taken_when_it_has_run_out() -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    guard.hear(TOPIC, record("a"))
+    guard.hear(TOPIC, record("b"))
+    assert guard.allows("a")
+    clock.now_s = 10.5
+    assert guard.run_out()
+    assert not guard.run_out(), "it runs out once"
+    guard.hear(TOPIC, record("b"))
+    assert guard.allows("b")
+
+
+def test_a_retained_lease_that_ended_long_ago_is_not_taken() -> None:
+    guard = LeaseGuard(Clock(), unix_s=lambda: 1000.0)
+    guard.hear(TOPIC, record("a", expires_unix_s=999.0))
+    assert not guard.live
+
+
+def test_a_broken_record_changes_nothing() -> None:
+    guard = LeaseGuard(Clock())
+    guard.hear(TOPIC, record("a"))
+    assert not guard.hear(TOPIC, b"{")
+    assert guard.allows("a")
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["renew", "release", "wait"]), st.floats(0, 15))))
+def test_at_most_one_token_is_ever_obeyed(events: list[tuple[str, str, float]]) -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    heard: dict[str, float] = {}
+    for token, event, seconds in events:
+        if event == "wait":
+            clock.now_s += seconds
+        else:
+            guard.hear(TOPIC, record(token, released=event == "release"))
+            if event == "renew":
+                heard[token] = clock.now_s
+            else:
+                heard.pop(token, None)
+        assert not (guard.allows("a") and guard.allows("b"))
+        for known in "ab":
+            if guard.allows(known):
+                assert clock.now_s < heard[known] + 10.0

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.bus.messages import (
+    SCHEMA_VERSION,
+    AnyAction,
+    BadRecordError,
+    Calibrate,
+    Cancel,
+    Command,
+    FetchImage,
+    GuestEvent,
+    GuestSpec,
+    ImageRef,
+    Lease,
+    ListGuests,
+    MpiJoin,
+    NodeStatus,
+    ProgramSpec,
+    Record,
+    Reply,
+    Save,
+    SetCaps,
+    Start,
+    Telemetry,
+    decode,
+    decode_envelope,
+    encode,
+)
+
+RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent, Lease]
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+count = st.integers(0, 2**62)
+size = st.floats(0, 1e12, allow_nan=False)
+programs = st.builds(
+    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=count, topology=text
+)
+specs = st.builds(
+    GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=count
+)
+images = st.builds(ImageRef, image=text, bytes=count, digest=text)
+actions: st.SearchStrategy[AnyAction] = st.one_of(
+    st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images),
+    st.builds(SetCaps, caps=st.dictionaries(text, size)),
+    st.builds(Save, guest=text, image=text, at=st.none() | count),
+    st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
+    st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
+    st.builds(Calibrate, cpu_s=size),
+    st.builds(Cancel, command=text),
+    st.just(ListGuests()),
+)
+commands = st.builds(
+    Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions
+)
+plain = st.recursive(
+    st.none() | st.booleans() | count | size | text,
+    lambda inner: st.lists(inner) | st.dictionaries(text, inner),
+    max_leaves=8,
+)
+STATUSES = ["accepted", "done", "failed", "cancelled", "expired", "rejected"]
+replies = st.builds(
+    Reply, id=text, node=text, status=st.sampled_from(STATUSES), result=st.dictionaries(text, plain), elapsed_s=size
+)
+
+
+@given(commands | replies)
+def test_what_is_encoded_is_decoded(record: Record) -> None:
+    assert decode(type(record), encode(record)) == record
+
+
+@given(commands, st.dictionaries(st.text("uvwxyz", min_size=3), plain, min_size=1))
+def test_unknown_fields_are_ignored_at_every_level(command: Command, news: dict[str, Any]) -> None:
+    raw = json.loads(encode(command))
+    assert decode(Command, json.dumps({**raw, **news, "action": {**raw["action"], **news}})) == command
+
+
+def test_missing_optional_fields_get_their_defaults() -> None:
+    reply = decode(Reply, b'{"v": 1, "id": "a", "node": "n1", "status": "done"}')
+    assert (reply.result, reply.error, reply.elapsed_s, reply.final) == ({}, None, 0.0, True)
+    status = decode(NodeStatus, b'{"v": 1, "node": "n1", "online": false}')
+    assert status.facts is None
+    assert status.boot == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        ('{"id": "a", "node": "n", "status": "done"}', "no schema version"),
+        ('{"v": 0, "id": "a", "node": "n", "status": "done"}', "schema version 0; this side reads 1 to"),
+        (f'{{"v": {SCHEMA_VERSION + 1}, "new": true}}', f"schema version {SCHEMA_VERSION + 1}"),
+        ('{"v": "1", "id": "a", "node": "n", "status": "done"}', r"Expected `int \| null`, got `str` - at `\$.v`"),
+        ('{"v": 1, "node": "n", "status": "done"}', "missing required field `id`"),
+        ('{"v": 1, "id": 7, "node": "n", "status": "done"}', r"Expected `str`, got `int` - at `\$.id`"),
+        ('{"v": 1, "id": "a", "node": "n", "status": "perhaps"}', r"'perhaps' - at `\$.status`"),
+        ('{"v": 1, "id": "a", "node": "n", "status": "done", "elapsed_s": null}', r"at `\$.elapsed_s`"),
+        ("[1]", "Expected `object`"),
+        ("", "truncated"),
+        ('{"v": 1, "id": "a", "node": "n", "status": "done", "result": {"x": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_bad_reply_says_what_is_wrong(raw: str, complaint: str) -> None:
+    with pytest.raises(BadRecordError, match=complaint) as caught:
+        decode(Reply, raw, "some/topic")
+    assert caught.value.topic == "some/topic"
+    assert "some/topic" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_commands_are_a_closed_set() -> None:
+    raw = {"v": 1, "id": "a", "lease": "l", "reply_to": "r", "deadline_s": 1, "action": {"kind": "format-disk"}}
+    with pytest.raises(BadRecordError, match=r"'format-disk' - at `\$.action.kind`"):
+        decode(Command, json.dumps(raw))
+    with pytest.raises(BadRecordError, match=r"at `\$.deadline_s`"):
+        decode(Command, json.dumps({**raw, "action": {"kind": "ping"}, "deadline_s": 0}))
+
+
+def _mutilated(record: bytes, at: int, patch: bytes) -> bytes:
+    at %= len(record) + 1
+    return record[:at] + patch + record[at + len(patch) :]
+
+
+garbage = st.binary(max_size=80) | st.builds(
+    _mutilated, (commands | replies).map(encode), count, st.binary(min_size=1, max_size=4)
+)
+
+
+@given(garbage, st.sampled_from(RECORDS))
+def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, kind: type[Record]) -> None:
+    try:
+        record = decode(kind, payload, "t")
+    except BadRecordError:
+        pass
+    else:
+        assert isinstance(record, kind)
+        assert record.v == SCHEMA_VERSION
+    envelope = decode_envelope(payload)
+    assert isinstance(envelope.id, str)
+
+
+def test_the_sender_of_a_bad_command_can_be_told() -> None:
+    envelope = decode_envelope(b'{"v": 9, "id": "c1", "reply_to": "back", "action": {"kind": "unheard-of"}}')
+    assert (envelope.id, envelope.reply_to) == ("c1", "back")

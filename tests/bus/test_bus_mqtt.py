@@ -1,0 +1,263 @@
+"""What only a bus over the network must do: refuse in time, survive the broker, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import PIPE
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import aiomqtt
+import pytest
+from conftest import MQTT_KINDS, Mailbox, run, world
+
+from testbed.bus.broker import broker
+from testbed.bus.client import BrokerAddress, BusError, MqttBus, Presence
+
+by_broker = pytest.mark.parametrize("kind", MQTT_KINDS)
+
+
+async def refusal(address: BrokerAddress, timeout_s: float = 1.0) -> str:
+    """Return the one line with which a first connection fails, and check that it came in time."""
+    began_s = time.monotonic()
+    with pytest.raises(BusError) as caught:
+        async with MqttBus(address, "c", connect_timeout_s=timeout_s):
+            raise AssertionError("connected")
+    assert time.monotonic() - began_s < timeout_s + 1.5
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_an_address_without_broker_is_told() -> None:
+    async def scenario() -> None:
+        port = unused_port()
+        assert f"mqtt://127.0.0.1:{port}: connection refused" in await refusal(BrokerAddress("127.0.0.1", port))
+        assert "no host of this name" in await refusal(BrokerAddress("no-such-host.invalid"), timeout_s=8.0)
+
+    run(scenario())
+
+
+def test_a_server_that_does_not_speak_is_told() -> None:
+    async def scenario() -> None:
+        here = 0
+        nobody = asyncio.Event()
+
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal here
+            here += 1
+            nobody.clear()
+            await reader.read()
+            writer.close()
+            here -= 1
+            if not here:
+                nobody.set()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+            assert "no MQTT greeting within 0.3 s" in await refusal(address, 0.3)
+            await nobody.wait()  # the client has closed its socket
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2), MqttBus(address, "c"):
+                    pass
+            await nobody.wait()
+
+    run(scenario())
+
+
+@by_broker
+def test_a_wrong_password_is_told(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w:
+            for wrong in (replace(w.address, password="geheim"), replace(w.address, username=None, password=None)):
+                text = await refusal(wrong)
+                assert "check user and password" in text
+                assert "geheim" not in text
+
+    run(scenario())
+
+
+@by_broker
+def test_packets_are_not_delayed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets: list[socket.socket] = []
+    enter = aiomqtt.Client.__aenter__
+
+    async def spy(client: aiomqtt.Client) -> aiomqtt.Client:
+        entered = await enter(client)
+        sockets.append(client._client.socket())
+        return entered
+
+    monkeypatch.setattr(aiomqtt.Client, "__aenter__", spy)
+
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a"):
+            assert sockets[-1].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+    run(scenario())
+
+
+@by_broker
+def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> None:
+    """Sender and receiver live through two restarts in the middle of a stream of QoS 1 messages.
+
+    Mosquitto keeps sessions, so the order in which they come back does not matter. The embedded broker forgets all,
+    and its password changes: there the sender is let in when the receiver has subscribed again.
+    """
+    port = unused_port()
+    keeps = kind == "mosquitto"
+
+    async def scenario() -> None:
+        mail = Mailbox()
+        async with AsyncExitStack() as clients:
+            async with broker(kind, state_dir=tmp_path, port=port) as running:
+                receiver = await clients.enter_async_context(MqttBus(running.address, "receiver"))
+                sender = await clients.enter_async_context(MqttBus(running.address, "sender", ack_timeout_s=2.0))
+                await receiver.subscribe("stream", mail)
+                sending = [asyncio.create_task(sender.publish("stream", b"%d" % n)) for n in range(100)]
+                if keeps:
+                    await mail.count(1)
+                else:
+                    await asyncio.wait(sending)
+                    await mail.count(100)
+            for first in (100, 200):
+                sending += [asyncio.create_task(sender.publish("stream", b"%d" % n)) for n in range(first, first + 50)]
+                await asyncio.sleep(0)
+                async with broker(kind, state_dir=tmp_path, port=port) as running:
+                    receiver.address = running.address
+                    if not keeps:
+                        await receiver.connected.wait()
+                    sender.address = running.address
+                    last = range(first + 50, first + 100)
+                    sending += [asyncio.create_task(sender.publish("stream", b"%d" % n)) for n in last]
+                    if keeps:
+                        await mail.until(lambda got, n=first + 20: b"%d" % n in got)
+                    else:
+                        await asyncio.wait(sending)
+                        await mail.until(lambda got, n=first + 99: b"%d" % n in got)
+            async with broker(kind, state_dir=tmp_path, port=port) as running:
+                sender.address = receiver.address = running.address
+                await asyncio.wait(sending)
+                got = await mail.until(lambda got: len(set(got)) == 300)
+                assert set(got) == {b"%d" % number for number in range(300)}
+                first_seen = list(dict.fromkeys(int(payload) for payload in got))
+                assert first_seen == sorted(first_seen)
+                assert len(got) - 300 <= 3 * 32  # duplicates: what was on the wire at each of three restarts
+                await clients.aclose()
+
+    run(scenario())
+
+
+CLIENT = """
+import asyncio, sys
+from testbed.bus.client import BrokerAddress, MqttBus, Presence
+
+async def main():
+    presence = Presence("lab/c", lambda: b"online", b"offline", b"lost")
+    async with MqttBus(BrokerAddress.parse(sys.argv[1]), "c", presence):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@by_broker
+@pytest.mark.parametrize(("number", "last_word"), [(signal.SIGKILL, b"lost"), (signal.SIGINT, b"offline")])
+def test_the_end_of_a_process_is_seen(kind: str, number: signal.Signals, last_word: bytes) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            seen = Mailbox()
+            await a.subscribe("lab/c", seen)
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", CLIENT, w.address.url, stdout=PIPE, stderr=PIPE
+            )
+            assert child.stdout is not None
+            assert await child.stdout.readline() == b"up\n"
+            os.kill(child.pid, number)
+            assert await seen.count(2) == [b"online", last_word]
+            await child.communicate()
+
+    run(scenario())
+
+
+@by_broker
+def test_a_client_that_falls_silent_is_given_up(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            seen = Mailbox()
+            await a.subscribe("lab/b", seen)
+            presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
+            async with w.bus("b", presence, keepalive_s=1, close_timeout_s=0.05):
+                await seen.count(1)
+                w.wires["b"].freeze()
+                w.wires["b"].accepts = False
+                assert await seen.count(2) == [b"online", b"lost"]
+
+    run(scenario())
+
+
+@by_broker
+def test_a_message_without_acknowledgement_ends_the_connection(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a, w.bus("b", ack_timeout_s=0.2) as b:
+            mail = Mailbox()
+            await a.subscribe("t", mail)
+            w.wires["b"].freeze()
+            publishing = asyncio.create_task(b.publish("t", b"kept"))
+            while b.connected.is_set():
+                await asyncio.sleep(0)
+            w.wires["b"].cut()
+            await publishing
+            assert set(await mail.count(1)) == {b"kept"}
+
+    run(scenario())
+
+
+@by_broker
+def test_what_was_acknowledged_is_handed_on_although_its_sender_leaves(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            mail = Mailbox()
+            await a.subscribe("t", mail)
+            async with w.bus("b") as b:
+                await asyncio.gather(*(b.publish("t", b"%d" % n) for n in range(200)))
+            assert await mail.count(200) == [b"%d" % n for n in range(200)]
+
+    run(scenario())
+
+
+@by_broker
+def test_many_clients_come_at_once(kind: str) -> None:
+    """Subscriptions change while retained messages are sent to those who come again."""
+
+    async def scenario() -> None:
+        async with world(kind) as w:
+            seen = Mailbox()
+
+            async def come(number: int) -> None:
+                name = f"n{number}"
+                presence = Presence(f"lab/{name}", lambda: name.encode(), b"", b"lost")
+                async with MqttBus(w.address, name, presence) as bus:
+                    await bus.subscribe("lab/+", Mailbox())
+                    await bus.subscribe(f"command/{name}", seen)
+                    await bus.publish(f"command/{name}", name.encode())
+
+            for _ in range(3):
+                seen.got.clear()
+                async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                    for number in range(20):
+                        group.create_task(come(number))
+
+    run(scenario())

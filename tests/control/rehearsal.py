@@ -1,0 +1,63 @@
+"""Whole runs in virtual time, for tests: the real controller and agents, and drivers that do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from testbed.control.labs import dry_lab
+from testbed.control.scenario import Scenario, check_scenario
+from testbed.control.session import RunResult, run_session
+from testbed.control.snapshot import Snapshot
+from testbed.control.virtual_time import run_in_virtual_time
+from testbed.measure.rundir import read_journal
+from testbed.policies.catalogue import parse
+from testbed.workload.jobs import Job
+
+BEST = "GreedyPM */per/OPT=MIN/MINVT=600"
+
+
+class Watcher:
+    """Keeps what a display would show; `act` may interfere with the run at each picture."""
+
+    def __init__(self, act: Callable[[Snapshot], None] = lambda _snapshot: None) -> None:
+        self.lines: list[str] = []
+        self.pictures: list[Snapshot] = []
+        self._act = act
+
+    def line(self, trace_s: float, text: str) -> None:
+        self.lines.append(f"{trace_s:.1f} {text}")
+
+    def show(self, snapshot: Snapshot) -> None:
+        self.pictures.append(snapshot)
+        self._act(snapshot)
+
+
+def scenario(count: int = 2, **changes: object) -> Scenario:
+    table: dict[str, object] = {
+        "name": "rehearsal",
+        "policy": BEST,
+        "time_scale": 60,
+        "workload": {},
+        "nodes": [{"name": f"node-{index}", "memory_mib": 1000} for index in range(count)],
+        **changes,
+    }
+    return check_scenario(table, Path("rehearsal.toml"))
+
+
+def rehearse(
+    tmp_path: Path,
+    jobs: Sequence[Job],
+    *,
+    count: int = 2,
+    policy: str = BEST,
+    watcher: Watcher | None = None,
+    **changes: object,
+) -> tuple[RunResult, list[dict]]:
+    """Run the jobs; return the result and the journal."""
+    chosen = scenario(count, **changes)
+    watcher = watcher or Watcher()
+    path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    main = run_session(chosen, parse(policy, chosen.period_s), jobs, path, dry_lab, watcher)
+    result = run_in_virtual_time(main)
+    return result, read_journal(path / "events.jsonl")

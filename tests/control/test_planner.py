@@ -1,0 +1,140 @@
+"""The planner: pure, minimal, and safe to carry out in any order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, plan, stable_nodes
+
+NODES = 4
+MEMORY_MIB = 100
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[JobStatus], dict[int, Target]]:
+    """Jobs in any state and a wanted state, both of which fit the memory of every node."""
+    jobs, wanted = [], {}
+    used_now, used_then = Counter[int](), Counter[int]()
+    for job_id in range(draw(st.integers(1, 6))):
+        tasks, memory = draw(st.integers(1, 4)), draw(st.integers(5, 60))
+        nodes = st.tuples(*[st.integers(0, NODES - 1)] * tasks)
+        state = draw(st.sampled_from(["new", "saved", "running"]))
+        here = draw(nodes)
+        if state == "running":
+            need = Counter({node: count * memory for node, count in Counter(here).items()})
+            if all(used_now[node] + mib <= MEMORY_MIB for node, mib in need.items()):
+                used_now += need
+                jobs.append(
+                    JobStatus(job_id, memory, running_on=here, yield_frac=draw(st.sampled_from([0.25, 0.5, 1.0])))
+                )
+            else:
+                jobs.append(JobStatus(job_id, memory, saved_on=here))
+        else:
+            jobs.append(JobStatus(job_id, memory, saved_on=here if state == "saved" else None))
+        there = draw(st.none() | nodes)
+        if there is not None:
+            need = Counter({node: count * memory for node, count in Counter(there).items()})
+            if all(used_then[node] + mib <= MEMORY_MIB for node, mib in need.items()):
+                used_then += need
+                wanted[job_id] = Target(there, draw(st.sampled_from([0.25, 0.5, 1.0])))
+    return jobs, wanted
+
+
+def carry_out(jobs: list[JobStatus], actions: tuple[PlannedAction, ...], pick: st.DataObject) -> dict[int, JobStatus]:
+    """Carry a plan out, one unblocked action at a time in an order that hypothesis picks."""
+    state = {job.job_id: job for job in jobs}
+    done: set[int] = set()
+    while len(done) < len(actions):
+        used = Counter[int]()
+        for job in state.values():
+            for node in job.running_on or ():
+                used[node] += job.memory_mib
+        assert all(mib <= MEMORY_MIB for mib in used.values())
+        free = [
+            index
+            for index, action in enumerate(actions)
+            if index not in done
+            and set(action.after) <= done
+            and all(used[node] + mib <= MEMORY_MIB for node, mib in action.needs_mib)
+        ]
+        assert free, "nothing is unblocked: the plan is stuck"
+        index = pick.draw(st.sampled_from(free))
+        action, job = actions[index], state[actions[index].job_id]
+        match action.verb:
+            case Verb.SAVE:
+                assert job.running_on == action.nodes
+                state[job.job_id] = JobStatus(job.job_id, job.memory_mib, saved_on=job.running_on)
+            case Verb.TRANSFER:
+                assert job.saved_on is not None
+                state[job.job_id] = JobStatus(job.job_id, job.memory_mib, saved_on=action.nodes)
+            case Verb.CAP:
+                assert job.running_on == action.nodes
+                state[job.job_id] = JobStatus(job.job_id, job.memory_mib, job.running_on, action.yield_frac)
+            case Verb.RESTORE:
+                assert job.saved_on == action.nodes
+                state[job.job_id] = JobStatus(job.job_id, job.memory_mib, action.nodes, action.yield_frac)
+            case Verb.START:
+                assert job.saved_on is None
+                assert job.running_on is None
+                state[job.job_id] = JobStatus(job.job_id, job.memory_mib, action.nodes, action.yield_frac)
+        done.add(index)
+    return state
+
+
+@given(situations(), st.data())
+def test_any_order_of_unblocked_actions_reaches_what_is_wanted(
+    situation: tuple[list[JobStatus], dict[int, Target]], data: st.DataObject
+) -> None:
+    jobs, wanted = situation
+    final = carry_out(jobs, plan(jobs, wanted), data)
+    for job in jobs:
+        target, now = wanted.get(job.job_id), final[job.job_id]
+        if target is None:
+            assert now.running_on is None
+        else:
+            assert now.running_on is not None
+            assert sorted(now.running_on) == sorted(target.nodes)
+            assert now.yield_frac == target.yield_frac
+
+
+@given(situations())
+def test_a_plan_does_nothing_needless(situation: tuple[list[JobStatus], dict[int, Target]]) -> None:
+    jobs, wanted = situation
+    status = {job.job_id: job for job in jobs}
+    for action in plan(jobs, wanted):
+        job, target = status[action.job_id], wanted.get(action.job_id)
+        if action.verb is Verb.SAVE and target is not None:
+            assert sorted(job.running_on or ()) != sorted(target.nodes)
+        if action.verb is Verb.CAP:
+            assert target is not None
+            assert job.yield_frac != target.yield_frac
+        if action.verb is Verb.TRANSFER:
+            assert (job.running_on or job.saved_on) != action.nodes
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.data())
+def test_stable_nodes_moves_as_few_tasks_as_possible(current: list[int], data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, 5), min_size=len(current), max_size=len(current)))
+    placed = stable_nodes(current, wanted)
+    assert Counter(placed) == Counter(wanted)
+    kept = sum(a == b for a, b in zip(current, placed, strict=True))
+    assert kept == sum((Counter(current) & Counter(wanted)).values())
+
+
+def test_a_migration_saves_moves_only_the_image_that_must_and_restores() -> None:
+    actions = plan([JobStatus(7, 10, running_on=(0, 1), yield_frac=1.0)], {7: Target((1, 2), 0.5)})
+    assert [(a.verb, a.nodes, a.after) for a in actions] == [
+        (Verb.SAVE, (0, 1), ()),
+        (Verb.TRANSFER, (2, 1), (0,)),
+        (Verb.RESTORE, (2, 1), (1,)),
+    ]
+    assert actions[2].needs_mib == ((1, 10), (2, 10))
+
+
+def test_cuts_of_caps_come_before_raises() -> None:
+    jobs = [JobStatus(1, 10, (0,), 0.5), JobStatus(2, 10, (0,), 0.5)]
+    actions = plan(jobs, {1: Target((0,), 0.75), 2: Target((0,), 0.25)})
+    assert [action.job_id for action in actions] == [2, 1]

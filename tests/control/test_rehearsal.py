@@ -1,0 +1,318 @@
+"""The whole controller in virtual time: what is decided is done, nothing is over-committed, all is written down."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rehearsal import BEST, Watcher, rehearse, scenario
+
+from node_agent.drivers.null import NullDriver
+from node_agent.drivers.protocol import DriverError
+from testbed.control.labs import dry_lab
+from testbed.control.replay_decisions import replay_decisions
+from testbed.control.session import check_jobs, run_session
+from testbed.control.virtual_time import run_in_virtual_time
+from testbed.errors import UserError
+from testbed.measure.rundir import read_journal
+from testbed.policies.catalogue import parse
+from testbed.workload.jobs import Job
+
+MEMORY_MIB = 1000
+
+
+def five_jobs() -> list[Job]:
+    return [
+        Job(1, 0, 1, 1.0, 0.4, 1200),
+        Job(2, 60, 2, 1.0, 0.4, 900),
+        Job(3, 120, 1, 1.0, 0.5, 1500),
+        Job(4, 400, 2, 0.5, 0.5, 600),
+        Job(5, 500, 1, 1.0, 0.3, 300),
+    ]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Job]:
+    count = draw(st.integers(1, 6))
+    submits = sorted(draw(st.lists(st.integers(0, 4000), min_size=count, max_size=count)))
+    return [
+        Job(
+            index + 1,
+            float(submit),
+            draw(st.integers(1, 3)),
+            draw(st.sampled_from([0.25, 0.5, 1.0])),
+            draw(st.sampled_from([0.1, 0.3, 0.5, 0.7, 1.0])),
+            float(draw(st.integers(1, 1500))),
+        )
+        for index, submit in enumerate(submits)
+    ]
+
+
+def check_memory(journal: list[dict], jobs: list[Job]) -> None:
+    """No node holds more memory than it has, from each start's intent to its save's or its job's end."""
+    memory = {job.job_id: int(job.mem_req_frac * MEMORY_MIB + 1e-6) for job in jobs}
+    held: dict[int, tuple[int, ...]] = {}
+    for entry in journal:
+        if entry["kind"] == "intent" and entry["verb"] in ("start", "restore"):
+            held[entry["job"]] = tuple(entry["nodes"])
+        elif (entry["kind"] == "outcome" and entry["verb"] == "save" and entry["ok"]) or (
+            entry["kind"] == "job" and entry["state"] in ("done", "failed")
+        ):
+            held.pop(entry["job"], None)
+        used: dict[int, int] = defaultdict(int)
+        for job, nodes in held.items():
+            for node in nodes:
+                used[node] += memory[job]
+        assert all(mib <= MEMORY_MIB for mib in used.values()), entry
+
+
+def check_one_operation_a_job(journal: list[dict]) -> None:
+    busy: set[int] = set()
+    for entry in journal:
+        if entry["kind"] == "intent":
+            assert entry["job"] not in busy
+            busy.add(entry["job"])
+        elif entry["kind"] == "outcome":
+            busy.remove(entry["job"])
+    assert not busy
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    jobs=workloads(),
+    policy=st.sampled_from([BEST, "GreedyP */OPT=MIN", "/per/OPT=MIN", "Greedy */OPT=MIN", "FCFS", "EASY"]),
+)
+def test_every_job_ends_and_nothing_is_over_committed(
+    tmp_path_factory: pytest.TempPathFactory, jobs: list[Job], policy: str
+) -> None:
+    batch = policy in ("FCFS", "EASY")
+    jobs = [job for job in jobs if job.tasks <= (3 if batch else 3 * int(1 / job.mem_req_frac))]
+    if not jobs:
+        return
+    result, journal = rehearse(tmp_path_factory.mktemp("run"), jobs, count=3, policy=policy)
+    assert result.summary["done"] == len(jobs)
+    check_memory(journal, jobs)
+    check_one_operation_a_job(journal)
+    count, different = replay_decisions(result.path)
+    assert count > 0
+    assert different == []
+    with (result.path / "jobs.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert float(row["stretch"]) >= 1 - 1e-6
+            assert float(row["virtual_time_s"]) == pytest.approx(float(row["run_time_s"]), rel=0.01, abs=0.1)
+
+
+def test_a_busy_pair_of_nodes_preempts_restores_and_moves(tmp_path: Path) -> None:
+    result, journal = rehearse(tmp_path, five_jobs())
+    metrics = {name: metric["value"] for name, metric in result.summary["metrics"].items()}
+    assert metrics["preemptions"] >= 2
+    assert metrics["restores"] == metrics["preemptions"] + metrics["migrations"]
+    assert metrics["restores_on_another_node"] >= 1
+    assert metrics["degradation"] >= 1
+    costs = [entry for entry in journal if entry["kind"] == "rescheduling"]
+    assert len(costs) == metrics["restores"]
+    for cost in costs:
+        parts = sum(cost[f"{part}_s"] for part in ("save", "wait", "transfer", "restore", "first_progress"))
+        assert cost["penalty_s"] == pytest.approx(parts, abs=1e-5)
+        assert cost["restored_bytes"] == cost["saved_bytes"] > 0
+    assert sum(cost["transferred_bytes"] > 0 for cost in costs) == metrics["restores_on_another_node"]
+
+
+def test_the_same_input_gives_the_same_run(tmp_path: Path) -> None:
+    def essence(journal: list[dict]) -> list[tuple]:
+        return [
+            (e["kind"], e.get("job"), e.get("verb"), e.get("nodes"), e["trace_s"])
+            for e in journal
+            if e["kind"] in ("intent", "job")
+        ]
+
+    _, first = rehearse(tmp_path, five_jobs())
+    _, second = rehearse(tmp_path, five_jobs())
+    assert essence(first) == essence(second)
+
+
+def test_images_are_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Path] = []
+    close = NullDriver.close
+
+    async def look(self: NullDriver) -> None:
+        left.extend(self.image_dir.glob("*"))
+        await close(self)
+
+    open_ = NullDriver.open
+
+    async def remember(self: NullDriver, budget, tell):
+        self.image_dir = budget.image_dir
+        return await open_(self, budget, tell)
+
+    monkeypatch.setattr(NullDriver, "close", look)
+    monkeypatch.setattr(NullDriver, "open", remember)
+    result, _ = rehearse(tmp_path, five_jobs())
+    assert result.summary["metrics"]["preemptions"]["value"] > 0
+    assert left == []
+
+
+def test_a_save_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = NullDriver.save
+    failures = iter([True])
+
+    async def flaky(self: NullDriver, guest: str, at: int | None, image: Path):
+        if next(failures, False):
+            raise DriverError("no space left")
+        return await save(self, guest, at, image)
+
+    monkeypatch.setattr(NullDriver, "save", flaky)
+    result, journal = rehearse(tmp_path, five_jobs())
+    assert result.summary["done"] == 5
+    assert next(failures, None) is None, "it did fail once"
+    assert all(entry["ok"] for entry in journal if entry["kind"] == "outcome")
+
+
+def test_a_start_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = NullDriver.start
+    failures = iter([True])
+
+    async def flaky(self: NullDriver, spec, cap_cores: float, image: Path | None) -> None:
+        if spec.job == 2 and next(failures, False):
+            raise DriverError("out of pids")
+        await start(self, spec, cap_cores, image)
+
+    monkeypatch.setattr(NullDriver, "start", flaky)
+    result, journal = rehearse(tmp_path, five_jobs())
+    assert result.summary["done"] == 5
+    retries = [entry for entry in journal if entry["kind"] == "retry"]
+    assert len(retries) == 1
+    assert "out of pids" in retries[0]["error"]
+
+
+def test_a_save_that_always_fails_fails_its_job_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = NullDriver.save
+
+    async def broken(self: NullDriver, guest: str, at: int | None, image: Path):
+        if "-j1-" in guest:
+            raise DriverError("no space left")
+        return await save(self, guest, at, image)
+
+    monkeypatch.setattr(NullDriver, "save", broken)
+    result, _ = rehearse(tmp_path, five_jobs())
+    assert result.summary["done"] == 4
+    assert "could not save" in result.summary["failed"]["1"]
+    assert "no space left" in result.summary["failed"]["1"]
+
+
+def test_a_start_that_fails_for_good_leaves_no_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = NullDriver.mpi_join
+    drivers: set[NullDriver] = set()
+
+    async def broken(self: NullDriver, guest: str, argv) -> None:
+        drivers.add(self)
+        if guest.endswith("j2-t1"):
+            raise DriverError("the proxy does not come up")
+        await join(self, guest, argv)
+
+    monkeypatch.setattr(NullDriver, "mpi_join", broken)
+    at_end: list[str] = []
+    watcher = Watcher(
+        lambda _picture: at_end.append(",".join(s.guest for d in drivers for s in d.sample() if "-j2-" in s.guest))
+    )
+    result, _ = rehearse(tmp_path, five_jobs(), watcher=watcher)
+    assert "proxy" in result.summary["failed"]["2"]
+    assert result.summary["done"] == 4
+    assert at_end[-1] == ""
+
+
+def test_a_lost_node_fails_its_jobs_and_the_others_go_on(tmp_path: Path) -> None:
+    jobs = [
+        Job(1, 0, 1, 1.0, 0.4, 1200),
+        Job(2, 0, 1, 1.0, 0.4, 1200),
+        Job(3, 1200, 1, 1.0, 0.4, 600),
+        Job(4, 1300, 2, 1.0, 0.7, 60),
+    ]
+    agents: list = []
+    from node_agent.agent import Agent
+
+    run = Agent.run
+
+    async def remember(self: Agent) -> None:
+        agents.append(self)
+        await run(self)
+
+    def stop_one(picture) -> None:
+        if picture.trace_s > 600 and picture.nodes[1].online:
+            agents[1].stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Agent, "run", remember)
+        result, journal = rehearse(tmp_path, jobs, watcher=Watcher(stop_one))
+    failed = result.summary["failed"]
+    assert set(failed) == {"2", "4"}
+    assert "node-1 was lost" in failed["2"]
+    assert "does not fit on the 1 nodes" in failed["4"]
+    assert [entry["node"] for entry in journal if entry["kind"] == "node"] == ["node-1"]
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    chosen = scenario()
+    path = tmp_path / "run"
+
+    async def main() -> None:
+        task = asyncio.ensure_future(
+            run_session(
+                chosen, parse(BEST), five_jobs(), path, dry_lab, Watcher(lambda p: p.trace_s > 900 and task.cancel())
+            )
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others
+
+    run_in_virtual_time(main())
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["complete"] is False
+    assert summary["metrics"]["bound"]["value"] is None
+    assert len((path / "jobs.csv").read_text().splitlines()) == 6
+    assert read_journal(path / "events.jsonl")[-1]["kind"] == "aborted"
+
+
+def test_a_job_bigger_than_the_cluster_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"job 9: tasks = 5 with mem_req_frac = 0.6 do not fit on 2 nodes"):
+        rehearse(tmp_path, [Job(9, 0, 5, 1.0, 0.6, 10)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    chosen = scenario()
+    with pytest.raises(UserError, match="cannot create the run directory"):
+        run_in_virtual_time(
+            run_session(chosen, parse(BEST), five_jobs(), tmp_path / "file" / "run", dry_lab, Watcher())
+        )
+
+
+def test_changed_policy_code_is_found_out(tmp_path: Path) -> None:
+    result, _ = rehearse(tmp_path, five_jobs())
+    journal = result.path / "events.jsonl"
+    lines = journal.read_text().splitlines()
+    for index, line in enumerate(lines):
+        entry = json.loads(line)
+        if entry["kind"] == "decision" and entry["decision"]["yield_frac"]:
+            entry["decision"]["yield_frac"][0] += 2**-40
+            lines[index] = json.dumps(entry)
+            break
+    journal.write_text("\n".join(lines) + "\n")
+    _, different = replay_decisions(result.path)
+    assert [difference.number for difference in different] == [1]
+
+
+def test_different_nodes_are_refused() -> None:
+    chosen = scenario(nodes=[{"name": "a", "cpus": 1}, {"name": "b", "cpus": 2}])
+    with pytest.raises(UserError, match="the same cpus and memory_mib"):
+        check_jobs(five_jobs(), parse(BEST), chosen)

@@ -1,0 +1,138 @@
+"""Greedy placement and the choice of victims against references in exact arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import chain
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.policies.capacity import node_memory, offsets
+from testbed.policies.greedy import fits, make_room, place
+from testbed.policies.priority import by_decreasing_priority, priorities
+from testbed.policies.view import NOT_PLACED
+
+TENTHS = st.integers(1, 10)
+# A task: CPU need and memory in tenths. A node: the tasks that it holds, as far as memory allows.
+TASK = st.tuples(TENTHS, TENTHS)
+
+
+@st.composite
+def loaded_nodes(draw):
+    nodes = []
+    for _ in range(draw(st.integers(1, 5))):
+        held, mem = [], 0
+        for cpu, need in draw(st.lists(TASK, max_size=5)):
+            if mem + need <= 10:
+                held.append((cpu, need))
+                mem += need
+        nodes.append(held)
+    return nodes
+
+
+def reference_place(nodes, cpu, mem, tasks):
+    """Task by task to the least loaded node with memory for it, in fractions; None if one finds none."""
+    load = [sum((Fraction(c, 10) for c, _ in node), Fraction(0)) for node in nodes]
+    used = [sum((Fraction(m, 10) for _, m in node), Fraction(0)) for node in nodes]
+    out = []
+    for _ in range(tasks):
+        able = [n for n in range(len(nodes)) if used[n] + Fraction(mem, 10) <= 1]
+        if not able:
+            return None
+        best = min(able, key=lambda n: (load[n], n))
+        load[best] += Fraction(cpu, 10)
+        used[best] += Fraction(mem, 10)
+        out.append(best)
+    return out
+
+
+@given(loaded_nodes(), TASK, st.integers(1, 12))
+def test_place_is_greedy_in_exact_arithmetic(nodes, task, tasks):
+    cpu = np.array([sum(c / 10 for c, _ in node) for node in nodes], dtype=np.float64)
+    mem = np.array([sum(m / 10 for _, m in node) for node in nodes], dtype=np.float64)
+    before = cpu.copy(), mem.copy()
+    out = np.zeros(tasks, dtype=np.int64)
+    expected = reference_place(nodes, *task, tasks)
+
+    assert fits(tasks, task[1] / 10, mem) == (expected is not None)
+    assert place(task[0] / 10, task[1] / 10, cpu, mem, out) == (expected is not None)
+    if expected is None:
+        assert (out == NOT_PLACED).all()
+        assert (cpu == before[0]).all()
+        assert (mem == before[1]).all()
+    else:
+        assert out.tolist() == expected
+        added = np.bincount(expected, minlength=len(nodes))
+        assert np.allclose(cpu - before[0], added * task[0] / 10)
+        assert np.allclose(mem - before[1], added * task[1] / 10)
+
+
+def test_nodes_that_may_not_be_used_are_full():
+    available = np.array([False, True])
+    mem = node_memory(np.array([0, 1]), np.array([1, 1]), np.array([0.5, 0.5]), available)
+    assert mem.tolist() == [np.inf, 0.5]
+    assert not fits(2, 0.5, mem)
+    assert fits(1, 0.5, mem)
+
+
+@st.composite
+def running_jobs(draw):
+    """Jobs that run (list of nodes a job, memory in tenths), the first the least important, and a newcomer."""
+    nodes = draw(st.integers(1, 4))
+    used = [0] * nodes
+    jobs = []
+    for _ in range(draw(st.integers(0, 7))):
+        mem = draw(TENTHS)
+        wanted = draw(st.lists(st.integers(0, nodes - 1), min_size=1, max_size=4))
+        if all(used[n] + mem * wanted.count(n) <= 10 for n in wanted):
+            for n in wanted:
+                used[n] += mem
+            jobs.append((wanted, mem))
+    return nodes, jobs, (draw(st.integers(1, 6)), draw(TENTHS))
+
+
+def room_for(nodes, kept, newcomer):
+    """Whether the newcomer fits beside the kept jobs: whole tasks a node, in integers."""
+    used = [sum(places.count(n) * mem for places, mem in kept) for n in range(nodes)]
+    return sum((10 - u) // newcomer[1] for u in used) >= newcomer[0]
+
+
+@given(running_jobs())
+def test_victims_are_marked_upwards_and_unmarked_downwards(case):
+    nodes, jobs, newcomer = case
+    marked = []
+    while not room_for(nodes, [j for i, j in enumerate(jobs) if i not in marked], newcomer):
+        if len(marked) == len(jobs):
+            marked = None
+            break
+        marked.append(len(marked))
+    for index in sorted(marked or (), reverse=True):
+        kept = [j for i, j in enumerate(jobs) if i not in marked or i == index]
+        if room_for(nodes, kept, newcomer):
+            marked.remove(index)
+
+    tasks = np.array([len(places) for places, _ in jobs] + [newcomer[0]])
+    task_node = np.array([*chain(*(p for p, _ in jobs)), *[NOT_PLACED] * newcomer[0]])
+    mem_req = np.array([m / 10 for _, m in jobs] + [newcomer[1] / 10])
+    mem = node_memory(task_node, tasks, mem_req, np.ones(nodes, dtype=np.bool_))
+    before = mem.copy()
+    possible, marks = make_room(len(jobs), np.arange(len(jobs)), offsets(tasks), mem_req, task_node, mem)
+
+    assert possible == (marked is not None)
+    assert np.flatnonzero(marks).tolist() == (marked or [])
+    released = np.zeros(nodes)
+    for index in marked or ():
+        np.add.at(released, jobs[index][0], jobs[index][1] / 10)
+    assert np.allclose(mem, before - released)
+    assert not possible or fits(newcomer[0], newcomer[1] / 10, mem)
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.sampled_from([0.0, 1.0, 2.0, 30.0])), max_size=8))
+def test_priority_is_flow_over_virtual_time_squared_and_ties_go_to_the_first(jobs):
+    submit = np.array([float(s) for s, _ in jobs])
+    virtual = np.array([v for _, v in jobs], dtype=np.float64)
+    got = by_decreasing_priority(priorities(1000.0, submit, virtual)).tolist()
+    exact = [Fraction(10**12) if v == 0 else Fraction(1000 - s) / Fraction(v) ** 2 for s, v in jobs]
+    assert got == sorted(range(len(jobs)), key=lambda j: (-exact[j], j))

@@ -1,0 +1,194 @@
+"""MCB8 against a naive reading of its text, brute force, and cases by hand."""
+
+from __future__ import annotations
+
+from itertools import chain, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.policies.capacity import node_usage, offsets
+from testbed.policies.packing import mcb8
+from testbed.policies.view import NOT_PLACED
+
+EPS = 1e-9
+
+
+def run(jobs, nodes, *, order=None, pinned=(), held=None, down=()):
+    """Pack jobs of (tasks, CPU need, memory); return the nodes of each job, None for one that was dropped."""
+    tasks = np.array([t for t, _, _ in jobs], dtype=np.int64)
+    offset = offsets(tasks)
+    task_node = np.full(tasks.sum(), NOT_PLACED, dtype=np.int64)
+    for row, places in (held or {}).items():
+        task_node[offset[row] : offset[row + 1]] = places
+    pins = np.zeros(len(jobs), dtype=np.bool_)
+    pins[list(pinned)] = True
+    available = np.ones(nodes, dtype=np.bool_)
+    available[list(down)] = False
+    got = mcb8(
+        np.ones(len(jobs), dtype=np.bool_),
+        pins,
+        np.array(range(len(jobs)) if order is None else order, dtype=np.int64),
+        offset,
+        np.array([c for _, c, _ in jobs], dtype=np.float64),
+        np.array([m for _, _, m in jobs], dtype=np.float64),
+        task_node,
+        available,
+    )
+    split = [got[offset[j] : offset[j + 1]].tolist() for j in range(len(jobs))]
+    return [None if NOT_PLACED in places else places for places in split]
+
+
+# --- the same by the letter: no short cuts, the lists searched from the start for every task ----------------
+
+
+def naive_pack(jobs, rows, yield_, nodes, pinned):
+    cpu, mem = [0.0] * nodes, [0.0] * nodes
+    places = {row: [] for row in rows}
+    for row in rows:
+        for node in pinned.get(row, ()):
+            cpu[node] += jobs[row][1] * yield_
+            mem[node] += jobs[row][2]
+            places[row].append(node)
+    if max(cpu) > 1 + EPS or max(mem) > 1 + EPS:
+        return None
+    need = {row: (jobs[row][1] * yield_, jobs[row][2]) for row in rows}
+    order = sorted((r for r in rows if r not in pinned), key=lambda r: (-max(need[r]), -min(need[r]), r))
+    heavy = [r for r in order if need[r][0] > need[r][1]]
+    others = [r for r in order if r not in heavy]
+    for node in range(nodes):
+        while True:
+            lists = (others, heavy) if cpu[node] > mem[node] + EPS else (heavy, others)
+            for row in lists[0] + lists[1]:
+                if (
+                    len(places[row]) < jobs[row][0]
+                    and cpu[node] + need[row][0] <= 1 + EPS
+                    and mem[node] + need[row][1] <= 1 + EPS
+                ):
+                    cpu[node] += need[row][0]
+                    mem[node] += need[row][1]
+                    places[row].append(node)
+                    break
+            else:
+                break
+    return places if all(len(places[row]) == jobs[row][0] for row in rows) else None
+
+
+def naive_mcb8(jobs, order, nodes, pinned):
+    for kept in range(len(jobs), 0, -1):
+        rows = sorted(order[:kept])
+        pins = {row: places for row, places in pinned.items() if row in rows}
+        if best := naive_pack(jobs, rows, 1.0, nodes, pins):
+            return best
+        if best := naive_pack(jobs, rows, 0.01, nodes, pins):
+            low, high = 0.01, 1.0
+            while high - low > 0.01:
+                middle = (low + high) / 2
+                if found := naive_pack(jobs, rows, middle, nodes, pins):
+                    low, best = middle, found
+                else:
+                    high = middle
+            return best
+    return {}
+
+
+JOB = st.tuples(
+    st.integers(1, 4),
+    st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]),
+    st.sampled_from([0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 1.0]),
+)
+
+
+@st.composite
+def packings(draw):
+    jobs = draw(st.lists(JOB, min_size=1, max_size=8))
+    nodes = draw(st.integers(1, 4))
+    order = draw(st.permutations(range(len(jobs))))
+    pinned, used = {}, [0.0] * nodes
+    for row, (tasks, _, mem) in enumerate(jobs):
+        places = draw(st.lists(st.integers(0, nodes - 1), min_size=tasks, max_size=tasks))
+        if draw(st.booleans()) and all(used[n] + mem * places.count(n) <= 1 for n in places):
+            pinned[row] = places
+            for n in places:
+                used[n] += mem
+    return jobs, nodes, order, pinned
+
+
+@settings(max_examples=300)
+@given(packings())
+def test_mcb8_is_what_its_text_says(case):
+    jobs, nodes, order, pinned = case
+    expected = naive_mcb8(jobs, order, nodes, pinned)
+    assert run(jobs, nodes, order=order, pinned=pinned, held=pinned) == [expected.get(row) for row in range(len(jobs))]
+
+
+@settings(max_examples=60)
+@given(st.lists(JOB, min_size=1, max_size=4), st.integers(1, 3))
+def test_against_all_maps(jobs, nodes):
+    """No map beats the best one; memory holds; what was dropped is the end of the priority order."""
+    got = run(jobs, nodes)
+    kept = [row for row, places in enumerate(got) if places is not None]
+    assert kept == list(range(len(kept)))
+    tasks = np.array([jobs[row][0] for row in kept], dtype=np.int64)
+    flat = np.array([*chain(*(got[row] for row in kept))], dtype=np.int64)
+    mem = np.array([jobs[row][2] for row in kept])
+    cpu = np.array([jobs[row][1] for row in kept])
+    assert node_usage(flat, tasks, mem, nodes).max(initial=0.0) <= 1 + EPS
+    reached = 1 / max(1.0, node_usage(flat, tasks, cpu, nodes).max(initial=0.0))
+
+    def best_of_all(count):
+        sizes = np.array([jobs[row][0] for row in range(count)], dtype=np.int64)
+        if sizes.sum() > 7:
+            return None
+        need, req = (np.array([jobs[row][k] for row in range(count)]) for k in (1, 2))
+        best = 0.0
+        for candidate in product(range(nodes), repeat=int(sizes.sum())):
+            places = np.array(candidate, dtype=np.int64)
+            if node_usage(places, sizes, req, nodes).max() <= 1 + EPS:
+                best = max(best, 1 / max(1.0, node_usage(places, sizes, need, nodes).max()))
+        return best
+
+    if kept and (best := best_of_all(len(kept))) is not None:
+        assert reached <= best + 1e-12
+        assert best > 0
+    if best_of_all(len(jobs)) == 0.0:
+        assert len(kept) < len(jobs)
+
+
+# --- by hand -------------------------------------------------------------------------------------------------
+
+
+def test_a_balanced_node_takes_from_the_cpu_list_then_against_the_imbalance():
+    # CPU list: job 1 (.8, .1), job 2 (.2, .1); memory list: job 0 (.1, .9). Node 0: 1, then 0, which fills it.
+    assert run([(1, 0.1, 0.9), (1, 0.8, 0.1), (1, 0.2, 0.1)], 2) == [[0], [0], [1]]
+
+
+def test_equal_requirements_are_no_cpu_heavy_job():
+    # Job 0 is in the memory list, so the smaller CPU-heavy job comes first on the empty node 0.
+    assert run([(1, 0.9, 0.9), (1, 0.2, 0.1)], 2) == [[1], [0]]
+
+
+def test_ties_go_by_the_other_dimension_then_submission():
+    jobs = [(1, 0.6, 0.1), (1, 0.6, 0.3), (1, 0.6, 0.3)]
+    assert run(jobs, 3) == [[2], [0], [1]]
+
+
+def test_the_lowest_priority_is_dropped_until_memory_suffices():
+    jobs = [(1, 1.0, 0.6), (1, 1.0, 0.6), (1, 1.0, 0.6)]
+    assert run(jobs, 2, order=[2, 0, 1]) == [[0], None, [1]]
+    assert run(jobs, 2, order=[2, 0, 1], down=[0]) == [None, None, [1]]
+    assert run(jobs, 2, down=[0, 1]) == [None, None, None]
+
+
+def test_a_pinned_job_keeps_its_nodes_or_is_dropped():
+    jobs = [(1, 0.5, 0.6), (2, 0.5, 0.6)]
+    assert run(jobs, 3, pinned=[0], held={0: [1]}) == [[1], [0, 2]]
+    assert run(jobs, 2, order=[1, 0], pinned=[0], held={0: [1]}) == [None, [0, 1]]
+
+
+@pytest.mark.parametrize(("count", "together"), [(100, True), (101, False)])
+def test_the_least_yield_is_a_hundredth(count, together):
+    got = run([(1, 1.0, 0.001)] * count, 1)
+    assert (None not in got) == together
