@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""Kinds of guests behind one small protocol."""

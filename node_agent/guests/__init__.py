@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""Guests: how an agent speaks with what runs inside."""

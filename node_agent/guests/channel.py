@@ -1,23 +1,23 @@
 r"""The control channel between an agent and the program of one guest: its messages and their framing.
 
 Framing: both directions carry JSON objects in UTF-8, each on one line that ends in ``\n`` and has at most
-`MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and go on. Any reliable byte
-stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one life of one
-program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and `task`) the version of
-this protocol. Numbers are JSON numbers, durations seconds, `*_ns` CLOCK_MONOTONIC of the machine that the program runs on,
-`at` iterations done. A reader ignores fields that it does not know; a missing or mistyped field is an error of that line.
+`MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and go on. Any reliable
+byte stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one
+life of one program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and
+`task`) the version of this protocol. Numbers are JSON numbers, durations seconds, `*_ns` CLOCK_MONOTONIC of the
+machine that the program runs on, `at` iterations done. A reader ignores fields that it does not know; a missing or
+mistyped field is an error of that line.
 
 From the program to the agent::
 
-    hello        v, pid                         first of all
-    ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
-    released     at                             answers `release`
-    progress     units, mono_ns                 after the first iteration of this life, then at most every 0.5 s
-    held         at                             answers `hold`: the first point where it can stop and be written
+    hello        v, pid                         first of all ready        ballast_mib, touch_s           memory is
+    there (from the image: read and verified); waits for `release` released     at                             answers
+    `release` progress     units, mono_ns                 after the first iteration of this life, then at most every
+    0.5 s held         at                             answers `hold`: the first point where it can stop and be written
     saved        bytes, digest, run_on_s, write_s, sync_s     answers `save`; the program then ends with exit code 0
-    save_failed  error                          answers `save`; the program is held still
-    done         units, checksum, messages, compute_s, comm_s     the work is done; then it ends with exit code 0
-    error        message                        it cannot go on; then it ends with exit code 1
+    save_failed  error                          answers `save`; the program is held still done         units,
+    checksum, messages, compute_s, comm_s     the work is done; then it ends with exit code 0 error        message
+    it cannot go on; then it ends with exit code 1
 
 From the agent to the program::
 
@@ -26,8 +26,8 @@ From the agent to the program::
     release                                     go on
     save         at, path                       run on to iteration `at`, write to `path`, make it durable, end
 
-`hold` may come again to a held program, or to one that has written and waits for the other members of its job: it answers
-`held` again. A program whose channel closes ends at once.
+`hold` may come again to a held program, or to one that has written and waits for the other members of its job: it
+answers `held` again. A program whose channel closes ends at once.
 """
 
 from __future__ import annotations

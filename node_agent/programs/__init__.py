@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""Workloads that run inside guests."""

@@ -1,4 +1,4 @@
-"""The memory of a task: what the program does not need itself is filled with data that no host can compress or share."""
+"""The memory of a task: filled up with data that no host can compress or share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from node_agent.programs.kernel import LCG_A, LCG_C
-from node_agent.programs.words import seed_of, stream
 from node_agent.programs.task import Task, TaskError
+from node_agent.programs.words import seed_of, stream
 
 _MIB = 1 << 20
 _LANES = 1 << 15  # words a block: 256 KiB stay in the cache while they are made

@@ -1,8 +1,8 @@
-"""The work unit: one sweep of a linear congruential generator over an array that fits in a core's second-level cache.
+"""The work unit: one sweep of a linear congruential generator over an array that fits in a core's L2 cache.
 
-A unit replaces each of `ELEMENTS` 64-bit words by `x * LCG_A + LCG_C` modulo 2**64: integer work without branches, which
-a compiler of another language cannot skip and whose result is defined to the bit. Worker w of rank r begins with
-`stream(seed_of(seed, r, w), ELEMENTS)`; the checksum of a kernel is `seed_of(fold(w_0), fold(w_1), ...)`.
+A unit replaces each of `ELEMENTS` 64-bit words by `x * LCG_A + LCG_C` modulo 2**64: integer work without branches,
+which a compiler of another language cannot skip and whose result is defined to the bit. Worker w of rank r begins
+with `stream(seed_of(seed, r, w), ELEMENTS)`; the checksum of a kernel is `seed_of(fold(w_0), fold(w_1), ...)`.
 """
 
 from __future__ import annotations

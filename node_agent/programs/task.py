@@ -46,7 +46,7 @@ class Task:
         return min(self.work_units, iterations * self.units_per_iteration)
 
     def share(self, iteration: int) -> int:
-        """Units that this rank computes in the iteration with that number, from 0; `1/i` gives rank i (from 1) an i-th."""
+        """Units that this rank computes in an iteration, counted from 0; with `1/i` rank i, from 1, has an i-th."""
         units = self.units_after(iteration + 1) - self.units_after(iteration)
         return max(1, round(units / (self.rank + 1))) if self.imbalance == "1/i" else units
 

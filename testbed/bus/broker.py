@@ -40,16 +40,12 @@ async def broker(
             program = find_mosquitto()
             if program is not None:
                 if state_dir is None:
-                    state_dir = Path(
-                        stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-broker-"))
-                    )
+                    state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-broker-")))
                 address = await stack.enter_async_context(mosquitto_broker(program, state_dir, port))
                 yield RunningBroker("mosquitto", address)
                 return
             if prefer == "mosquitto":
-                raise UserError(
-                    "broker = mosquitto: no such program in PATH or /usr/sbin; install it, or use embedded"
-                )
+                raise UserError("broker = mosquitto: no such program in PATH or /usr/sbin; install it, or use embedded")
         from testbed.bus.embedded import embedded_broker  # noqa: PLC0415  amqtt takes 0.3 s to load
 
         address = await stack.enter_async_context(embedded_broker(port))

@@ -79,9 +79,7 @@ class MqttBus(Bus):
         except BaseException as error:
             await self._shut()
             if isinstance(error, TimeoutError):
-                raise BusError(
-                    f"broker {self.address}: it lets {self.client_id} in, but does not answer"
-                ) from None
+                raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
             raise
         return self
 
@@ -180,26 +178,20 @@ class MqttBus(Bus):
                 await self._subscribe_missing(client, patterns)
                 if self._presence is not None:
                     shown = self._presence
-                    await client.publish(
-                        shown.topic, shown.online(), 1, shown.retain, timeout=self._ack_timeout_s
-                    )
+                    await client.publish(shown.topic, shown.online(), 1, shown.retain, timeout=self._ack_timeout_s)
                 tasks.create_task(self._send(client), name=f"{name}: send")
                 tasks.create_task(self._subscribe_later(client, patterns), name=f"{name}: subscribe")
                 self._client = client
                 self.connected.set()
         except* aiomqtt.MqttError as losses:
-            _log.warning(
-                "bus %s: connection to %s lost: %s", self.client_id, self.address, losses.exceptions[0]
-            )
+            _log.warning("bus %s: connection to %s lost: %s", self.client_id, self.address, losses.exceptions[0])
         except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
             _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
 
     async def _send(self, client: aiomqtt.Client) -> None:
         async with asyncio.TaskGroup() as flights:
             while True:
-                flights.create_task(
-                    self._fly(client, await self._outbox.next()), name=f"bus {self.client_id}: message"
-                )
+                flights.create_task(self._fly(client, await self._outbox.next()), name=f"bus {self.client_id}: message")
 
     async def _fly(self, client: aiomqtt.Client, parcel: Parcel) -> None:
         message = parcel.message
@@ -229,9 +221,7 @@ class MqttBus(Bus):
             refused = any(getattr(code, "value", code) >= _REFUSED for code in codes)
             waiter = self._established.get(pattern)
             if refused:
-                error = BusError(
-                    f"broker {self.address} does not let {self.client_id} subscribe to {pattern}"
-                )
+                error = BusError(f"broker {self.address} does not let {self.client_id} subscribe to {pattern}")
                 if waiter is None:
                     _log.error("%s", error)
                 elif not waiter.done():

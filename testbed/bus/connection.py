@@ -13,6 +13,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import aiomqtt
 from aiomqtt.exceptions import MqttConnectError  # not exported by the package itself
@@ -25,7 +26,29 @@ _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
 
 _wire_log = logging.getLogger("testbed.bus.wire")
-_wire_log.setLevel(logging.ERROR)  # losses are told by the bus, with the broker's address
+_wire_log.setLevel(logging.CRITICAL)  # losses are told by the bus, with the broker's address
+
+
+class _Client(aiomqtt.Client):
+    """aiomqtt's client, safe against a socket that is closed between a message and the next turn of the loop.
+
+    Its own version registers the number of the socket a turn later: closed by then, or another's.
+    """
+
+    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        del client, userdata
+        self._loop.call_soon_threadsafe(self._watch, sock)
+
+    def _watch(self, sock: socket.socket) -> None:
+        if sock.fileno() >= 0:
+            self._loop.add_writer(sock.fileno(), self._write)
+
+    def _write(self) -> None:
+        try:
+            self._client.loop_write()
+        except Exception as error:  # noqa: BLE001  whatever it was, the connection is broken
+            if not self._disconnected.done():
+                self._disconnected.set_exception(error)
 
 
 async def connect(
@@ -53,7 +76,7 @@ async def connect(
     deadline_s = loop.time() + timeout_s
     tls = await asyncio.to_thread(_tls, address) if address.tls else None
     await _try_address(address, timeout_s)
-    client = aiomqtt.Client(
+    client = _Client(
         address.host,
         address.port,
         username=address.username,
@@ -75,11 +98,7 @@ async def connect(
         raise BusError(f"broker {address} refuses {client_id}: {_reason(error)}") from None
     except aiomqtt.MqttError as error:
         await disconnect(client)
-        hint = (
-            f"no MQTT greeting within {timeout_s:g} s; is it a broker?"
-            if "timed out" in str(error)
-            else str(error)
-        )
+        hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
         raise BusError(f"broker {address}: {hint}") from None
     except asyncio.CancelledError:
         await asyncio.wait([entering], timeout=_GRACE_S)
@@ -136,7 +155,6 @@ def _tls(address: BrokerAddress) -> ssl.SSLContext:
             context.load_cert_chain(address.cert_file, address.key_file)
     except OSError as error:
         raise BusError(
-            f"broker {address}: certificates {address.ca_file}, {address.cert_file} and {address.key_file}: "
-            f"{error}"
+            f"broker {address}: certificates {address.ca_file}, {address.cert_file} and {address.key_file}: {error}"
         ) from None
     return context

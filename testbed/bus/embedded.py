@@ -1,12 +1,12 @@
 """The broker that needs no installation: amqtt in this process, with what it gets wrong put right.
 
-Found in amqtt 0.12 and mended here: messages that are acknowledged but not yet handed on are dropped when
-their sender disconnects; a client that connects again before its old connection is known to be dead gets
-no more messages; a client that falls silent is never given up, so its last will is never published;
-messages of QoS 0 are handed on, and kept, as QoS 1; subscriptions that change while retained messages are
-sent end the session of another client; connections that do not speak MQTT stay open; anonymous clients
-have no queue. What stays: messages on the wire to a client when its connection breaks are lost, and
-nothing outlives the process. Those who need more install Mosquitto.
+Found in amqtt 0.12 and mended here: messages that are acknowledged but not yet handed on are dropped when their
+sender disconnects; a client that connects again before its old connection is known to be dead gets no more messages;
+a client that falls silent is never given up, so its last will is never published; messages of QoS 0 are handed on,
+and kept, as QoS 1; subscriptions that change while retained messages are sent end the session of another client;
+connections that do not speak MQTT stay open; anonymous clients have no queue; a shutdown in the middle of traffic may
+wait for ever. What stays: messages on the wire to a client when its connection breaks are lost, and nothing outlives
+the process. Those who need more install Mosquitto.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amqtt.broker import Broker
+from amqtt.errors import BrokerError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from testbed.bus.address import BrokerAddress
+from testbed.bus.protocol import BusError
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items
 
 _USER = "testbed"
+_SHUTDOWN_TIMEOUT_S = 5.0
 
 
 class _Snapshots(dict[str, Any]):
@@ -66,6 +69,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__(config)
         self._subscriptions = _Snapshots()
+        self._connections: dict[asyncio.Task[Any], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._in_hand: dict[str, int] = {}  # QoS of the message of each client that is being handed on
 
     @property
@@ -78,10 +82,26 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         """Serve a connection, and close it whatever came over it."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a connection is served by a task of its own")
+        self._connections[task] = (reader, writer)
         try:
             await super().stream_connected(reader, writer, listener_name)
         finally:
             writer.close()
+            del self._connections[task]
+
+    async def shutdown(self) -> None:
+        """End every connection, then the broker."""
+        for server in self._servers.values():
+            server.instance.close()
+        for reader, writer in self._connections.values():
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # typed as the half that writes
+            reader.feed_eof()
+        if self._connections:
+            await asyncio.wait(tuple(self._connections), timeout=_SHUTDOWN_TIMEOUT_S)
+        await super().shutdown()
 
     async def _client_message_loop(self, session: Session, handler: BrokerProtocolHandler) -> None:
         if not session.transitions.is_connected():
@@ -89,9 +109,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
         if session.keep_alive > 0:
             closing: set[asyncio.Task[None]] = set()
             handler.handle_read_timeout = lambda: closing.add(
-                asyncio.create_task(
-                    handler.handle_connection_closed(), name="embedded broker: give up a client"
-                )
+                asyncio.create_task(handler.handle_connection_closed(), name="embedded broker: give up a client")
             )
         await super()._client_message_loop(session, handler)
 
@@ -138,7 +156,10 @@ async def embedded_broker(port: int = 0) -> AsyncIterator[BrokerAddress]:
             "plugins": {f"{__name__}.PasswordAuth": {"password": password}},
         }
     )
-    await broker.start()
+    try:
+        await broker.start()
+    except BrokerError as error:
+        raise BusError(f"embedded broker at 127.0.0.1:{port}: {error.__cause__ or error}") from None
     try:
         yield BrokerAddress("127.0.0.1", broker.port, _USER, password)
     finally:

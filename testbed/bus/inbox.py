@@ -63,6 +63,4 @@ class Inbox:
             try:
                 await handler(topic, payload)
             except Exception:  # noqa: BLE001  one handler must not end the others
-                _log.exception(
-                    "handler of %s failed on a message of %s (%d bytes)", pattern, topic, len(payload)
-                )
+                _log.exception("handler of %s failed on a message of %s (%d bytes)", pattern, topic, len(payload))

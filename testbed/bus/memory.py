@@ -19,9 +19,7 @@ class MemoryHub:
         self.retained: dict[str, Message] = {}
         self._sessions: dict[str, _Session] = {}
 
-    def client(
-        self, client_id: str, presence: Presence | None = None, *, outbox_limit: int = 10_000
-    ) -> MemoryBus:
+    def client(self, client_id: str, presence: Presence | None = None, *, outbox_limit: int = 10_000) -> MemoryBus:
         """Return a bus that connects to this hub when it is entered."""
         return MemoryBus(self, client_id, presence, outbox_limit)
 
@@ -96,9 +94,7 @@ class MemoryBus(Bus):
         if self.connected.is_set():
             await self._outbox.drained()
             if self._presence is not None:
-                self._hub.take(
-                    Message(self._presence.topic, self._presence.offline, retain=self._presence.retain)
-                )
+                self._hub.take(Message(self._presence.topic, self._presence.offline, retain=self._presence.retain))
         tasks = self._detach()
         if self._handlers is not None:
             self._handlers.cancel()
@@ -140,9 +136,7 @@ class MemoryBus(Bus):
             self._session.bus.lose()  # a second client of the same id takes over
         self._session.bus, self._session.dropped = self, None
         if self._presence is not None:
-            self._hub.take(
-                Message(self._presence.topic, self._presence.online(), retain=self._presence.retain)
-            )
+            self._hub.take(Message(self._presence.topic, self._presence.online(), retain=self._presence.retain))
         name = f"bus {self.client_id}"
         self._tasks = [
             asyncio.create_task(self._send(), name=f"{name}: send"),

@@ -34,9 +34,7 @@ class Outbox:
     def put(self, message: Message) -> Parcel:
         """Add a message at the end, or raise `BusError` when `limit` of them are there."""
         if len(self) >= self._limit:
-            raise BusError(
-                f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused"
-            )
+            raise BusError(f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused")
         parcel = Parcel(message)
         self._waiting.append(parcel)
         self._changed.set()

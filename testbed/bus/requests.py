@@ -146,9 +146,7 @@ class Requester:
             else:
                 return reply
         waited_s = self._tries * self._ack_timeout_s
-        raise NoAnswerError(
-            node, command.action, f"no acknowledgement within {waited_s:g} s, sent {self._tries} times"
-        )
+        raise NoAnswerError(node, command.action, f"no acknowledgement within {waited_s:g} s, sent {self._tries} times")
 
     async def _send_and_hear(self, node: str, payload: bytes, replies: asyncio.Queue[Reply]) -> Reply | None:
         try:

@@ -131,9 +131,7 @@ class Responder:
         if run is not None:
             run.cancelled = True
             run.interrupt()
-        elif (
-            self._journal.get(target) is None
-        ):  # overtook its command, or that never left: it must not begin now
+        elif self._journal.get(target) is None:  # overtook its command, or that never left: it must not begin now
             self._journal.finish(self._reply(target, "cancelled", "cancelled before it began"))
         return self._reply(command_id, "done", result={"running": run is not None})
 
@@ -150,14 +148,12 @@ class Responder:
         del self._runs[command.id]
         self._answer(command.reply_to, reply)
 
-    async def _outcome(
-        self, command: Command, run: _Run
-    ) -> tuple[ReplyStatus, str | None, dict[str, object]]:
+    async def _outcome(self, command: Command, run: _Run) -> tuple[ReplyStatus, str | None, dict[str, object]]:
         deadline = asyncio.timeout(command.deadline_s)
         run.handling = True
         try:
             if run.cancelled or not self._open:
-                raise asyncio.CancelledError  # noqa: TRY301  interrupted before it began
+                raise asyncio.CancelledError  # interrupted before it began
             async with deadline:
                 return "done", None, await self._handle(command.action)
         except asyncio.CancelledError:

@@ -19,9 +19,7 @@ _REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})
 def check_name(what: str, name: str) -> str:
     """Return `name` if it may stand in a topic, or raise `UserError`; `what` is what it names (lab, node)."""
     if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{what} = {name!r}: expected 1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
-        )
+        raise UserError(f"{what} = {name!r}: expected 1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit")
     return name
 
 

@@ -7,7 +7,7 @@ import json
 import click
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  testbed policies greedypm")
 @click.option("--json", "as_json", is_flag=True, help="Print names and grammar as JSON.")
 @click.argument("filter_text", metavar="[FILTER]", default="")
 def policies(as_json: bool, filter_text: str) -> None:

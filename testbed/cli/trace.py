@@ -23,7 +23,10 @@ _reading = click.option(
 )
 
 
-@click.group(short_help="Look at job traces, cut them, make them.")
+@click.group(
+    short_help="Look at job traces, cut them, make them.",
+    epilog="\b\nExample:\n  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv",
+)
 def trace() -> None:
     """Look at job traces, cut them, make them.
 

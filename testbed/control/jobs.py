@@ -22,14 +22,14 @@ def load_jobs(scenario: Scenario, path: Path) -> list[Job]:
     elif workload.lublin is not None:
         model = workload.lublin
         jobs = synthetic_trace(model.nodes, model.jobs, model.seed, model.mode)
-        if model.load is not None:
-            jobs = scale_load(jobs, model.nodes, model.load)
     else:
         raise UserError(f"{path}: workload: expected trace (a file, or --trace FILE) or a [workload.lublin] table")
     segment = _segment(workload.segment, len(jobs))
     chosen = list(jobs) if segment is None else cut(jobs, segment)
     first_s = 0.0 if isinstance(segment, Window | Week) else chosen[0].submit_time_s
-    return [replace(job, submit_time_s=job.submit_time_s - first_s) for job in chosen]
+    rebased = [replace(job, submit_time_s=job.submit_time_s - first_s) for job in chosen]
+    load = None if workload.lublin is None or workload.trace is not None else workload.lublin.load
+    return rebased if load is None else scale_load(rebased, len(scenario.nodes), load)
 
 
 def _segment(table: SegmentTable, jobs: int) -> Segment | None:

@@ -14,9 +14,10 @@ from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
 from testbed.bus.memory import MemoryHub
-from testbed.bus.protocol import Bus
+from testbed.bus.protocol import Bus, BusError
 from testbed.control.local_agents import local_agents
 from testbed.control.scenario import Scenario
+from testbed.errors import UserError
 
 OpenLab = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 
@@ -29,7 +30,10 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
             address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
         else:
             address = BrokerAddress.parse(scenario.broker.address)
-        bus = await stack.enter_async_context(MqttBus(address, client_id))
+        try:
+            bus = await stack.enter_async_context(MqttBus(address, client_id))
+        except BusError as error:
+            raise UserError(str(error)) from error
         own = [node for node in scenario.nodes if node.spawn]
         await stack.enter_async_context(local_agents(own, scenario.lab, address.url, run_path))
         yield bus

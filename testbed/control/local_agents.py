@@ -51,6 +51,16 @@ async def local_agents(
         shutil.rmtree(run_path / "images", ignore_errors=True)
 
 
+def last_words(run_path: Path) -> str:
+    """Return the last line that each agent of a run wrote about itself, for an error message; it may be empty."""
+    words = []
+    for log in sorted((run_path / "agents").glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            words.append(f"; {log.stem}: {lines[-1]}")
+    return "".join(words)
+
+
 async def _end(agents: dict[str, asyncio.subprocess.Process]) -> None:
     for agent in agents.values():
         with contextlib.suppress(ProcessLookupError):

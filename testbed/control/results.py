@@ -81,8 +81,8 @@ def summarize(
         "degradation": (max(stretches) / lower if lower and stretches else None, "1"),
         "preemptions": (len(preempted), "count"),
         "migrations": (len(migrated), "count"),
-        "preemptions_per_job": (len(preempted) / len(jobs), "1/job"),
-        "migrations_per_job": (len(migrated) / len(jobs), "1/job"),
+        "preemptions_per_job": (len(preempted) / len(jobs) if jobs else None, "1/job"),
+        "migrations_per_job": (len(migrated) / len(jobs) if jobs else None, "1/job"),
         "restores": (len([record for record in records if record.restore_end_s is not None]), "count"),
         "restores_on_another_node": (
             len([record for record in records if record.restore_end_s is not None and record.moved_tasks]),

@@ -43,7 +43,10 @@ class SegmentTable(_Table):
 
 
 class LublinTable(_Table):
-    """A synthetic trace by the Lublin-Feitelson model, with synthetic needs."""
+    """A synthetic trace by the Lublin-Feitelson model for a machine of `nodes`, with synthetic needs.
+
+    `load` is the offered load on the nodes of the scenario; arrivals are stretched to it.
+    """
 
     jobs: Annotated[int, Field(gt=0)]
     nodes: Annotated[int, Field(gt=0)]

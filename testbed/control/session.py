@@ -25,12 +25,13 @@ from testbed.control.fleet import Fleet
 from testbed.control.guests import check_floor, live_jobs
 from testbed.control.labs import OpenLab
 from testbed.control.lease import hold_lease, new_token
+from testbed.control.local_agents import last_words
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.control.results import job_row, summarize
 from testbed.control.scenario import Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
-from testbed.errors import UserError
+from testbed.errors import TestbedError, UserError
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.view import Policy
 from testbed.workload.jobs import Job
@@ -103,7 +104,7 @@ async def run_session(
         return session.finish(complete=True)
     except BaseException as error:
         recorder.journal("aborted", reason=str(error) or type(error).__name__)
-        if session.cluster is None and isinstance(error, UserError):
+        if session.cluster is None and isinstance(error, TestbedError):
             directory.close()
             shutil.rmtree(path)  # nothing was measured: a refused run leaves nothing
         else:
@@ -139,7 +140,10 @@ class _Session:
         fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
         async with hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s), requester:
             await fleet.open()
-            await fleet.wait_for_all(scenario.deadlines.announce_s)
+            try:
+                await fleet.wait_for_all(scenario.deadlines.announce_s)
+            except UserError as error:
+                raise UserError(f"{error}{last_words(self._path)}") from error
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
             self._display.line(

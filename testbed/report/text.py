@@ -38,7 +38,7 @@ _METRICS = (
     ("makespan_wall", "makespan"),
 )
 
-NARROWEST = 110
+NARROWEST = 124
 
 
 def wide_console(*, stderr: bool = False) -> Console:
@@ -83,7 +83,7 @@ def _mib(text: object) -> str:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     return table
@@ -115,8 +115,8 @@ def penalties_table(run: Mapping[str, object]) -> Table | None:
     if not entries:
         return None
     table = _table(
-        "Rescheduling penalties (wall seconds; `paused` is the policy's choice and no penalty)",
-        ("job", "reason", "moved", "save", "transfer", "wait", "restore", "first progress", "penalty", "paused",
+        "Rescheduling penalties (wall seconds; first = until all tasks progress again; paused = by the policy, no penalty)",
+        ("job", "reason", "moved", "save", "transfer", "wait", "restore", "first", "penalty", "paused",
          "MiB saved", "sent", "read"),
     )  # fmt: skip
     for entry in entries:

@@ -74,18 +74,21 @@ def format_table(jobs: Sequence[Job]) -> str:
     has_estimate = any(job.estimate_s is not None for job in jobs)
     shown = {"class": has_class, "estimate_s": has_estimate}
     columns = [column for column in COLUMNS if shown.get(column, True)]
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    lines = [",".join(columns)]
     for job in jobs:
-        row: list[str | int] = [job.job_id, repr(float(job.submit_time_s)), job.tasks]
-        row += [repr(float(value)) for value in (job.cpu_need_frac, job.mem_req_frac, job.run_time_s)]
+        needs = (job.cpu_need_frac, job.mem_req_frac, job.run_time_s)
+        row = [str(job.job_id), repr(float(job.submit_time_s)), str(job.tasks), *(repr(float(need)) for need in needs)]
         if has_class:
-            row.append(job.job_class or "")
+            row.append(_quoted(job.job_class or ""))
         if has_estimate:
             row.append("" if job.estimate_s is None else repr(float(job.estimate_s)))
-        writer.writerow(row)
-    return out.getvalue()
+        lines.append(",".join(row))
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    # Not by csv.writer, which before Python 3.13 leaves a lone carriage return bare, where its reader ends the line.
+    return '"' + text.replace('"', '""') + '"' if any(char in text for char in ',"\r\n') else text
 
 
 def _columns(header: list[str], where: str) -> dict[str, int]:

@@ -107,6 +107,13 @@ class Wire:
         sink.close()
 
 
+async def lost(bus: Bus) -> None:
+    """Wait until a bus has noticed that its connection is gone."""
+    async with asyncio.timeout(PATIENCE_S):
+        while bus.connected.is_set():  # noqa: ASYNC110  an event can be waited for only in the other direction
+            await asyncio.sleep(0)
+
+
 class World:
     """A bus that tests can break: `cut` ends a client's connection uncleanly, `mend` lets it come back."""
 
@@ -146,9 +153,7 @@ class MqttWorld(World):
     async def cut(self, name: str) -> None:
         self.wires[name].accepts = False
         self.wires[name].cut()
-        async with asyncio.timeout(PATIENCE_S):
-            while self.buses[name].connected.is_set():
-                await asyncio.sleep(0)
+        await lost(self.buses[name])
 
     async def mend(self, name: str) -> None:
         self.wires[name].accepts = True

@@ -56,9 +56,7 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Cancel, command=text),
     st.just(ListGuests()),
 )
-commands = st.builds(
-    Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions
-)
+commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)
 plain = st.recursive(
     st.none() | st.booleans() | count | size | text,
     lambda inner: st.lists(inner) | st.dictionaries(text, inner),

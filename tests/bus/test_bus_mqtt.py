@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from conftest import MQTT_KINDS, Mailbox, run, world
+from conftest import MQTT_KINDS, Mailbox, lost, run, world
 
 from testbed.bus.broker import broker
 from testbed.bus.client import BrokerAddress, BusError, MqttBus, Presence
@@ -81,7 +81,10 @@ def test_a_server_that_does_not_speak_is_told() -> None:
 def test_a_wrong_password_is_told(kind: str) -> None:
     async def scenario() -> None:
         async with world(kind) as w:
-            for wrong in (replace(w.address, password="geheim"), replace(w.address, username=None, password=None)):
+            for wrong in (
+                replace(w.address, password="geheim"),  # noqa: S106  made up
+                replace(w.address, username=None, password=None),
+            ):
                 text = await refusal(wrong)
                 assert "check user and password" in text
                 assert "geheim" not in text
@@ -133,7 +136,7 @@ def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> Non
                     await mail.count(100)
             for first in (100, 200):
                 sending += [asyncio.create_task(sender.publish("stream", b"%d" % n)) for n in range(first, first + 50)]
-                await asyncio.sleep(0)
+                await lost(receiver)
                 async with broker(kind, state_dir=tmp_path, port=port) as running:
                     receiver.address = running.address
                     if not keeps:
@@ -216,8 +219,7 @@ def test_a_message_without_acknowledgement_ends_the_connection(kind: str) -> Non
             await a.subscribe("t", mail)
             w.wires["b"].freeze()
             publishing = asyncio.create_task(b.publish("t", b"kept"))
-            while b.connected.is_set():
-                await asyncio.sleep(0)
+            await lost(b)
             w.wires["b"].cut()
             await publishing
             assert set(await mail.count(1)) == {b"kept"}
@@ -248,7 +250,7 @@ def test_many_clients_come_at_once(kind: str) -> None:
 
             async def come(number: int) -> None:
                 name = f"n{number}"
-                presence = Presence(f"lab/{name}", lambda: name.encode(), b"", b"lost")
+                presence = Presence(f"lab/{name}", name.encode, b"", b"lost")
                 async with MqttBus(w.address, name, presence) as bus:
                     await bus.subscribe("lab/+", Mailbox())
                     await bus.subscribe(f"command/{name}", seen)

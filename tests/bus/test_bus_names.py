@@ -41,7 +41,7 @@ def test_a_name_is_good_or_refused_by_name(name: str) -> None:
         if good:
             assert f"/{name}/" in make(name)
         else:
-            with pytest.raises(UserError, match="^lab = "):
+            with pytest.raises(UserError, match=r"^lab = "):
                 make(name)
 
 

@@ -15,7 +15,7 @@ steps = st.lists(st.sampled_from(["put", "put", "send", "send", "acknowledge", "
 def test_nothing_is_lost_or_overtaken(plan: list[str], data: st.DataObject) -> None:
     """Against a model: a list of what was put, with the sent ones first, in the order of the puts."""
 
-    async def scenario() -> None:
+    async def scenario() -> None:  # noqa: PLR0912  one branch a step of the model
         outbox = Outbox(limit=8, window=3)
         waiting: list[Parcel] = []
         sent: list[Parcel] = []

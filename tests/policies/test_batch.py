@@ -82,6 +82,9 @@ def test_an_overdue_job_is_expected_to_end_now():
     assert started(EASY, rows, 3) == [[], []]
     rows = [running((0, 1), 900.0), waiting(2), waiting(1, 1.0)]
     assert started(EASY, rows, 4) == [[2, 3], []]
+    # Two overdue jobs end together, now, so the head of 3 leaves one node beside it.
+    rows = [running((0, 1), 900.0), running((2,), 950.0), waiting(3), waiting(1, 9000.0)]
+    assert started(EASY, rows, 4) == [[], [3]]
 
 
 def test_a_job_that_lost_a_node_queues_again_in_its_place():

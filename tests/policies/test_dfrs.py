@@ -90,8 +90,7 @@ def test_greedy_starts_what_fits_and_shares_the_cpu():
 
 @pytest.mark.parametrize(("name", "places"), [("Greedy", []), ("GreedyP", []), ("GreedyPM", [1])])
 def test_a_newcomer_pauses_or_moves_the_least_important(name, places):
-    # Nodes 0 and 1; job 0 (much virtual time) and 1 (little) on node 0; the newcomer needs a whole node... of
-    # which there is none, unless job 2 (least important of all) leaves node 1.
+    # The newcomer needs a whole node. Job 2, the least important, leaves node 1; it would fit on node 0.
     rows = [
         Row(1, mem=0.5, vt=900.0, nodes=(0,)),
         Row(1, mem=0.3, vt=5.0, nodes=(0,)),
@@ -103,6 +102,25 @@ def test_a_newcomer_pauses_or_moves_the_least_important(name, places):
         assert got == [[0], [0], [1], []]
     else:
         assert got == [[0], [0], [0] if places else [], [1]]
+
+
+def test_the_most_important_victim_is_moved_first():
+    rows = [
+        Row(1, mem=0.5, vt=900.0, nodes=(0,)),
+        Row(1, mem=0.5, vt=800.0, nodes=(0,)),
+        Row(1, mem=0.5, vt=1.0, nodes=(1,)),
+        Row(1, mem=1.0, submit=1000.0),
+    ]
+    assert decide("GreedyPM */OPT=MIN", rows, 2, Event(submitted=(103,)))[0] == [[], [1], [1], [0]]
+
+
+def test_the_load_of_a_victim_is_gone_when_the_newcomer_is_placed():
+    rows = [
+        Row(1, mem=0.9, cpu=1.0, vt=900.0, nodes=(0,)),
+        Row(1, mem=0.5, cpu=0.5, vt=1.0, nodes=(1,)),
+        Row(2, mem=0.5, cpu=0.2, submit=1000.0),
+    ]
+    assert decide("GreedyP */OPT=MIN", rows, 2, Event(submitted=(102,)))[0] == [[], [1], [0, 0]]
 
 
 def test_submissions_are_handled_one_by_one():

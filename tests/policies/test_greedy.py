@@ -136,3 +136,19 @@ def test_priority_is_flow_over_virtual_time_squared_and_ties_go_to_the_first(job
     got = by_decreasing_priority(priorities(1000.0, submit, virtual)).tolist()
     exact = [Fraction(10**12) if v == 0 else Fraction(1000 - s) / Fraction(v) ** 2 for s, v in jobs]
     assert got == sorted(range(len(jobs)), key=lambda j: (-exact[j], j))
+
+
+def test_the_more_important_victim_is_kept():
+    # On a full node .5 comes: .2, .2 and .4 are marked, then one of the first two may stay: the second.
+    tasks, mem_req = np.ones(4, dtype=np.int64), np.array([0.2, 0.2, 0.4, 0.5])
+    task_node, mem = np.array([0, 0, 0, NOT_PLACED]), np.array([1.0])
+    possible, marks = make_room(3, np.arange(3), offsets(tasks), mem_req, task_node, mem)
+    assert possible
+    assert marks.tolist() == [True, False, True]
+
+
+def test_loads_that_are_equal_but_for_rounding_tie():
+    cpu, out = np.array([0.1 + 0.2, 0.3]), np.zeros(1, dtype=np.int64)
+    assert cpu[0] > cpu[1]
+    assert place(0.1, 0.1, cpu, np.zeros(2), out)
+    assert out.tolist() == [0]

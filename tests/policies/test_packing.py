@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.policies import packing
 from testbed.policies.capacity import node_usage, offsets
 from testbed.policies.packing import mcb8
 from testbed.policies.view import NOT_PLACED
@@ -192,3 +193,20 @@ def test_a_pinned_job_keeps_its_nodes_or_is_dropped():
 def test_the_least_yield_is_a_hundredth(count, together):
     got = run([(1, 1.0, 0.001)] * count, 1)
     assert (None not in got) == together
+
+
+def test_the_search_tries_the_least_yield_then_halves_to_a_hundredth(monkeypatch):
+    """Two jobs of need 1 share a node, so a half is the most; what exceeds the whole cluster is not even tried."""
+    tried = []
+
+    def noting(selected, pinned, offset, cpu_frac, *rest):
+        tried.append(float(cpu_frac[0]))
+        return pack(selected, pinned, offset, cpu_frac, *rest)
+
+    pack = packing.pack
+    monkeypatch.setattr(packing, "pack", noting)
+    assert run([(1, 1.0, 0.1), (1, 1.0, 0.1)], 1) == [[0], [0]]
+    assert tried == pytest.approx([0.01, 0.2575, 0.38125, 0.443125, 0.4740625, 0.48953125, 0.497265625])
+    tried.clear()
+    assert run([(2, 0.5, 0.1)], 1) == [[0, 0]]
+    assert tried == [0.5]  # a yield of 1, and no other

@@ -51,7 +51,7 @@ def checked(view, event, decision):
 
 @pytest.mark.parametrize("name", [name for name in available() if not name.endswith(("=300", "FT=600"))])
 def test_all_jobs_finish_and_none_faster_than_alone(name):
-    jobs = workload(seed=3, count=25, nodes=4, load=0.9)
+    jobs = workload(seed=3, count=20, nodes=4, load=0.9)
     outcome = VirtualCluster(jobs, 4, parse(name), look=checked).run()
     turnaround_s = outcome.end_s - [job.submit_time_s for job in jobs]
     assert (turnaround_s >= np.array([job.run_time_s for job in jobs]) - 1e-6).all()
@@ -72,7 +72,7 @@ def test_degradations_come_in_the_published_order():
     """[RR Table 2]: the best greedy algorithm, far behind it /per, then EASY, then FCFS."""
     names = ["GreedyPM */per/OPT=MIN/MINVT=600", "/per/OPT=MIN/MINVT=600", "EASY", "FCFS"]
     means = []
-    jobs_of = [workload(seed, count=100, nodes=16, load=0.7) for seed in (1, 2)]
+    jobs_of = [workload(seed, count=70, nodes=16, load=0.7) for seed in (1, 2)]
     bounds = [bound(jobs, 16) for jobs in jobs_of]
     for name in names:
         degradation = [

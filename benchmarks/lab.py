@@ -1,0 +1,76 @@
+"""A live lab of local nodes for the benchmarks, and how their results are printed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from node_agent.agent import cpu_model
+from testbed.bus.protocol import Bus
+from testbed.bus.requests import Requester
+from testbed.control.fleet import Fleet
+from testbed.control.labs import live_lab
+from testbed.control.lease import hold_lease, new_token
+from testbed.control.scenario import check_scenario
+
+
+@asynccontextmanager
+async def lab(
+    nodes: int = 2, cpus: float = 1.0, memory_mib: int = 1024, broker: str = "auto"
+) -> AsyncIterator[tuple[Fleet, Bus]]:
+    """Bring up broker and agents as a run does; yields the fleet, every node announced."""
+    table = {
+        "name": "bench",
+        "policy": "FCFS",
+        "workload": {},
+        "broker": {"address": broker},
+        "nodes": [{"name": f"node-{index}", "cpus": cpus, "memory_mib": memory_mib} for index in range(nodes)],
+    }
+    scenario = check_scenario(table, Path("bench"))
+    token = new_token()
+    with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as folder:
+        async with live_lab(scenario, Path(folder), "bench") as bus:
+            requester = Requester(bus, scenario.lab, "bench", lambda: token)
+            fleet = Fleet(bus, scenario.lab, [node.name for node in scenario.nodes], requester, 10.0)
+            async with hold_lease(bus, scenario.lab, token, 15.0), requester:
+                await fleet.open()
+                await fleet.wait_for_all(20)
+                yield fleet, bus
+
+
+def print_machine() -> None:
+    """Print what these numbers were measured on."""
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    user = "root" if os.geteuid() == 0 else "ordinary user"
+    print(
+        f"{cpu_model()}, {os.cpu_count()} cores, kernel {platform.release()}, Python {platform.python_version()}, {user}, load {load}"
+    )
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under their columns."""
+    cells = [
+        list(columns),
+        *[[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows],
+    ]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    print(f"\n{title}")
+    for number, row in enumerate(cells):
+        print(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )
+        if number == 0:
+            print("  ".join("-" * width for width in widths))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,1 @@
+"""CPU caps of processes, by what the machine allows."""

@@ -1,0 +1,113 @@
+"""Caps by control groups: what versions 1 and 2 have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+from node_agent.drivers.caps.protocol import PERIOD_S
+
+PERIOD_US = round(PERIOD_S * 1e6)
+LEAST_QUOTA_US = 1000  # the kernel's own bound
+_EMPTY_WITHIN_S = 1.0
+
+
+class CgroupCaps:
+    """A group of this agent with a child a guest; versions differ in how groups are made and quotas written."""
+
+    name = "cgroup"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._most_cores: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """See `Caps.open`."""
+        await asyncio.to_thread(self._open)
+
+    async def add(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.add`."""
+        self._most_cores[guest] = most_cores
+        await asyncio.to_thread(self._enter, self._folder / guest, pid)
+
+    async def set(self, guest: str, cap_cores: float | None) -> float | None:
+        """See `Caps.set`."""
+        needed = cap_cores is not None and cap_cores < self._most_cores[guest]
+        quota_us = max(LEAST_QUOTA_US, round(cap_cores * PERIOD_US)) if cap_cores is not None and needed else None
+        found_us = await asyncio.to_thread(self._write_and_read, self._folder / guest, quota_us)
+        if found_us is None:
+            return None if needed else cap_cores
+        return found_us / PERIOD_US
+
+    async def remove(self, guest: str) -> None:
+        """See `Caps.remove`."""
+        if self._most_cores.pop(guest, None) is not None:
+            await asyncio.to_thread(self._drop, self._folder / guest)
+
+    async def close(self) -> None:
+        """See `Caps.close`."""
+        for guest in list(self._most_cores):
+            await self.remove(guest)
+        await asyncio.to_thread(self._close)
+
+    def write_quota(self, folder: Path, quota_us: int | None) -> None:
+        """Write the quota of a group; None is no quota."""
+        raise NotImplementedError
+
+    def read_quota(self, folder: Path) -> int | None:
+        """Read the quota of a group."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Make the agent's group."""
+        self._folder.mkdir(exist_ok=True)
+
+    def _open(self) -> None:
+        self.prepare()
+        for left in [path for path in self._folder.iterdir() if path.is_dir()]:
+            self._drop(left)
+        trial = self._folder / "trial"
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as sleeper:  # noqa: S607  # ends with its input
+            try:
+                self._enter(trial, sleeper.pid)
+                found_us = self._write_and_read(trial, PERIOD_US // 2)
+                if found_us != PERIOD_US // 2:
+                    raise OSError(f"{trial}: a quota of {PERIOD_US // 2} us was read back as {found_us}")
+            finally:
+                sleeper.kill()
+                sleeper.wait()
+                self._drop(trial)
+
+    def _enter(self, folder: Path, pid: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self.write_quota(folder, None)
+        (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+        if str(pid) not in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+            raise OSError(f"{folder}: process {pid} did not enter it")
+
+    def _write_and_read(self, folder: Path, quota_us: int | None) -> int | None:
+        self.write_quota(folder, quota_us)
+        return self.read_quota(folder)
+
+    def _drop(self, folder: Path) -> None:
+        """Remove a group once its processes are gone; those that live on are left without a quota."""
+        with contextlib.suppress(OSError):
+            self.write_quota(folder, None)
+        deadline_s = time.monotonic() + _EMPTY_WITHIN_S
+        while True:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    return
+                time.sleep(0.01)
+            else:
+                return
+
+    def _close(self) -> None:
+        self._drop(self._folder)

@@ -1,0 +1,141 @@
+"""Caps without any privilege: processes are stopped and continued, by the CPU time that they really used.
+
+Every period of 100 ms a process gets its cap's worth of CPU time; it is stopped once that is used up. What it used too
+much (signals come late by a millisecond) is taken off the next periods, so the average is exact; what it did not use,
+because it waited for a message or the machine was busy, it may catch up later, by at most one more period's worth.
+Periods begin at multiples of 100 ms of CLOCK_MONOTONIC: tasks of one job on several nodes run at the same time, where
+the nodes share a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from node_agent.drivers.caps.protocol import PERIOD_S
+
+CARRY_PERIODS = 1.0
+_LEAST_S = 0.0005  # less than a signal's lateness: not worth running for
+_LEAST_STEP_S = 0.003  # between two looks at one process: keeps this loop cheap
+_TOGETHER_S = 0.001  # what is due so soon is done at once: fewer timers
+
+
+def process_clock(pid: int) -> int:
+    """Return the id of the clock that counts the CPU time of all threads of a process, dead ones included."""
+    return (~pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    pidfd: int
+    clock: int
+    most_cores: float
+    cap_cores: float | None = None
+    budget_s: float = 0.0
+    used_s: float = 0.0
+    settled_s: float = 0.0
+    rate_cores: float = 0.0  # at which it used CPU time between the last two looks
+    look_s: float = 0.0
+    stopped: bool = False
+
+    def signal(self, *, stop: bool) -> None:
+        if stop != self.stopped:
+            self.stopped = stop
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP if stop else signal.SIGCONT)
+
+    def settle(self, now_s: float) -> None:
+        """Take off the budget what was used since the last look."""
+        try:
+            used_s = time.clock_gettime(self.clock)
+        except OSError:
+            return  # it has ended; whoever watches it will remove it
+        self.budget_s -= used_s - self.used_s
+        self.rate_cores = (used_s - self.used_s) / max(1e-6, now_s - self.settled_s)
+        self.used_s, self.settled_s = used_s, now_s
+
+
+class DutyCaps:
+    """One timer for all processes of a node."""
+
+    name = "duty"
+
+    def __init__(self) -> None:
+        self._processes: dict[str, _Process] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._period = 0
+
+    async def open(self) -> None:
+        """See `Caps.open`; needs nothing but the right to signal one's own processes."""
+        os.close(os.pidfd_open(os.getpid()))
+
+    async def add(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.add`."""
+        self._processes[guest] = _Process(os.pidfd_open(pid), process_clock(pid), most_cores)
+
+    async def set(self, guest: str, cap_cores: float | None) -> float | None:
+        """See `Caps.set`."""
+        process = self._processes[guest]
+        was_s, now_s = process.cap_cores, time.monotonic()
+        process.cap_cores = cap_cores
+        if cap_cores is None or cap_cores >= process.most_cores:
+            process.signal(stop=False)
+        else:
+            process.settle(now_s)
+            if was_s is None or was_s >= process.most_cores:  # nothing was counted before: the rest of this period
+                process.budget_s = cap_cores * (PERIOD_S - now_s % PERIOD_S)
+            process.look_s = now_s
+        if self._timer is None:
+            self._period = int(now_s / PERIOD_S)
+        self._tick()
+        return process.cap_cores
+
+    async def remove(self, guest: str) -> None:
+        """See `Caps.remove`."""
+        process = self._processes.pop(guest, None)
+        if process is not None:
+            process.signal(stop=False)
+            os.close(process.pidfd)
+
+    async def close(self) -> None:
+        """See `Caps.close`."""
+        for guest in list(self._processes):
+            await self.remove(guest)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        """Do what is due and set the timer for what comes next."""
+        now_s = time.monotonic()
+        period = int(now_s / PERIOD_S)
+        passed, self._period = period - self._period, period
+        next_s = (period + 1) * PERIOD_S
+        any_capped = False
+        for process in self._processes.values():
+            cap_cores = process.cap_cores
+            if cap_cores is None or cap_cores >= process.most_cores:
+                continue
+            any_capped = True
+            if passed or process.look_s <= now_s + _TOGETHER_S:
+                self._look(process, now_s, cap_cores * PERIOD_S, passed)
+            if not process.stopped:
+                next_s = min(next_s, process.look_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, next_s - time.monotonic()), self._tick) if any_capped else None
+
+    def _look(self, process: _Process, now_s: float, grant_s: float, grants: int) -> None:
+        """Stop or continue a process, and guess when its budget will be used up."""
+        was_running = not process.stopped
+        process.settle(now_s)
+        if grants:
+            process.budget_s = min(process.budget_s + grant_s * grants, grant_s * (1 + CARRY_PERIODS))
+        process.signal(stop=process.budget_s < _LEAST_S)
+        # beside others it got less than all: twice the time is worth one look less, and an overrun is paid back
+        rate_cores = max(process.rate_cores, process.most_cores / 2) if was_running else process.most_cores
+        process.look_s = now_s + max(_LEAST_STEP_S, process.budget_s / rate_cores)

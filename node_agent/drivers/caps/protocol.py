@@ -1,0 +1,30 @@
+"""What a mechanism that caps CPU time must be able to do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+PERIOD_S = 0.1  # over which a cap holds; what is left of a period is lost, except where a mechanism says otherwise
+
+
+class Caps(Protocol):
+    """Caps the CPU time of one process a guest, all its threads together. Caps are in cores."""
+
+    @property
+    def name(self) -> str:
+        """`cgroup1`, `cgroup2` or `duty`."""
+
+    async def open(self) -> None:
+        """Get ready, and prove on a process of its own that a cap can be set and read back; raises `OSError`."""
+
+    async def add(self, guest: str, pid: int, most_cores: float) -> None:
+        """Take a process that can use at most `most_cores`, uncapped until `set`."""
+
+    async def set(self, guest: str, cap_cores: float | None) -> float | None:
+        """Set the cap, or lift it with None; return it as read back. A cap of `most_cores` or more costs nothing."""
+
+    async def remove(self, guest: str) -> None:
+        """Forget a guest, which is running freely afterwards if it still lives; one that is unknown is no error."""
+
+    async def close(self) -> None:
+        """Lift every cap and leave nothing behind."""

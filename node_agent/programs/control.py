@@ -1,0 +1,91 @@
+"""The program's end of the control channel, and what the agent has ordered so far."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from dataclasses import dataclass
+
+from node_agent.guests.channel import VERSION, ChannelError, Decoder, Message, encode
+from node_agent.programs.task import Task
+
+ORPHAN_EXIT_CODE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Write the image once `at` iterations are done."""
+
+    at: int
+    path: str
+    since_s: float
+
+
+class Control:
+    """Speaks with the agent; `held` and `save` are its orders. A channel that closes ends the process at once."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._decoder = Decoder()
+        self._early: Message | None = None
+        self._answered = True
+        self.at = 0  # the point where the program can stop
+        self.held = True  # until the first `release`
+        self.save: SaveOrder | None = None
+        self.say("hello", v=VERSION, pid=os.getpid())
+
+    def say(self, kind: str, **fields: object) -> None:
+        """Send one message."""
+        try:
+            self._socket.sendall(encode(kind, **fields))
+        except OSError:
+            os._exit(ORPHAN_EXIT_CODE)
+
+    def receive_task(self) -> tuple[Task, str | None]:
+        """Wait for the task; return it with the path of its image, or None."""
+        while self._early is None:
+            self.wait(None)
+        return Task.from_spec(self._early.fields["spec"]), self._early.fields["image"]
+
+    def poll(self) -> None:
+        """Take the orders that have arrived, without waiting; 1 µs when there are none."""
+        try:
+            data = self._socket.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(ORPHAN_EXIT_CODE)  # nobody is left who could want what this program does
+        for message in self._decoder.feed(data):
+            if isinstance(message, ChannelError):
+                raise message
+            self._obey(message)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for an order, at most so long."""
+        select.select([self._socket], [], [], timeout_s)
+        self.poll()
+
+    def answer_hold(self) -> None:
+        """Say `held` if that was asked and not answered yet."""
+        if self.held and not self._answered:
+            self._answered = True
+            self.say("held", at=self.at)
+
+    def _obey(self, message: Message) -> None:
+        match message.kind:
+            case "task":
+                self._early = message
+            case "hold":
+                self.held, self._answered, self.save = True, False, None
+            case "release":
+                self.held, self._answered, self.save = False, True, None
+                self.say("released", at=self.at)
+            case "save":
+                self.save = SaveOrder(message.fields["at"], message.fields["path"], time.monotonic())
+            case other:
+                raise ChannelError(f"{other} is no message for a program")

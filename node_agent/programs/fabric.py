@@ -1,0 +1,72 @@
+"""What a rank needs of MPI, without burning CPU time while it waits: MPI's own waiting would poll at full speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mpi4py
+
+mpi4py.rc.thread_level = "funneled"
+mpi4py.rc.finalize = False  # collective: the program does it when all ranks have come to their end
+
+from mpi4py import MPI  # noqa: E402  # initialises MPI with the settings above
+
+from node_agent.programs.task import Task, TaskError  # noqa: E402
+from node_agent.programs.words import Words  # noqa: E402
+
+_TAGS = 32767  # the least upper bound of tags that MPI promises
+
+
+class Backoff:
+    """Lengths of sleeps: short at first, so that a quick answer is found quickly, up to `longest_s`."""
+
+    def __init__(self) -> None:
+        self._next_s = 20e-6
+
+    def next_s(self, longest_s: float = 1e-3) -> float:
+        """Return the length of the next sleep."""
+        length_s = min(self._next_s, longest_s)
+        self._next_s = 1.5 * length_s
+        return length_s
+
+
+class Fabric:
+    """The ranks of a job; every call returns at once except `wait`."""
+
+    def __init__(self, task: Task) -> None:
+        self._comm: Any = MPI.COMM_WORLD
+        if (self._comm.rank, self._comm.size) != (task.rank, task.ranks):
+            raise TaskError(
+                f"rank {task.rank} of {task.ranks} was placed as rank {self._comm.rank} of {self._comm.size}"
+            )
+        self._end: Any = None
+
+    def send(self, words: Words, length: int, rank: int, iteration: int) -> Any:
+        """Begin to send the first `length` bytes; return the request."""
+        return self._comm.Isend([words.view("u1")[:length], MPI.BYTE], rank, iteration % _TAGS)
+
+    def receive(self, words: Words, length: int, rank: int, iteration: int) -> Any:
+        """Begin to receive `length` bytes; return the request."""
+        return self._comm.Irecv([words.view("u1")[:length], MPI.BYTE], rank, iteration % _TAGS)
+
+    def wait(self, requests: list[Any], meanwhile: Callable[[], float]) -> None:
+        """Return when all requests are complete; `meanwhile` is called between, and tells how long a sleep may be."""
+        backoff = Backoff()
+        while not MPI.Request.Testall(requests):
+            time.sleep(backoff.next_s(meanwhile()))
+
+    def progress(self) -> None:
+        """Let MPI carry on with what was sent before."""
+        self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def all_ended(self) -> bool:
+        """Say that this rank has come to its end, once; return whether all have."""
+        if self._end is None:
+            self._end = self._comm.Ibarrier()
+        return bool(self._end.Test())
+
+    def finalize(self) -> None:
+        """Leave MPI; quick once all ranks have come to their end."""
+        MPI.Finalize()

@@ -1,0 +1,166 @@
+"""The life of a program: it works, iteration by iteration, stops where it is told, writes itself down, ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
+from node_agent.programs.control import Control, SaveOrder
+from node_agent.programs.image import ImageError, ImageReader, write_image
+from node_agent.programs.kernel import Kernel
+from node_agent.programs.task import Task, TaskError
+from node_agent.programs.words import seed_of
+
+if TYPE_CHECKING:  # MPI starts on import: only for the programs that use it
+    from node_agent.programs.exchange import Exchange
+    from node_agent.programs.fabric import Fabric
+
+PROGRESS_EVERY_NS = 500_000_000
+_STANDING_S = 0.005  # between two looks at MPI while held
+
+
+class Life:
+    """One life of one task, from its start or its image to its end or its next image.
+
+    Members of a job stop at one point although each may be an iteration ahead of its neighbour: a member that waits
+    for messages answers `hold` with the iteration that it is in, for which it has computed and sent all there is; the
+    agent's side then lets all run on to the furthest of these points, which nobody needs a later message for.
+    """
+
+    def __init__(self, control: Control, task: Task, image: Path | None) -> None:
+        self._control = control
+        self._task = task
+        self._fabric: Fabric | None = None
+        self._exchange: Exchange | None = None
+        if task.ranks > 1:
+            from node_agent.programs.exchange import Exchange  # noqa: PLC0415  # starts MPI
+            from node_agent.programs.fabric import Fabric  # noqa: PLC0415  # starts MPI
+
+            self._fabric = Fabric(task)
+            self._exchange = Exchange(task, self._fabric, self._while_waiting)
+        self._kernel = Kernel(task.seed, task.rank, task.workers)
+        self._iteration = 0
+        self._compute_s = 0.0
+        self._told_ns = 0  # 0: no progress told in this life
+        begin_s = time.monotonic()
+        if image is None:
+            self._ballast = Ballast(ballast_mib(task, resident_mib()))
+            self._ballast.fill(task)
+        else:
+            self._ballast = self._restore(image)
+        control.at = self._iteration
+        control.say("ready", ballast_mib=self._ballast.mib, touch_s=time.monotonic() - begin_s)
+
+    def run(self) -> None:
+        """Work until all is done or written down; returns when the process should end."""
+        control, total = self._control, self._task.iterations
+        ended = False
+        while not ended:
+            control.poll()
+            if control.held and (control.save is None or control.save.at <= self._iteration):
+                ended = self._stand()
+            elif self._iteration < total:
+                self._iterate()
+            elif self._all_ended():
+                self._tell_done()
+                ended = True
+            else:
+                control.wait(1e-3)
+        self._ballast.free()
+        if self._fabric is not None:
+            self._fabric.finalize()
+
+    def _iterate(self) -> None:
+        begin_ns = time.monotonic_ns()
+        self._kernel.run(self._task.share(self._iteration))
+        self._compute_s += (time.monotonic_ns() - begin_ns) / 1e9
+        self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
+        if self._exchange is not None:
+            self._exchange.run(self._iteration)
+        self._iteration += 1
+        now_ns = time.monotonic_ns()
+        if now_ns - self._told_ns >= PROGRESS_EVERY_NS or not self._told_ns:
+            self._told_ns = now_ns
+            self._control.say("progress", units=self._task.units_after(self._iteration), mono_ns=now_ns)
+
+    def _while_waiting(self) -> float:
+        self._control.poll()
+        self._control.answer_hold()
+        return _STANDING_S if self._control.held and self._control.save is None else 1e-3
+
+    def _all_ended(self) -> bool:
+        return self._fabric is None or self._fabric.all_ended()
+
+    def _stand(self) -> bool:
+        """Stay at this iteration until released or told to run on; return whether it was written down for good."""
+        control = self._control
+        while control.held:
+            control.answer_hold()
+            order = control.save
+            if order is None:
+                control.wait(None if self._fabric is None else _STANDING_S)
+                if self._fabric is not None:
+                    self._fabric.progress()  # what was sent may still be on its way to a neighbour
+            elif order.at > self._iteration and order.at <= self._task.iterations:
+                return False
+            elif self._write(order):
+                while control.save is order:
+                    if self._all_ended():
+                        return True
+                    control.wait(1e-3)
+            else:
+                control.save = None
+        return False
+
+    def _write(self, order: SaveOrder) -> bool:
+        run_on_s = time.monotonic() - order.since_s
+        header = {
+            "task": asdict(self._task),
+            "iteration": self._iteration,
+            "compute_s": self._compute_s,
+            "comm_s": self._exchange.wall_s if self._exchange else 0.0,
+            "messages": self._exchange.messages if self._exchange else 0,
+            "digest": self._exchange.digest if self._exchange else 0,
+        }
+        try:
+            if order.at != self._iteration:
+                raise ImageError(
+                    f"cannot be written at iteration {order.at}: it is at {self._iteration} of {self._task.iterations}"
+                )
+            parts = [*(array.data for array in self._kernel.arrays), self._ballast.bytes]
+            written = write_image(Path(order.path), header, parts)
+        except ImageError as error:
+            self._control.say("save_failed", error=str(error))
+            return False
+        self._control.say(
+            "saved", bytes=written.bytes, digest=written.digest, run_on_s=run_on_s, write_s=written.write_s,
+            sync_s=written.sync_s,
+        )  # fmt: skip
+        return True
+
+    def _restore(self, image: Path) -> Ballast:
+        """Take everything from an image, verified; raises `ImageError` or `TaskError`."""
+        reader = ImageReader(image)
+        header = reader.header
+        for name, value in asdict(self._task).items():
+            if header["task"].get(name) != value:
+                raise TaskError(f"image {image}: {name} = {header['task'].get(name)!r}: expected {value!r}")
+        ballast = Ballast(header["parts"][-1] >> 20)
+        reader.load([*(array.data for array in self._kernel.arrays), ballast.bytes])
+        self._iteration, self._compute_s = header["iteration"], header["compute_s"]
+        if self._exchange is not None:
+            self._exchange.wall_s = header["comm_s"]
+            self._exchange.messages, self._exchange.digest = header["messages"], header["digest"]
+        return ballast
+
+    def _tell_done(self) -> None:
+        exchange = self._exchange
+        checksum = seed_of(self._kernel.checksum(), exchange.digest if exchange else 0)
+        self._control.say(
+            "done", units=self._task.work_units, checksum=f"{checksum:016x}",
+            messages=exchange.messages if exchange else 0, compute_s=self._compute_s,
+            comm_s=exchange.wall_s if exchange else 0.0,
+        )  # fmt: skip

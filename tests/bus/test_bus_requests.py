@@ -1,0 +1,498 @@
+"""Commands and their replies, over a bus that loses what the test wants lost, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import KINDS, Mailbox, VirtualLoop, run, world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.bus.answers import AnswerJournal
+from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import (
+    AnyAction,
+    Calibrate,
+    Cancel,
+    Command,
+    Hold,
+    ListGuests,
+    Ping,
+    Reply,
+    Stop,
+    decode,
+    encode,
+)
+from testbed.bus.protocol import Bus, Handler
+from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError, Requester
+from testbed.bus.responder import Responder
+from testbed.errors import RunError
+
+COMMANDS = "testbed/v1/lab/node/n1/command"
+REPLIES = "testbed/v1/lab/controller/ctl/reply"
+
+
+class Lossy:
+    """A bus in which some messages never leave: those for which `loses(topic, payload)` holds."""
+
+    def __init__(self, bus: Bus, loses: Callable[[str, bytes], bool]) -> None:
+        self._bus = bus
+        self._loses = loses
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        if not self._loses(topic, payload):
+            await self._bus.publish(topic, payload, qos, retain=retain)
+
+    async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
+        await self._bus.subscribe(pattern, handler, qos)
+
+
+class Node:
+    """What an agent does, as far as these tests go: it notes what it began and how that ended."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.begun = asyncio.Event()
+        self.refusal: str | None = None
+
+    async def perform(self, action: AnyAction) -> dict[str, object]:
+        match action:
+            case Calibrate(cpu_s=cpu_s):  # takes that long
+                self.log.append(f"begin {cpu_s:g}")
+                self.begun.set()
+                try:
+                    await asyncio.sleep(cpu_s)
+                except asyncio.CancelledError:
+                    self.log.append(f"cancelled {cpu_s:g}")
+                    raise
+                self.log.append(f"end {cpu_s:g}")
+                return {"units_per_s": 2 * cpu_s}
+            case Stop(guest=guest):
+                raise RunError(f"no guest {guest}")
+            case Hold():
+                return {"at": object()}
+            case Ping():
+                return {}
+        raise ZeroDivisionError("a mistake in the driver")
+
+    def refuse(self, command: Command) -> str | None:
+        return None if self.refusal is None else f"{self.refusal} (not {command.lease})"
+
+
+class Stubborn(Node):
+    """Takes half a minute for whatever it is told, also for giving up."""
+
+    async def perform(self, action: AnyAction) -> dict[str, object]:
+        work = asyncio.create_task(asyncio.sleep(30))
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(work)
+        return {"did": type(action).__name__}
+
+
+class Lab:
+    """A controller `ctl` and an agent of `n1` at one hub."""
+
+    def __init__(self, loses: Callable[[str, bytes], bool] = lambda _topic, _payload: False) -> None:
+        self.hub = MemoryHub()
+        self.node = Node()
+        self.replies = Mailbox()
+        self.commands = Mailbox()
+        self._loses = loses
+
+    @asynccontextmanager
+    async def agent(self, journal: AnswerJournal | None = None) -> AsyncIterator[Responder]:
+        async with (
+            self.hub.client("agent") as bus,
+            Responder(Lossy(bus, self._loses), "lab", "n1", self.node.perform, self.node.refuse, journal=journal) as it,
+        ):
+            yield it
+
+    @asynccontextmanager
+    async def controller(self, **options: Any) -> AsyncIterator[Requester]:
+        async with self.hub.client("spy") as spy, self.hub.client("controller") as bus:
+            await spy.subscribe(REPLIES, self.replies)
+            await spy.subscribe(COMMANDS, self.commands)
+            async with Requester(Lossy(bus, self._loses), "lab", "ctl", lambda: "token", **options) as requester:
+                yield requester
+
+    def statuses(self) -> list[str]:
+        return [decode(Reply, payload).status for payload in self.replies.payloads]
+
+
+def virtually(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def work() -> None:
+        await scenario()
+
+    run(work(), VirtualLoop)
+
+
+def elapsed_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_command_is_acknowledged_done_and_answered() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester:
+            reply = await requester.call("n1", Calibrate(cpu_s=5), deadline_s=8)
+            assert (reply.status, reply.result, reply.node) == ("done", {"units_per_s": 10.0}, "n1")
+            assert reply.elapsed_s == pytest.approx(5)
+            assert elapsed_s() == pytest.approx(5)
+            assert lab.statuses() == ["accepted", "done"]
+            assert decode(Command, lab.commands.payloads[0]).lease == "token"
+
+    virtually(scenario)
+
+
+def test_commands_run_side_by_side() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester, asyncio.TaskGroup() as group:
+            for cpu_s in (3, 1, 2):
+                group.create_task(requester.call("n1", Calibrate(cpu_s=cpu_s), deadline_s=8))
+        assert lab.node.log == ["begin 3", "begin 1", "begin 2", "end 1", "end 2", "end 3"]
+
+    virtually(scenario)
+
+
+def test_failures_are_told_in_the_words_of_the_driver(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester:
+            with pytest.raises(CommandFailedError, match=r"^n1: stop: failed: no guest g7$") as caught:
+                await requester.call("n1", Stop(guest="g7"), deadline_s=8)
+            assert caught.value.reply is not None
+            assert caught.value.reply.status == "failed"
+            with pytest.raises(CommandFailedError, match="internal error: ZeroDivisionError: a mistake in the driver"):
+                await requester.call("n1", ListGuests(), deadline_s=8)
+            with pytest.raises(CommandFailedError, match="no plain data"):
+                await requester.call("n1", Hold(guest="g"), deadline_s=8)
+            assert (await requester.call("n1", Ping(), deadline_s=8)).status == "done"
+
+    with caplog.at_level(logging.ERROR):
+        virtually(scenario)
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_lost_acknowledgement_or_command_is_sent_again_and_done_once() -> None:
+    async def scenario() -> None:
+        to_lose = [COMMANDS, REPLIES, REPLIES]
+
+        def loses(topic: str, payload: bytes) -> bool:
+            if topic in to_lose:
+                to_lose.remove(topic)
+                return True
+            return False
+
+        lab = Lab(loses)
+        async with lab.agent(), lab.controller(ack_timeout_s=2.0) as requester:
+            reply = await requester.call("n1", Calibrate(cpu_s=9), deadline_s=20)
+            assert reply.status == "done"
+            assert to_lose == []
+            assert lab.statuses() == ["accepted", "done"]
+            assert lab.node.log == ["begin 9", "end 9"]
+            assert elapsed_s() == pytest.approx(2 + 9)
+            assert len({decode(Command, payload).id for payload in lab.commands.payloads}) == 1
+
+    virtually(scenario)
+
+
+def test_a_lost_result_is_asked_for_again() -> None:
+    async def scenario() -> None:
+        finals: list[Reply] = []
+
+        def loses(topic: str, payload: bytes) -> bool:
+            if topic == REPLIES and decode(Reply, payload).final:
+                finals.append(decode(Reply, payload))
+                return len(finals) == 1
+            return False
+
+        lab = Lab(loses)
+        async with lab.agent(), lab.controller(ask_again_s=10) as requester:
+            reply = await requester.call("n1", Calibrate(cpu_s=5), deadline_s=300)
+            assert elapsed_s() == pytest.approx(10)
+            assert finals == [reply, reply]
+            assert lab.node.log == ["begin 5", "end 5"]
+
+    virtually(scenario)
+
+
+def test_a_node_without_agent_does_not_answer() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent():
+            pass  # it was there, so the hub keeps commands for it
+        async with lab.controller(ack_timeout_s=2, tries=3) as requester:
+            with pytest.raises(NoAnswerError, match=r"n1: calibrate: no acknowledgement within 6 s, sent 3 times"):
+                await requester.call("n1", Calibrate(cpu_s=50), deadline_s=100)
+            assert elapsed_s() == pytest.approx(6)
+            last = decode(Command, (await lab.commands.count(4))[-1])
+            assert last.action == Cancel(command=decode(Command, lab.commands.payloads[0]).id)
+            async with lab.agent():  # too late: what it finds is given up at once
+                await lab.replies.until(lambda _got: "cancelled" in lab.statuses())
+            assert elapsed_s() == pytest.approx(6)
+            assert "end 50" not in lab.node.log
+
+    virtually(scenario)
+
+
+def test_an_agent_that_dies_at_work_is_found_out_before_the_deadline() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller(ack_timeout_s=2, tries=3, ask_again_s=10) as requester:
+            calling = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=500), deadline_s=1000))
+            await lab.replies.count(1)
+            lab.hub.drop("agent")
+            with pytest.raises(NoAnswerError):
+                await calling
+            assert elapsed_s() == pytest.approx(10 + 3 * 2)
+
+    virtually(scenario)
+
+
+def test_a_controller_off_the_bus_takes_its_command_back() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller(ack_timeout_s=2, tries=2) as requester:
+            lab.hub.drop("controller")
+            with pytest.raises(NoAnswerError):
+                await requester.call("n1", Calibrate(cpu_s=1), deadline_s=5)
+            lab.hub.resume("controller")
+            await lab.replies.count(1)
+            kinds = [type(decode(Command, payload).action) for payload in lab.commands.payloads]
+            assert kinds == [Cancel]
+            assert lab.node.log == []
+
+    virtually(scenario)
+
+
+def test_the_agent_gives_up_at_the_deadline() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester:
+            with pytest.raises(DeadlineError, match=r"n1: calibrate: expired: not done within 7 s") as caught:
+                await requester.call("n1", Calibrate(cpu_s=60), deadline_s=7)
+            assert caught.value.reply is not None
+            assert caught.value.reply.elapsed_s == pytest.approx(7)
+            assert elapsed_s() == pytest.approx(7)
+            assert lab.node.log == ["begin 60", "cancelled 60"]
+
+    virtually(scenario)
+
+
+def test_an_agent_that_does_not_give_up_is_given_up() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        lab.node = Stubborn()
+        async with lab.agent(), lab.controller(ack_timeout_s=2, ask_again_s=5) as requester:
+            with pytest.raises(DeadlineError, match="nor did the agent give up"):
+                await requester.call("n1", Calibrate(cpu_s=60), deadline_s=7)
+            assert elapsed_s() == pytest.approx(7 + 2)
+
+    virtually(scenario)
+
+
+def test_cancelling_the_caller_cancels_the_command() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester:
+            calling = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=60), deadline_s=100))
+            await lab.node.begun.wait()
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            await lab.replies.until(lambda _got: "cancelled" in lab.statuses())
+            assert lab.node.log == ["begin 60", "cancelled 60"]
+            assert elapsed_s() == 0
+
+    virtually(scenario)
+
+
+def test_closing_the_agent_answers_what_it_interrupts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.controller() as requester:
+            with AnswerJournal(tmp_path / "replies.jsonl") as journal:
+                async with lab.agent(journal):
+                    calling = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=60), deadline_s=100))
+                    await lab.node.begun.wait()
+            with pytest.raises(CommandFailedError, match="interrupted: the agent is ending"):
+                await calling
+            assert lab.node.log == ["begin 60", "cancelled 60"]
+
+    virtually(scenario)
+
+
+def test_without_the_lease_a_command_is_rejected_and_not_remembered() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller() as requester:
+            lab.node.refusal = "the lease is another's"
+            with pytest.raises(CommandFailedError, match=r"rejected: the lease is another's \(not token\)"):
+                await requester.call("n1", Calibrate(cpu_s=1), deadline_s=5)
+            lab.node.refusal = None
+            async with lab.hub.client("again") as bus:
+                await bus.publish(COMMANDS, lab.commands.payloads[0])
+            await lab.replies.count(3)
+            assert lab.statuses() == ["rejected", "accepted", "done"]
+
+    virtually(scenario)
+
+
+def test_bad_commands_are_rejected_where_there_is_someone_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller(), lab.hub.client("other") as bus:
+            for payload in (
+                b"no record",
+                b'{"v": 1, "reply_to": "%s"}' % REPLIES.encode(),
+                b'{"v": 1, "id": "b1", "reply_to": "testbed/v1/lab/node/n1/command"}',
+                b'{"v": 1, "id": "b2", "reply_to": "%s", "action": {"kind": "format-disk"}}' % REPLIES.encode(),
+                b'{"v": 9, "id": "b3", "reply_to": "%s"}' % REPLIES.encode(),
+                encode(Command(id="b4", lease="l", reply_to="testbed/v1/lab/lease", deadline_s=1, action=Ping())),
+                encode(Command(id="ok", lease="l", reply_to=REPLIES, deadline_s=1, action=Ping())),
+            ):
+                await bus.publish(COMMANDS, payload)
+            replies = [decode(Reply, payload) for payload in await lab.replies.count(4)]
+            assert [(reply.id, reply.status) for reply in replies] == [
+                ("b2", "rejected"),
+                ("b3", "rejected"),
+                ("ok", "accepted"),
+                ("ok", "done"),
+            ]
+            assert "schema version 9" in str(replies[1].error)
+
+    virtually(scenario)
+    assert len([record for record in caplog.records if record.name.startswith("testbed")]) == 5 + 1 + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 3)),
+            st.tuples(st.just("cancel"), st.integers(0, 3)),
+            st.tuples(st.just("wait"), st.integers(0, 4)),
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_is_sent_twice_is_done_at_most_once_and_answered_alike(plan: list[tuple[str, int]]) -> None:
+    """Command `c<n>` takes `n` seconds and has 2.5; every final reply to it, however often it is sent, is the same."""
+
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.agent(), lab.controller(), lab.hub.client("sender") as bus:
+            for number, (step, which) in enumerate(plan):
+                if step == "wait":
+                    await asyncio.sleep(which)
+                    continue
+                action: AnyAction = Calibrate(cpu_s=which) if step == "send" else Cancel(command=f"c{which}")
+                name = f"c{which}" if step == "send" else f"x{number}"
+                command = Command(id=name, lease="l", reply_to=REPLIES, deadline_s=2.5, action=action)
+                await bus.publish(COMMANDS, encode(command))
+            await asyncio.sleep(10)
+            first_is_cancel: dict[int, bool] = {}
+            for step, which in plan:
+                if step != "wait":
+                    first_is_cancel.setdefault(which, step == "cancel")
+            for which, cancelled in first_is_cancel.items():
+                assert lab.node.log.count(f"begin {which}") <= (0 if cancelled else 1)
+                finals = [
+                    reply
+                    for reply in map(decode_reply, lab.replies.payloads)
+                    if reply.id == f"c{which}" and reply.final
+                ]
+                assert all(reply == finals[0] for reply in finals)
+                if any(step == ("send", which) for step in plan):
+                    assert finals[0].status in ({"cancelled"} if cancelled else {"done", "cancelled", "expired"})
+                    assert (finals[0].status == "done") == (f"end {which}" in lab.node.log)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scenario())
+
+
+def decode_reply(payload: bytes) -> Reply:
+    return decode(Reply, payload)
+
+
+def test_an_agent_started_again_repeats_its_answers(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+
+    async def scenario() -> None:
+        lab = Lab()
+        async with lab.controller(), lab.hub.client("sender") as bus:
+            done = Command(id="c1", lease="l", reply_to=REPLIES, deadline_s=9, action=Calibrate(cpu_s=1))
+            cut = Command(id="c2", lease="l", reply_to=REPLIES, deadline_s=9, action=Calibrate(cpu_s=5))
+            with AnswerJournal(path) as journal:
+                async with lab.agent(journal):
+                    await bus.publish(COMMANDS, encode(done))
+                    await bus.publish(COMMANDS, encode(cut))
+                    await asyncio.sleep(2)
+                    at_the_crash = path.read_bytes()
+            path.write_bytes(at_the_crash + b'{"v": 1, "id": "torn')
+            lab.node.log.clear()
+            lab.replies.got.clear()
+            with AnswerJournal(path) as journal:
+                async with lab.agent(journal):
+                    await bus.publish(COMMANDS, encode(done))
+                    await bus.publish(COMMANDS, encode(cut))
+                    replies = [decode_reply(payload) for payload in await lab.replies.count(2)]
+            assert [(reply.id, reply.status) for reply in replies] == [("c1", "done"), ("c2", "failed")]
+            assert replies[0].result == {"units_per_s": 2.0}
+            assert replies[1].error == "interrupted: the agent was restarted"
+            assert lab.node.log == []
+
+    virtually(scenario)
+    with AnswerJournal(path) as journal:
+        assert journal.get("c1") is not None
+
+
+def test_the_journal_keeps_the_last_answers_and_its_file_stays_small(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    with AnswerJournal(path, limit=10) as journal:
+        for number in range(1000):
+            journal.finish(Reply(id=f"c{number}", node="n1", status="done"))
+        assert journal.get("c989") is None
+        assert journal.get("c990") is not None
+    for _ in range(2):
+        with AnswerJournal(path, limit=10) as journal:
+            assert [journal.get(f"c{number}") is not None for number in range(985, 1000)] == [False] * 5 + [True] * 10
+        assert len(path.read_text().splitlines()) == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_go_over_every_bus(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("controller") as near, w.bus("agent") as far:
+            node = Node()
+            async with (
+                Responder(far, "lab", "n1", node.perform, node.refuse),
+                Requester(near, "lab", "ctl", lambda: "token") as requester,
+            ):
+                calls = [requester.call("n1", Calibrate(cpu_s=n / 1000), deadline_s=5) for n in range(50)]
+                assert [reply.result["units_per_s"] for reply in await asyncio.gather(*calls)] == [
+                    n / 500 for n in range(50)
+                ]
+                calling = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=3600), deadline_s=7200))
+                await far.connected.wait()
+                while "begin 3600" not in node.log:
+                    node.begun.clear()
+                    await node.begun.wait()
+                await w.cut("agent")
+                await w.mend("agent")
+                calling.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await calling
+                assert (await requester.call("n1", Ping(), deadline_s=5)).status == "done"
+                assert node.log[-1] == "cancelled 3600"
+
+    run(scenario())
