@@ -17,10 +17,12 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from node_agent.drivers.protocol import DriverError
+from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}\.img")
@@ -143,17 +145,17 @@ class ImageFetcher:
                 f"{self._store.free_mib()} MiB free in {self._store.folder}"
             )
         try:
-            received = await self._pull(image, part, offset, host, port)
+            digest = await self._pull(image, part, offset, host, port)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             raise DriverError(f"image {image.image} from {host}:{port}: {error or type(error).__name__}") from error
-        digest = await asyncio.to_thread(_digest_and_sync, part)
         if digest != image.digest:
             part.unlink()
             raise DriverError(f"image {image.image}: digest {digest[:12]}…, expected {image.digest[:12]}…")
         part.replace(path)
-        return {"bytes": received}
+        return {"bytes": image.bytes - offset}
 
-    async def _pull(self, image: ImageRef, part: Path, offset: int, host: str, port: int) -> int:
+    async def _pull(self, image: ImageRef, part: Path, offset: int, host: str, port: int) -> str:
+        """Append what is missing to `part`, make it durable, and return the digest of all of it."""
         async with asyncio.timeout(_PATIENCE_S):
             reader, writer = await asyncio.open_connection(host, port, limit=4 * _CHUNK)
         try:
@@ -163,15 +165,17 @@ class ImageFetcher:
             if answer.error is not None or answer.bytes != image.bytes - offset:
                 raise DriverError(f"image {image.image} from {host}:{port}: {answer.error or 'another size'}")
             left = answer.bytes
-            with part.open("ab") as file:
+            with part.open("a+b") as file:
+                digest = await asyncio.to_thread(_digest_so_far, file)
                 while left:
                     async with asyncio.timeout(_PATIENCE_S):
                         chunk = await reader.read(min(left, _CHUNK))
                     if not chunk:
                         raise DriverError(f"image {image.image} from {host}:{port}: broken off, {left} bytes missing")
-                    await asyncio.to_thread(file.write, chunk)
+                    await asyncio.to_thread(_take, file, digest, chunk)
                     left -= len(chunk)
-            return answer.bytes
+                await asyncio.to_thread(_sync, file)
+            return digest.hexdigest()
         finally:
             writer.close()
 
@@ -193,8 +197,19 @@ class ImageCopier:
         return {"bytes": image.bytes}
 
 
-def _digest_and_sync(path: Path) -> str:
-    """Return the file's digest, after the file is durable."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest_so_far(file: BinaryIO) -> hashlib.blake2b:
+    digest = new_digest()
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest
+
+
+def _take(file: BinaryIO, digest: hashlib.blake2b, chunk: bytes) -> None:
+    file.write(chunk)
+    digest.update(chunk)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

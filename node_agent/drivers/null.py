@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ class _Guest:
 
 
 class NullDriver:
-    """Work advances at the cap, operations take no time; saved guests are small files with their progress."""
+    """Work advances at the cap, operations take no time; saved guests are small files with their progress.
+
+    A report says that an image is as large as the guest's memory, so that rehearsed amounts are real ones.
+    Files are written in the loop: threads and virtual time do not go together.
+    """
 
     name = "null"
 
@@ -48,12 +53,9 @@ class NullDriver:
 
     async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
         """See `Driver.start`."""
-        units = 0.0
-        if image is not None:
-            try:
-                units = float(json.loads(image.read_text(encoding="utf-8"))["units"])
-            except (OSError, ValueError, KeyError) as error:
-                raise DriverError(f"{image}: no image of this driver: {error}") from error
+        if spec.guest in self._guests:
+            raise DriverError(f"guest {spec.guest} is there already")
+        units = 0.0 if image is None else _read(image, spec.guest)
         alone = spec.program.ranks == 1
         self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s(), runs=alone)
         if alone:
@@ -66,7 +68,8 @@ class NullDriver:
 
     async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
         """See `Driver.mpi_join`."""
-        del argv
+        if list(argv) != ["null"]:
+            raise DriverError(f"proxy command {argv!r}: expected this driver's own")
         self._get(guest).runs = True
         self._get(guest).since_s = self._now_s()
         self._begin(guest)
@@ -82,6 +85,8 @@ class NullDriver:
     async def hold(self, guest: str) -> int | None:
         """See `Driver.hold`."""
         found = self._get(guest)
+        if not found.runs:
+            raise DriverError(f"guest {guest} has not joined its job")
         self._advance(found)
         found.held = True
         self._arm(found)
@@ -95,14 +100,20 @@ class NullDriver:
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """See `Driver.save`."""
-        del at
         found = self._get(guest)
         if not found.held:
-            raise DriverError(f"guest {guest}: not held")
-        image.parent.mkdir(parents=True, exist_ok=True)
-        image.write_text(json.dumps({"units": found.units}), encoding="utf-8")
+            raise DriverError(f"guest {guest} is not held")
+        program = found.spec.program
+        if at is not None:
+            found.units = max(found.units, min(float(program.work_units), float(at * program.units_per_iteration)))
+        content = json.dumps({"guest": guest, "units": found.units}).encode()
+        try:
+            image.write_bytes(content)  # noqa: ASYNC240  # some bytes, see the class
+        except OSError as error:
+            raise DriverError(f"{image}: {error.strerror}") from error
         await self.stop(guest)
-        return SaveReport(bytes=found.spec.memory_mib << 20, digest="null", run_on_s=0.0, write_s=0.0, sync_s=0.0)
+        digest = hashlib.blake2b(content, digest_size=32).hexdigest()
+        return SaveReport(bytes=found.spec.memory_mib << 20, digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""
@@ -166,3 +177,14 @@ class NullDriver:
         self._guests.pop(name, None)
         units = found.spec.program.work_units
         self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+
+
+def _read(image: Path, guest: str) -> float:
+    """Return the progress in an image; raises `DriverError`."""
+    try:
+        content = json.loads(image.read_text(encoding="utf-8"))
+        if content["guest"] == guest:
+            return float(content["units"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DriverError(f"{image}: no image of this driver: {error}") from error
+    raise DriverError(f"{image}: an image of guest {content['guest']}; expected {guest}")

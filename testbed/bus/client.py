@@ -11,7 +11,7 @@ from typing import Self
 import aiomqtt
 
 from testbed.bus.address import BrokerAddress
-from testbed.bus.connection import connect, disconnect, lost
+from testbed.bus.connection import Connection, connect, disconnect, lost
 from testbed.bus.inbox import Inbox
 from testbed.bus.outbox import Outbox, Parcel
 from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
@@ -62,9 +62,10 @@ class MqttBus(Bus):
         self._inbox = Inbox()
         self._established: dict[str, asyncio.Future[None]] = {}
         self._subscribed = asyncio.Event()
-        self._client: aiomqtt.Client | None = None
+        self._client: Connection | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._open = False
+        self._parted = False
 
     async def __aenter__(self) -> Self:
         client = await self._connect()
@@ -76,30 +77,18 @@ class MqttBus(Bus):
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await self.connected.wait()
-        except BaseException as error:
-            await self._shut()
-            if isinstance(error, TimeoutError):
-                raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
+        except TimeoutError:
+            await self._close()
+            raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
+        except BaseException:
+            await self._close()  # it may have been announced as online already
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
-        try:
-            async with asyncio.timeout(self._close_timeout_s):
-                if self._presence is not None:  # aiomqtt sends no will when it is cancelled: say it ourselves
-                    self._outbox.put(
-                        Message(self._presence.topic, self._presence.offline, retain=self._presence.retain)
-                    )
-                await self._outbox.drained()
-        except TimeoutError:
-            _log.warning("bus %s: closed with %d messages unsent", self.client_id, len(self._outbox))
-        except BusError as full:
-            _log.warning("bus %s: closed without farewell: %s", self.client_id, full)
-        finally:
-            await self._shut()
+        await self._close()
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
         """See `Bus.publish`."""
@@ -133,7 +122,7 @@ class MqttBus(Bus):
 
     # --- one connection after the other ---
 
-    async def _connect(self) -> aiomqtt.Client:
+    async def _connect(self) -> Connection:
         return await connect(
             self.address,
             self.client_id,
@@ -144,7 +133,7 @@ class MqttBus(Bus):
             keepalive_s=self._keepalive_s,
         )
 
-    async def _run(self, client: aiomqtt.Client) -> None:
+    async def _run(self, client: Connection) -> None:
         while True:
             try:
                 await self._serve(client)
@@ -152,10 +141,10 @@ class MqttBus(Bus):
                 self._client = None
                 self.connected.clear()
                 self._outbox.rewind()
-                await disconnect(client)
+                await disconnect(client, in_peace=self._presence is None or self._parted)
             client = await self._reconnect()
 
-    async def _reconnect(self) -> aiomqtt.Client:
+    async def _reconnect(self) -> Connection:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311  spreads agents, hides nothing
@@ -168,7 +157,7 @@ class MqttBus(Bus):
                 _log.info("bus %s: connected again", self.client_id)
                 return client
 
-    async def _serve(self, client: aiomqtt.Client) -> None:
+    async def _serve(self, client: Connection) -> None:
         client.pending_calls_threshold = 2 * _WINDOW  # the window bounds them; no warning needed
         patterns: set[str] = set()
         name = f"bus {self.client_id}"
@@ -188,12 +177,12 @@ class MqttBus(Bus):
         except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
             _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
 
-    async def _send(self, client: aiomqtt.Client) -> None:
+    async def _send(self, client: Connection) -> None:
         async with asyncio.TaskGroup() as flights:
             while True:
                 flights.create_task(self._fly(client, await self._outbox.next()), name=f"bus {self.client_id}: message")
 
-    async def _fly(self, client: aiomqtt.Client, parcel: Parcel) -> None:
+    async def _fly(self, client: Connection, parcel: Parcel) -> None:
         message = parcel.message
         await client.publish(message.topic, message.payload, 1, message.retain, timeout=self._ack_timeout_s)
         self._outbox.acknowledge(parcel)
@@ -206,12 +195,12 @@ class MqttBus(Bus):
             except aiomqtt.MqttError as error:
                 _log.debug("bus %s: %s: lost: %s", self.client_id, message.topic, error)
 
-    async def _subscribe_later(self, client: aiomqtt.Client, patterns: set[str]) -> None:
+    async def _subscribe_later(self, client: Connection, patterns: set[str]) -> None:
         while True:
             await self._subscribed.wait()
             await self._subscribe_missing(client, patterns)
 
-    async def _subscribe_missing(self, client: aiomqtt.Client, patterns: set[str]) -> None:
+    async def _subscribe_missing(self, client: Connection, patterns: set[str]) -> None:
         self._subscribed.clear()
         for pattern, (_, qos) in tuple(self._inbox.by_pattern.items()):
             if pattern in patterns:
@@ -229,8 +218,25 @@ class MqttBus(Bus):
             elif waiter is not None and not waiter.done():
                 waiter.set_result(None)
 
-    async def _shut(self) -> None:
+    # --- the end ---
+
+    async def _close(self) -> None:
         self._open = False
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                if self._presence is not None:  # a broker publishes no will of a client that disconnects
+                    shown = self._presence
+                    self._outbox.put(Message(shown.topic, shown.offline, retain=shown.retain))
+                await self._outbox.drained()
+                self._parted = True
+        except TimeoutError:
+            _log.warning("bus %s: closed with %d messages unsent", self.client_id, len(self._outbox))
+        except BusError as full:
+            _log.warning("bus %s: closed without farewell: %s", self.client_id, full)
+        finally:
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -12,8 +12,8 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import aiomqtt
 from aiomqtt.exceptions import MqttConnectError  # not exported by the package itself
@@ -25,17 +25,39 @@ from testbed.bus.protocol import BusError, Presence
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
 
+T = TypeVar("T")
+
 _wire_log = logging.getLogger("testbed.bus.wire")
 _wire_log.setLevel(logging.CRITICAL)  # losses are told by the bus, with the broker's address
 
 
-class _Client(aiomqtt.Client):
-    """aiomqtt's client, safe against a socket that is closed between a message and the next turn of the loop.
+class Connection(aiomqtt.Client):
+    """aiomqtt's client, with what it overlooks at the edges of a connection."""
 
-    Its own version registers the number of the socket a turn later: closed by then, or another's.
-    """
+    def abort(self) -> None:
+        """Break the connection without a word, so that the broker publishes the last will."""
+        sock = self._client.socket()
+        if isinstance(sock, socket.socket):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    async def _wait_for(self, fut: Awaitable[T], timeout: float | None) -> T:  # noqa: ASYNC109  aiomqtt's signature
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
+        result = await super()._wait_for(fut, timeout)
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError  # wait_for of Python 3.11 forgets a cancellation that comes with the result
+        return result
+
+    def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason_code: Any, properties: Any = None) -> None:
+        if self._connected.done():
+            super()._on_disconnect(client, userdata, flags, reason_code, properties)
+        else:  # else it would wait for a greeting until its time is over
+            self._connected.set_exception(aiomqtt.MqttError("it closed the connection without a greeting"))
+            self._connected.exception()  # nobody may wait for it any more
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        # Its own version registers the socket's number a turn of the loop later: closed by then, or another's.
         del client, userdata
         self._loop.call_soon_threadsafe(self._watch, sock)
 
@@ -60,7 +82,7 @@ async def connect(
     keep_session: bool,
     timeout_s: float,
     keepalive_s: int,
-) -> aiomqtt.Client:
+) -> Connection:
     """Return an open connection (MQTT 3.1.1: every broker has it), or raise `BusError` within `timeout_s`.
 
     `deliver(topic, payload)` is called for each message that arrives, before it is acknowledged.
@@ -76,7 +98,7 @@ async def connect(
     deadline_s = loop.time() + timeout_s
     tls = await asyncio.to_thread(_tls, address) if address.tls else None
     await _try_address(address, timeout_s)
-    client = _Client(
+    client = Connection(
         address.host,
         address.port,
         username=address.username,
@@ -115,8 +137,10 @@ async def lost(client: aiomqtt.Client) -> None:
         raise AssertionError("messages are delivered straight")  # its queue stays empty
 
 
-async def disconnect(client: aiomqtt.Client) -> None:
-    """Close a connection in whatever state it is."""
+async def disconnect(client: Connection, *, in_peace: bool = True) -> None:
+    """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will."""
+    if not in_peace:
+        client.abort()
     with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
         async with asyncio.timeout(_GRACE_S):
             await client.__aexit__(None, None, None)

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from testbed.bus.messages import GuestSpec, ImageRef
-from testbed.control.planner import JobStatus, Target, stable_nodes
+from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, stable_nodes
 from testbed.control.reschedulings import Rescheduling
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
 from testbed.workload.jobs import Job
@@ -39,6 +39,7 @@ class LiveJob:
     """One job of the run. Times named `*_trace_s` are trace seconds, the others wall seconds since the run began.
 
     `running_on` is set from the first command of a start until the last guest is gone: memory is held that long.
+    `flight` is the operation under way.
     """
 
     job: Job
@@ -50,6 +51,7 @@ class LiveJob:
     images: tuple[ImageRef, ...] = ()
     image_holders: set[tuple[int, str]] = field(default_factory=set)
     yield_frac: float = 0.0
+    flight: PlannedAction | None = None
     intended: Target | None = None
     was_started: bool = False
     units_done: list[int] = field(default_factory=list)
@@ -108,12 +110,16 @@ class LiveJob:
 
     def status(self) -> JobStatus:
         """What the job is once its operation in flight is over, for the planner."""
-        running, saved = self.running_on, self.saved_on
-        if self.phase is Phase.SAVING:
-            running, saved = None, self.running_on
-        elif self.phase is Phase.RESTORING:
-            saved = None
-        return JobStatus(self.job_id, self.memory_mib, running, self.yield_frac, saved if running is None else None)
+        running, saved, yield_frac = self.running_on, self.saved_on, self.yield_frac
+        if self.flight is not None:
+            match self.flight.verb:
+                case Verb.SAVE:
+                    running, saved, yield_frac = None, self.flight.nodes, 0.0
+                case Verb.TRANSFER:
+                    saved = self.flight.nodes
+                case Verb.START | Verb.RESTORE | Verb.CAP:
+                    running, saved, yield_frac = self.flight.nodes, None, self.flight.yield_frac
+        return JobStatus(self.job_id, self.memory_mib, running, yield_frac, saved)
 
 
 class Cluster:

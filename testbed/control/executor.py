@@ -113,6 +113,7 @@ class Executor:
             Verb.TRANSFER: Phase.TRANSFERRING,
             Verb.RESTORE: Phase.RESTORING,
         }[action.verb]
+        live.flight = action
         self._recorder.intent(number, action, live.guests)
         task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
         self._flights[action.job_id] = task
@@ -141,6 +142,7 @@ class Executor:
             raise
         finally:
             del self._flights[action.job_id]
+            live.flight = None
             self._recorder.outcome(
                 number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
                 moved=moved, error=error, phases=phases,
@@ -177,10 +179,9 @@ class Executor:
             case Verb.TRANSFER:
                 begin_s = now_s()
                 sent = await self._operations.transfer(live, action.nodes)
-                moved_tasks = sum(a != b for a, b in zip(live.saved_on or (), action.nodes, strict=True))
                 live.phase, live.saved_on = Phase.SAVED, action.nodes
                 if record:
-                    record.moved_tasks = moved_tasks
+                    record.moved_tasks = sum(a != b for a, b in zip(record.saved_on, action.nodes, strict=True))
                     record.transfer_s += now_s() - begin_s
                     record.transferred_bytes += sent
                 return sent
@@ -208,7 +209,7 @@ class Executor:
             live.reschedulings.remove(record)
             raise
         live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
-        record.save_end_s = now_s()
+        record.save_end_s, record.saved_on = now_s(), live.saved_on or ()
         record.saved_bytes = sum(image.bytes for image in live.images)
         if record.reason == "migration":
             record.wanted_s = record.save_begin_s

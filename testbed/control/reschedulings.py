@@ -24,6 +24,7 @@ class Rescheduling:
     saved_bytes: int = 0
     transferred_bytes: int = 0
     restored_bytes: int = 0
+    saved_on: tuple[int, ...] = ()  # the node of each task
     moved_tasks: int = 0
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +11,19 @@ import pytest
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.images import ImageFetcher, ImageServer, ImageStore
+from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
 
 CONTENT = bytes(range(256)) * 9000
-REF = ImageRef(image="a-s1.img", bytes=len(CONTENT), digest=hashlib.sha256(CONTENT).hexdigest())
+
+
+def _digest(content: bytes) -> str:
+    digest = new_digest()
+    digest.update(content)
+    return digest.hexdigest()
+
+
+REF = ImageRef(image="a-s1.img", bytes=len(CONTENT), digest=_digest(CONTENT))
 
 
 @asynccontextmanager

@@ -73,13 +73,19 @@ def check_memory(journal: list[dict], jobs: list[Job]) -> None:
 
 
 def check_one_operation_a_job(journal: list[dict]) -> None:
+    """Operations on a job follow each other, and none does what is done already."""
     busy: set[int] = set()
+    yields: dict[int, float] = {}
     for entry in journal:
         if entry["kind"] == "intent":
             assert entry["job"] not in busy
             busy.add(entry["job"])
+            if entry["verb"] == "cap":
+                assert entry["yield_frac"] != yields[entry["job"]]
+            yields[entry["job"]] = entry["yield_frac"]
         elif entry["kind"] == "outcome":
             busy.remove(entry["job"])
+            assert (entry["bytes"] > 0) == (entry["verb"] in ("save", "transfer", "restore"))
     assert not busy
 
 
@@ -118,6 +124,7 @@ def test_a_busy_pair_of_nodes_preempts_restores_and_moves(tmp_path: Path) -> Non
     costs = [entry for entry in journal if entry["kind"] == "rescheduling"]
     assert len(costs) == metrics["restores"]
     for cost in costs:
+        assert (cost["moved_tasks"] > 0) == (cost["transferred_bytes"] > 0)
         parts = sum(cost[f"{part}_s"] for part in ("save", "wait", "transfer", "restore", "first_progress"))
         assert cost["penalty_s"] == pytest.approx(parts, abs=1e-5)
         assert cost["restored_bytes"] == cost["saved_bytes"] > 0

@@ -1,0 +1,178 @@
+"""Guests as processes: the task's program runs right on the node, under a CPU cap, with its memory really allocated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from node_agent.drivers.caps.probe import open_caps
+from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.procs.child import Child, Log, ending
+from node_agent.drivers.procs.environment import BIN, environment, program_argv, tethered
+from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, PROXY, LaunchLines, manager_argv, proxy_argv
+from node_agent.drivers.procs.records import ProcessRecords
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
+from testbed.bus.messages import GuestSample, GuestSpec
+
+FLOOR_MIB = 56  # a rank with numpy and MPI takes 40 MiB, process manager and proxy beside the first of them 8
+_GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+_log = logging.getLogger(__name__)
+
+
+class ProcessDriver:
+    """One guest = one program in a session of its own; an MPI member is started by the proxy of MPICH's manager.
+
+    Joins of the members of one job must run side by side: no rank is ready before all are. `caps` forces a mechanism
+    (`cgroup2`, `cgroup1`, `duty`); by default DFRS_CAPS in the environment does, else the best that works is taken.
+    """
+
+    name = "process"
+
+    def __init__(self, caps: str | None = None) -> None:
+        self._forced_caps = caps or os.environ.get("DFRS_CAPS") or None
+        self._guests: dict[str, ProcessGuest] = {}
+        self._count = 0
+        self._budget: NodeBudget | None = None
+        self._caps: Caps | None = None
+        self._records: ProcessRecords | None = None
+        self._calibrations: set[Child] = set()
+        self._tell: Callable[[Happening], None] = lambda _happening: None
+
+    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+        """See `Driver.open`."""
+        budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        budget.image_dir.mkdir(parents=True, exist_ok=True)
+        self._budget, self._tell = budget, tell
+        self._records = ProcessRecords(budget.state_dir / "processes.json")
+        killed = await asyncio.to_thread(self._records.kill_left)
+        if killed:
+            _log.warning("ended processes that an earlier agent left: %s", ", ".join(map(str, killed)))
+        for left in budget.state_dir.glob("*.sock"):
+            left.unlink()
+        self._caps = await open_caps(f"{budget.prefix}{budget.node}", self._forced_caps)
+        mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
+        versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
+        return DriverFacts(("start", "cap", f"cap:{self._caps.name}", "save", *mpi), versions, FLOOR_MIB)
+
+    async def close(self) -> None:
+        """See `Driver.close`."""
+        for child in self._calibrations:
+            child.kill()
+        await asyncio.gather(*(self.stop(guest) for guest in list(self._guests)), return_exceptions=True)
+        if self._caps is not None:
+            await self._caps.close()
+            self._caps = None
+        if self._records is not None:
+            self._records.remove()
+
+    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        """See `Driver.start`."""
+        if not _GUEST_NAME.fullmatch(spec.guest):
+            raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+        if spec.guest in self._guests:
+            raise DriverError(f"guest {spec.guest} is there already")
+        budget, caps, records = self._opened()
+        self._count += 1
+        guest = ProcessGuest(
+            spec, cap_cores, image, budget.state_dir / f"{self._count}.sock", budget.state_dir / f"{spec.guest}.log",
+            caps, records, self._tell,
+        )  # fmt: skip
+        self._guests[spec.guest] = guest
+        guest.gone.add_done_callback(lambda _gone: self._forget(guest))
+        try:
+            await guest.listen()
+            if spec.program.ranks == 1:
+                guest.spawn(program_argv(), environment(guest.control))
+                await guest.made()
+        except BaseException:
+            await asyncio.shield(guest.stop())
+            raise
+
+    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """See `Driver.mpi_open`."""
+        lead = self._get(guest)
+        for host in hosts:
+            if not _GUEST_NAME.fullmatch(host):
+                raise DriverError(f"guest name {host!r}: expected letters, digits and '-', at most 63")
+        lines = LaunchLines(lead.log.write)
+        manager = lead.spawn(tethered(manager_argv(self._opened()[0].address, hosts)), environment(), lines.feed)
+        try:
+            async with asyncio.timeout(LAUNCHED_WITHIN_S):
+                await asyncio.wait((lines.launched, manager.exited), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise DriverError(f"mpiexec printed no launch lines within {LAUNCHED_WITHIN_S:g} s") from None
+        if not lines.launched.done():
+            raise DriverError(f"mpiexec: {ending(manager.exited.result())}; it printed: {lead.log.tail()}")
+        launch = lines.launched.result()
+        if len(launch) != len(hosts):
+            raise DriverError(f"mpiexec printed {len(launch)} launch lines; expected {len(hosts)}")
+        return dict(zip(hosts, launch, strict=True))
+
+    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
+        """See `Driver.mpi_join`."""
+        member = self._get(guest)
+        checked = proxy_argv(argv)
+        member.spawn(tethered(checked), environment(member.control, self._opened()[0].address))
+        await member.made()
+
+    async def set_cap(self, guest: str, cap_cores: float) -> float:
+        """See `Driver.set_cap`."""
+        return await self._get(guest).set_cap(cap_cores)
+
+    async def hold(self, guest: str) -> int | None:
+        """See `Driver.hold`."""
+        return await self._get(guest).hold()
+
+    async def release(self, guest: str) -> None:
+        """See `Driver.release`."""
+        await self._get(guest).release()
+
+    async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
+        """See `Driver.save`. The call returns when all members of the job are written: they end together."""
+        return await self._get(guest).save(at, image)
+
+    async def stop(self, guest: str) -> None:
+        """See `Driver.stop`."""
+        if guest in self._guests:
+            await self._guests[guest].stop()
+
+    async def calibrate(self, cpu_s: float) -> float:
+        """See `Driver.calibrate`; in a process of its own, uncapped."""
+        budget = self._opened()[0]
+        printed = Log(budget.state_dir / "calibrate.log")
+        child = Child(program_argv("calibrate", f"{cpu_s:g}"), environment(), budget.state_dir, printed.write)
+        self._calibrations.add(child)
+        try:
+            code = await child.exited
+        finally:
+            self._calibrations.discard(child)
+            child.kill()
+        with contextlib.suppress(ValueError):
+            if code == 0:
+                return float(printed.tail(1))
+        raise DriverError(f"calibration: {ending(code)}; it printed: {printed.tail()}")
+
+    def sample(self) -> list[GuestSample]:
+        """See `Driver.sample`."""
+        return [guest.sample() for guest in self._guests.values()]
+
+    def _opened(self) -> tuple[NodeBudget, Caps, ProcessRecords]:
+        if self._budget is None or self._caps is None or self._records is None:
+            raise DriverError("the driver is not open")
+        return self._budget, self._caps, self._records
+
+    def _get(self, guest: str) -> ProcessGuest:
+        if guest not in self._guests:
+            raise DriverError(f"guest {guest} is not here; here are: {', '.join(self._guests) or 'none'}")
+        return self._guests[guest]
+
+    def _forget(self, guest: ProcessGuest) -> None:
+        if self._guests.get(guest.spec.guest) is guest:
+            del self._guests[guest.spec.guest]

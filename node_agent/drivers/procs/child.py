@@ -1,0 +1,101 @@
+"""A process that the agent started, and its bounded log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+LOG_BYTES = 1 << 20
+_TAIL_BYTES = 4096
+_CHUNK = 65536
+
+
+class Log:
+    """What the processes of a guest print: the first MiB in a file, the last lines in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._left = LOG_BYTES
+        self._tail = b""
+
+    def write(self, data: bytes) -> None:
+        """Take some output."""
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if self._left > 0:
+            with contextlib.suppress(OSError), self._path.open("ab") as file:  # a full disk is no reason to stop
+                file.write(data[: self._left])
+            self._left -= len(data)
+
+    def tail(self, lines: int = 5) -> str:
+        """Return the last lines on one line."""
+        found = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join(found[-lines:])
+
+
+class Child:
+    """A process in a session of its own; `exited` gives its exit code, negative for a signal."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], folder: Path, on_output: Callable[[bytes], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_output = on_output
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self._output, output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._output, False)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  # argument lists of our own making, no shell
+                argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(output)
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._loop.add_reader(self._output, self._read)
+
+    def kill(self) -> None:
+        """Kill it and what it started in its session."""
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _read(self) -> bool:
+        """Take what was printed; return whether there may be more."""
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._on_output(data)
+        else:
+            self._loop.remove_reader(self._output)
+        return bool(data)
+
+    def _on_exit(self) -> None:
+        code = self._process.wait()  # at once: the descriptor says that it has ended
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        while self._read():
+            pass
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        self.exited.set_result(code)
+
+
+def ending(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"

@@ -1,0 +1,66 @@
+"""What processes of guests are given: command lines and a minimal environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+import node_agent
+from node_agent.drivers.procs import tether
+
+BIN = Path(sys.executable).parent
+_ROOT = Path(node_agent.__file__).resolve().parents[1]
+_PROGRAM = ("-P", "-m", "node_agent.programs")
+
+
+def program_argv(*arguments: str) -> list[str]:
+    """Return the command line of a program."""
+    return [sys.executable, *_PROGRAM, *arguments]
+
+
+def rank_argv() -> list[str]:
+    """Return the command line of a rank, whose interpreter is looked up on the node that it runs on."""
+    return [Path(sys.executable).name, *_PROGRAM]
+
+
+def tethered(argv: list[str]) -> list[str]:
+    """Return a command line that dies with this process."""
+    return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
+
+
+def environment(control: Path | None = None, address: str | None = None) -> dict[str, str]:
+    """Return the whole environment of a process: nothing of the agent's own goes in.
+
+    `control` is the socket of the guest's control channel; `address`, for MPI, is the node's.
+    """
+    found = {
+        "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(_ROOT),
+        "OPENBLAS_NUM_THREADS": "1",  # numpy would make threads that nobody needs
+        "OMP_NUM_THREADS": "1",
+    }
+    if "PYTHONDONTWRITEBYTECODE" in os.environ:
+        found["PYTHONDONTWRITEBYTECODE"] = os.environ["PYTHONDONTWRITEBYTECODE"]
+    if control is not None:
+        found["DFRS_CONTROL"] = str(control)
+    if address is not None:
+        found |= _mpi_network(address)
+    return found
+
+
+def _mpi_network(address: str) -> dict[str, str]:
+    """Return what makes MPI talk over TCP on the interface of an address, as between machines.
+
+    MPI's transport leaves out loopback interfaces, so ranks of a lab on a loopback address may use what they find.
+    """
+    if ipaddress.ip_address(address).is_loopback:
+        return {}
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": interface}
+    return {"UCX_TLS": "tcp,self"}

@@ -1,0 +1,304 @@
+"""One guest: a program, the processes around it, its control channel and its cap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.procs.child import Child, Log, ending
+from node_agent.drivers.procs.link import GuestLink
+from node_agent.drivers.procs.records import ProcessRecords
+from node_agent.drivers.procs.usage import Usage, read_usage
+from node_agent.drivers.protocol import DriverError, Happening, SaveReport
+from node_agent.guests.channel import VERSION, ChannelError, Message
+from testbed.bus.messages import GuestSample, GuestSpec
+
+_GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
+
+
+class State(StrEnum):
+    """What a guest is at, as it is told in samples."""
+
+    WAITING = "waiting"  # for its MPI proxy
+    STARTING = "starting"
+    RUNNING = "running"
+    HELD = "held"
+    SAVING = "saving"
+    ENDED = "ended"
+
+
+class ProcessGuest:
+    """A guest from its creation to its end.
+
+    It is uncapped while it is made, held or saved: that is the machine's work, not the task's, and a checkpoint must
+    not take the longer the less a job is allowed. The cap is set before the program gets the word to (go on to) work.
+    `gone` is done when nothing of the guest is left.
+    """
+
+    def __init__(
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
+        records: ProcessRecords, tell: Callable[[Happening], None],
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self.state = State.WAITING
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.log = Log(log)
+        self._folder = log.parent
+        self._cap_cores = cap_cores
+        self._image = image
+        self._caps = caps
+        self._records = records
+        self._tell = tell
+        self._link = GuestLink(socket, self._heard, self._hung_up)
+        self._children: list[Child] = []
+        self._program: int | None = None  # a descriptor of the program's process
+        self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
+        self._progress: tuple[int, int] | None = None  # units, mono_ns
+        self._done: tuple[int, dict[str, Any]] | None = None
+        self._held_at = 0
+        self._made = False
+        self._saved = False
+        self._stopping = False
+        self._trouble = ""
+        self._usage = Usage()
+        self._greeting: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
+
+    # --- its processes
+
+    @property
+    def control(self) -> Path:
+        """The socket of its control channel."""
+        return self._link.path
+
+    async def listen(self) -> None:
+        """Open the control channel."""
+        await self._link.listen()
+
+    def spawn(self, argv: list[str], env: dict[str, str], on_output: Callable[[bytes], None] | None = None) -> Child:
+        """Start a process of the guest; it ends with the guest, and the guest when the last of them has ended."""
+        child = Child(argv, env, self._folder, on_output or self.log.write)
+        self._children.append(child)
+        self._records.add(child.pid)
+        child.exited.add_done_callback(lambda _exited: self._check_end())
+        return child
+
+    def _kill(self) -> None:
+        if self._program is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._program, signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+        self._check_end()
+
+    # --- operations
+
+    async def made(self) -> None:
+        """Wait until the program has its memory, set the cap, and let it work."""
+        self.state = State.STARTING
+        await self._wait_for("ready")
+        await self.release()
+        self._made = True
+
+    async def set_cap(self, cap_cores: float) -> float:
+        """Set the cap; while the guest is not running it is kept for later."""
+        self._cap_cores = cap_cores
+        if self.state is State.ENDED:
+            raise DriverError(f"guest {self.spec.guest} has ended")
+        return await self._apply_cap() if self.state is State.RUNNING else cap_cores
+
+    async def hold(self) -> int:
+        """Lift the cap and stop at the next consistent point; return it."""
+        self._must_be(State.RUNNING, State.HELD)
+        self.state = State.HELD
+        await self._cap(None)
+        message = await self._ask("hold", "held")
+        self._held_at = int(message.fields["at"])
+        return self._held_at
+
+    async def release(self) -> None:
+        """Set the cap and go on."""
+        self._must_be(State.STARTING, State.RUNNING, State.HELD)
+        await self._apply_cap()
+        self.state = State.RUNNING
+        await self._ask("release", "released")
+
+    async def save(self, at: int | None, image: Path) -> SaveReport:
+        """Write the guest at iteration `at` and let it end; on failure it is held still."""
+        self._must_be(State.HELD)
+        self.state = State.SAVING
+        try:
+            wanted = self._held_at if at is None else at
+            message = await self._ask("save", "saved", "save_failed", at=wanted, path=str(image))
+            if message.kind == "save_failed":
+                raise DriverError(f"guest {self.spec.guest}: {message.fields['error']}")
+            self._saved = True
+            await asyncio.shield(self.gone)
+            if self._trouble:
+                raise DriverError(f"guest {self.spec.guest}: {self._trouble}")
+            return SaveReport(**message.fields)
+        finally:
+            if self.state is State.SAVING:
+                self.state = State.HELD
+                self._saved = False
+
+    async def stop(self) -> None:
+        """Destroy the guest."""
+        self._stopping = True
+        self._kill()
+        await asyncio.shield(self.gone)
+
+    def sample(self) -> GuestSample:
+        """Read what it has used."""
+        pids = [child.pid for child in self._children if not child.exited.done()]
+        if self._link.pid is not None and self._link.open and self._link.pid not in pids:
+            pids.append(self._link.pid)
+        usage = read_usage(pids)
+        if usage is not None and usage.cpu_s >= self._usage.cpu_s:
+            self._usage = usage
+        units, mono_ns = self._progress or (0, 0)
+        return GuestSample(
+            guest=self.spec.guest, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._usage.cpu_s,
+            rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib, written_mib=self._usage.written_mib,
+            units_done=units, units_mono_ns=mono_ns,
+        )  # fmt: skip
+
+    # --- the channel
+
+    async def _apply_cap(self) -> float:
+        found = await self._cap(self._cap_cores)
+        if found is None or abs(found - self._cap_cores) > 0.01 + 0.01 * self._cap_cores:
+            raise DriverError(f"guest {self.spec.guest}: cap {self._cap_cores} cores was read back as {found}")
+        return found
+
+    async def _cap(self, cap_cores: float | None) -> float | None:
+        try:
+            return await self._caps.set(self.spec.guest, cap_cores)
+        except (OSError, KeyError) as error:  # its process may have ended just now
+            raise DriverError(f"guest {self.spec.guest}: its cap could not be set: {error}") from error
+
+    async def _ask(self, kind: str, *answers: str, **fields: object) -> Message:
+        self._link.send(kind, **fields)
+        return await self._wait_for(*answers)
+
+    async def _wait_for(self, *answers: str) -> Message:
+        if self.state is State.ENDED:
+            raise DriverError(f"guest {self.spec.guest}: {self._trouble or 'it has ended'}")
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._answer = (answers, future)
+        try:
+            return await future
+        finally:
+            self._answer = None
+
+    def _fail_waiter(self, reason: str) -> None:
+        if self._answer is not None and not self._answer[1].done():
+            self._answer[1].set_exception(DriverError(f"guest {self.spec.guest}: {reason}"))
+
+    def _must_be(self, *states: State) -> None:
+        if self.state not in states:
+            raise DriverError(f"guest {self.spec.guest} is {self.state}: expected {' or '.join(states)}")
+
+    def _heard(self, message: Message | ChannelError) -> None:
+        if isinstance(message, ChannelError):
+            self._trouble = self._trouble or f"it spoke nonsense: {message}"
+            self._kill()
+            return
+        fields = message.fields
+        match message.kind:
+            case "hello":
+                self._greet()
+            case "progress":
+                first, self._progress = self._progress is None, (fields["units"], fields["mono_ns"])
+                if first:
+                    self._tell(Happening(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
+            case "done":
+                self._done = (time.monotonic_ns(), fields)
+                self._progress = (fields["units"], self._done[0])
+                self._fail_waiter("it is done")
+            case "error":
+                self._trouble = self._trouble or str(fields["message"])
+            case _:
+                if self._answer is not None and message.kind in self._answer[0] and not self._answer[1].done():
+                    self._answer[1].set_result(message)
+
+    def _greet(self) -> None:
+        """Take the program under control: a descriptor, a record, a place under the cap, its task."""
+        pid = self._link.pid
+        if pid is None or self._program is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it may have ended at once; its channel will tell
+            self._program = os.pidfd_open(pid)
+        self._records.add(pid)
+        self._greeting = asyncio.get_running_loop().create_task(self._give_task(pid), name="greet")
+
+    async def _give_task(self, pid: int) -> None:
+        try:
+            await self._caps.add(self.spec.guest, pid, self.spec.program.workers)
+            self._link.send(
+                "task", v=VERSION, spec=msgspec.to_builtins(self.spec), image=self._image and str(self._image)
+            )
+        except (OSError, DriverError) as error:
+            self._trouble = self._trouble or f"it could not be put under its cap: {error}"
+            self._kill()
+
+    # --- its end
+
+    def _hung_up(self) -> None:
+        """Give the processes around the program a moment to end with it."""
+        asyncio.get_running_loop().call_later(0 if self._stopping else _GRACE_S, self._kill_if_left)
+        self._check_end()
+
+    def _kill_if_left(self) -> None:
+        if self.state is not State.ENDED and not self._done and not self._saved:
+            self._kill()
+
+    def _check_end(self) -> None:
+        """Draw the conclusion once all processes have ended and all that was said was heard."""
+        if self.state is State.ENDED or self._link.open or any(not child.exited.done() for child in self._children):
+            return
+        if not self._children and not self._stopping:
+            return
+        codes = [child.exited.result() for child in self._children]
+        well = all(code == 0 for code in codes)
+        was, self.state = self.state, State.ENDED
+        if self._stopping or (well and (self._saved or self._done)):
+            self._trouble = ""
+        else:
+            self._trouble = self._describe(codes)
+        self._fail_waiter(self._trouble or "it was stopped")
+        self._finishing = asyncio.get_running_loop().create_task(self._finish(was), name="finish")
+
+    def _describe(self, codes: list[int]) -> str:
+        endings = ", ".join(ending(code) for code in codes)
+        said = self.log.tail()
+        return (self._trouble or f"it ended by itself: {endings}") + (f"; it printed: {said}" if said else "")
+
+    async def _finish(self, was: State) -> None:
+        pid = self._link.pid
+        if self._greeting is not None:
+            await self._greeting
+        await self._caps.remove(self.spec.guest)
+        self._link.close()
+        if self._program is not None:
+            os.close(self._program)
+            self._program = None
+        self._records.discard(*(child.pid for child in self._children), *(() if pid is None else (pid,)))
+        self.gone.set_result(None)
+        if self._stopping or self._saved:
+            return
+        name = self.spec.guest
+        if self._done and not self._trouble:
+            self._tell(Happening(name, "done", self._done[0], self._done[1]))
+        elif self._made or was is State.WAITING:
+            self._tell(Happening(name, "failed", time.monotonic_ns(), {"reason": self._trouble}))

@@ -1,0 +1,265 @@
+"""What every driver must do, whatever its guests are: a suite to inherit from, and one driver's node to run it on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+WITHIN_S = 30.0
+
+
+@dataclass
+class Node:
+    """A driver that was opened, and all that its guests did."""
+
+    driver: Driver
+    budget: NodeBudget
+    facts: DriverFacts | None = None
+    happenings: list[Happening] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self) -> None:
+        self.facts = await self.driver.open(self.budget, self.hear)
+
+    def hear(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+        self.news.set()
+
+    def events(self, guest: str) -> list[str]:
+        return [happening.event for happening in self.happenings if happening.guest == guest]
+
+    async def until(self, guest: str, event: str) -> Happening:
+        """Wait for an event of a guest; forget it and what the guest did before it."""
+        async with asyncio.timeout(WITHIN_S):
+            while event not in self.events(guest):
+                self.news.clear()
+                await self.news.wait()
+        own = [happening for happening in self.happenings if happening.guest == guest]
+        past = own[: [happening.event for happening in own].index(event) + 1]
+        self.happenings = [happening for happening in self.happenings if happening not in past]
+        return past[-1]
+
+    def state(self, guest: str) -> str | None:
+        return next((sample.state for sample in self.driver.sample() if sample.guest == guest), None)
+
+
+class DriverConformance:
+    """Inherit, say how a driver is made and how a coroutine is run, and how much work takes about a second."""
+
+    memory_mib = 64
+    units_a_second = 10_000
+    units_per_iteration = 100
+
+    def make(self) -> Driver:
+        raise NotImplementedError
+
+    def run(self, main: Coroutine[None, None, None]) -> None:
+        asyncio.run(main)
+
+    def nodes(self, tmp_path: Path, count: int) -> list[Node]:
+        return [
+            Node(
+                self.make(),
+                NodeBudget(
+                    f"n{index}", 2.0, 4096, tmp_path / f"s{index}", tmp_path / f"images{index}", "127.0.0.1", "dfrs-t-"
+                ),
+            )
+            for index in range(count)
+        ]
+
+    def on_nodes(self, tmp_path: Path, count: int, scenario: Callable[..., Coroutine[None, None, None]]) -> None:
+        """Run a scenario on fresh nodes, and see that closing them leaves no guest."""
+
+        async def main() -> None:
+            nodes = self.nodes(tmp_path, count)
+            try:
+                for node in nodes:
+                    await node.open()
+                    node.budget.image_dir.mkdir(parents=True, exist_ok=True)
+                await scenario(*nodes)
+            finally:
+                for node in nodes:
+                    await node.driver.close()
+            assert [node.driver.sample() for node in nodes] == [[] for _ in nodes]
+
+        self.run(main())
+
+    def spec(self, guest: str, seconds: float, **program: object) -> GuestSpec:
+        work_units = max(1, round(seconds * self.units_a_second))
+        merged = {"work_units": work_units, "units_per_iteration": self.units_per_iteration, "seed": 7, **program}
+        return GuestSpec(
+            guest=guest, run="t", job=1, task=int(str(merged.get("rank", 0))), cpu_cores=1.0,
+            memory_mib=self.memory_mib, program=msgspec.convert({"name": "eatcpu", **merged}, ProgramSpec),
+        )  # fmt: skip
+
+    def job(self, seconds: float, ranks: int, **program: object) -> list[GuestSpec]:
+        return [
+            self.spec(f"m{rank}", seconds, name="patterns", rank=rank, ranks=ranks, **program) for rank in range(ranks)
+        ]
+
+    async def start_job(self, members: list[tuple[Node, GuestSpec]], images: dict[str, Path] | None = None) -> None:
+        for node, spec in members:
+            await node.driver.start(spec, 1.0, images[spec.guest] if images else None)
+        lead, first = members[0]
+        launch = await lead.driver.mpi_open(first.guest, [spec.guest for _, spec in members])
+        await asyncio.gather(*(node.driver.mpi_join(spec.guest, launch[spec.guest]) for node, spec in members))
+
+    async def save_job(self, members: list[tuple[Node, GuestSpec]]) -> dict[str, Path]:
+        points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
+        together = max((point for point in points if point is not None), default=None)
+        images = {spec.guest: node.budget.image_dir / f"{spec.guest}.img" for node, spec in members}
+        await asyncio.gather(*(node.driver.save(spec.guest, together, images[spec.guest]) for node, spec in members))
+        return images
+
+    async def checksums(self, members: list[tuple[Node, GuestSpec]]) -> list[object]:
+        return [(await node.until(spec.guest, "done")).detail["checksum"] for node, spec in members]
+
+    # --- what every driver must do
+
+    def test_a_guest_starts_progresses_and_is_done(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            spec = self.spec("a", 0.3)
+            await node.driver.start(spec, 1.0, None)
+            first = await node.until("a", "progress")
+            assert 0 <= int(str(first.detail["units"])) <= spec.program.work_units
+            done = await node.until("a", "done")
+            assert done.detail["units"] == spec.program.work_units
+            assert done.mono_ns > first.mono_ns
+            assert node.happenings == []
+            assert node.state("a") is None
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_caps_are_read_back(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 60), 0.25, None)
+            assert [sample.cap_cores for sample in node.driver.sample()] == [0.25]
+            for cap_cores in (0.5, 1.0, 0.1, 2.0):
+                assert await node.driver.set_cap("a", cap_cores) == pytest.approx(cap_cores)
+                assert [sample.cap_cores for sample in node.driver.sample()] == [cap_cores]
+            await node.driver.hold("a")
+            assert await node.driver.set_cap("a", 0.3) == pytest.approx(0.3)
+            await node.driver.release("a")
+            assert [sample.cap_cores for sample in node.driver.sample()] == [0.3]
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_held_guest_stands_still_until_released(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 0.5), 1.0, None)
+            await node.until("a", "progress")
+            at = await node.driver.hold("a")
+            assert node.state("a") == "held"
+            assert await node.driver.hold("a") == at
+            assert node.events("a") == []
+            await node.driver.release("a")
+            assert node.state("a") == "running"
+            await node.until("a", "done")
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_saved_guest_goes_on_elsewhere_to_the_same_end(self, tmp_path: Path) -> None:
+        async def scenario(here: Node, there: Node) -> None:
+            spec = self.spec("a", 0.6)
+            await here.driver.start(spec, 1.0, None)
+            straight = (await here.until("a", "done")).detail["checksum"]
+            await here.driver.start(spec, 1.0, None)
+            await here.until("a", "progress")
+            at = await here.driver.hold("a")
+            image = here.budget.image_dir / "a.img"
+            report = await here.driver.save("a", at, image)
+            assert report.bytes > 0
+            assert report.digest
+            assert image.exists()
+            assert here.state("a") is None
+            await there.driver.start(spec, 1.0, image)
+            progress = await there.until("a", "progress")
+            assert int(str(progress.detail["units"])) >= (at or 0) * spec.program.units_per_iteration
+            assert (await there.until("a", "done")).detail["checksum"] == straight
+            assert here.happenings == []  # a save is neither an end nor a failure
+
+        self.on_nodes(tmp_path, 2, scenario)
+
+    def test_a_save_that_fails_leaves_the_guest_held(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 0.4), 1.0, None)
+            at = await node.driver.hold("a")
+            with pytest.raises(DriverError, match="No such file"):
+                await node.driver.save("a", at, tmp_path / "nowhere" / "a.img")
+            assert node.state("a") == "held"
+            await node.driver.release("a")
+            await node.until("a", "done")
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_stop_destroys_once_and_is_no_error_twice(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 60), 1.0, None)
+            await node.driver.stop("a")
+            await node.driver.stop("a")
+            assert node.state("a") is None
+            assert not {"done", "failed"} & set(node.events("a"))
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_orders_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            for order in (node.driver.hold("x"), node.driver.release("x"), node.driver.set_cap("x", 1.0)):
+                with pytest.raises(DriverError, match="guest x"):
+                    await order
+            await node.driver.start(self.spec("a", 60), 1.0, None)
+            with pytest.raises(DriverError, match="there already"):
+                await node.driver.start(self.spec("a", 60), 1.0, None)
+            with pytest.raises(DriverError, match="held"):
+                await node.driver.save("a", None, tmp_path / "a.img")
+            assert node.state("a") == "running"
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_an_image_of_another_guest_is_refused(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 60), 1.0, None)
+            await node.driver.hold("a")
+            image = node.budget.image_dir / "a.img"
+            await node.driver.save("a", None, image)
+            with pytest.raises(DriverError, match="expected"):
+                await node.driver.start(self.spec("b", 60), 1.0, image)
+            assert node.driver.sample() == []
+            image.write_bytes(b"rubbish")
+            with pytest.raises(DriverError, match=r"a\.img"):
+                await node.driver.start(self.spec("a", 60), 1.0, image)
+            assert node.driver.sample() == []
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_calibration_gives_a_rate(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert 100 < await node.driver.calibrate(0.3) < 10_000_000
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_job_of_three_is_saved_midway_and_one_member_moves(self, tmp_path: Path) -> None:
+        async def scenario(one: Node, two: Node) -> None:
+            specs = self.job(0.6, 3, message_bytes=5000)
+            members = list(zip((one, one, two), specs, strict=True))
+            await self.start_job(members)
+            straight = await self.checksums(members)
+            await self.start_job(members)
+            for node, spec in members:
+                await node.until(spec.guest, "progress")
+            images = await self.save_job(members)
+            assert one.driver.sample() == two.driver.sample() == []
+            assert one.happenings == two.happenings == []
+            moved = list(zip((one, two, two), specs, strict=True))
+            await self.start_job(moved, images)
+            assert await self.checksums(moved) == straight
+
+        self.on_nodes(tmp_path, 2, scenario)

@@ -1,0 +1,273 @@
+"""Caps of CPU time: what is written where, and what processes really get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.drivers.caps.cgroup import PERIOD_US
+from node_agent.drivers.caps.cgroup2 import CgroupV2Caps
+from node_agent.drivers.caps.duty import DutyCaps, process_clock
+from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.caps.probe import open_caps
+from node_agent.drivers.protocol import DriverError
+
+MOUNTS = """\
+24 29 0:22 / /proc rw,nosuid shared:12 - proc proc rw
+30 23 0:26 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw,nsdelegate
+33 25 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw shared:15 - cgroup cgroup rw,cpu,cpuacct
+34 25 0:30 / /sys/fs/cgroup/cpuset rw shared:16 - cgroup cgroup rw,cpuset
+"""
+
+
+@contextlib.contextmanager
+def spinner(threads: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    code = (
+        "import sys,threading,hashlib\n"
+        "data=bytes(1<<20)\n"
+        "def spin():\n"
+        "    while True: hashlib.sha256(data)\n"
+        f"for _ in range({threads - 1}): threading.Thread(target=spin).start()\n"
+        "print(flush=True)\nspin()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def status(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+
+
+def test_own_group_is_found_among_the_mounts():
+    groups = "5:cpuset:/box\n4:cpu,cpuacct:/user/me\n0::/scope\n"
+    mounts = MOUNTS.format(root="/")
+    assert own_group("cgroup", mounts, groups) == Path("/sys/fs/cgroup/cpu,cpuacct/user/me")
+    assert own_group("cgroup2", mounts, groups) == Path("/sys/fs/cgroup/unified/scope")
+    inside = MOUNTS.format(root="/user")  # as a container sees it: its own part is the root of the mount
+    assert own_group("cgroup", inside, groups) == Path("/sys/fs/cgroup/cpu,cpuacct/me")
+    assert own_group("cgroup", MOUNTS.format(root="/elsewhere"), groups) == Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert own_group("cgroup", mounts, "0::/scope\n") is None
+    assert own_group("cgroup2", "", groups) is None
+
+
+class FakeKernel(CgroupV2Caps):
+    """Version 2 over plain files: makes the files that the kernel makes in a new group, and removes them with it."""
+
+    def write_quota(self, folder: Path, quota_us: int | None) -> None:
+        if not folder.exists():
+            raise FileNotFoundError(folder)
+        super().write_quota(folder, quota_us)
+
+    def _drop(self, folder: Path) -> None:
+        if folder.exists():
+            for path in folder.iterdir():
+                path.unlink()
+        super()._drop(folder)
+
+
+def test_version_2_moves_the_agent_to_a_leaf_and_caps_children(tmp_path):
+    own = tmp_path / "service"
+    own.mkdir()
+    (own / "cgroup.type").write_text("domain\n", encoding="ascii")
+
+    async def scenario() -> None:
+        caps = FakeKernel(own / "dfrs-n0")
+        await caps.open()
+        me = str(os.getpid())
+        assert (own / "dfrs-n0-agent" / "cgroup.procs").read_text(encoding="ascii") == me
+        assert (own / "cgroup.subtree_control").read_text(encoding="ascii") == "+cpu"
+        assert (own / "dfrs-n0" / "cgroup.subtree_control").read_text(encoding="ascii") == "+cpu"
+        assert not (own / "dfrs-n0" / "trial").exists()
+        await caps.add("a", 4321, most_cores=2.0)
+        group = own / "dfrs-n0" / "a"
+        assert (group / "cgroup.procs").read_text(encoding="ascii") == "4321"
+        assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
+        assert await caps.set("a", 0.25) == 0.25
+        assert (group / "cpu.max").read_text(encoding="ascii") == "25000 100000"
+        assert await caps.set("a", 2.0) == 2.0
+        assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
+        assert await caps.set("a", 0.001) == 1000 / PERIOD_US  # the kernel's least
+        assert await caps.set("a", None) is None
+        await caps.close()
+        assert not group.exists()
+        assert (own / "cgroup.subtree_control").read_text(encoding="ascii") == "-cpu"
+        assert (own / "cgroup.procs").read_text(encoding="ascii") == me
+        assert sorted(path.name for path in own.iterdir() if path.is_dir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_mechanism_that_is_not_there_is_told():
+    with pytest.raises(DriverError, match="cap mechanism 'magic': expected one of cgroup2, cgroup1, duty"):
+        asyncio.run(open_caps("dfrs-t", "magic"))
+
+
+class FakeClocks:
+    """Processes that exist only as clocks and signals, in time that the test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, caps: DutyCaps, speeds: list[float]) -> None:
+        self.now_s = 1000.0
+        self.used_s = [0.0] * len(speeds)
+        self.speeds = speeds
+        self.stopped = [False] * len(speeds)
+        self.caps = caps
+        self.due_s = 0.0
+        module = "node_agent.drivers.caps.duty"
+        monkeypatch.setattr(f"{module}.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr(f"{module}.time.clock_gettime", lambda clock: self.used_s[clock])
+        monkeypatch.setattr(f"{module}.process_clock", lambda pid: pid)
+        monkeypatch.setattr(f"{module}.os.pidfd_open", lambda pid: pid)
+        monkeypatch.setattr(f"{module}.os.close", lambda _descriptor: None)
+        monkeypatch.setattr(f"{module}.signal.pidfd_send_signal", self.signal)
+        monkeypatch.setattr(f"{module}.asyncio.get_running_loop", lambda: self)
+
+    def signal(self, pidfd: int, number: int) -> None:
+        import signal
+
+        self.stopped[pidfd] = number == signal.SIGSTOP
+
+    def call_later(self, delay_s: float, _callback: object) -> FakeClocks:
+        self.due_s = self.now_s + delay_s
+        return self
+
+    def cancel(self) -> None:
+        self.due_s = float("inf")
+
+    def advance(self, until_s: float, late_s: float) -> None:
+        """Let time pass; timers fire `late_s` late."""
+        while self.due_s + late_s <= until_s:
+            self.pass_to(self.due_s + late_s)
+            self.caps._tick()
+        self.pass_to(until_s)
+
+    def pass_to(self, then_s: float) -> None:
+        for index, stopped in enumerate(self.stopped):
+            if not stopped:
+                self.used_s[index] += self.speeds[index] * (then_s - self.now_s)
+        self.now_s = then_s
+
+
+@given(
+    caps_of=st.lists(st.floats(0.02, 0.98), min_size=1, max_size=4),
+    late_s=st.floats(0.0, 0.004),
+)
+def test_duty_gives_the_cap_on_average_however_late_its_timers(caps_of, late_s):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        caps = DutyCaps()
+        fake = FakeClocks(monkeypatch, caps, [1.0] * len(caps_of))
+
+        async def scenario() -> None:
+            for index, cap_cores in enumerate(caps_of):
+                await caps.add(f"g{index}", index, 1.0)
+                assert await caps.set(f"g{index}", cap_cores) == cap_cores
+
+        asyncio.run(scenario())
+        fake.advance(1010.0, late_s)
+        for used_s, cap_cores in zip(fake.used_s, caps_of, strict=True):
+            assert used_s == pytest.approx(10.0 * cap_cores, abs=0.1 + 0.004)  # a period's phase and a late look
+
+
+@given(cap_cores=st.floats(0.05, 0.9), idle_s=st.floats(0.0, 30.0))
+def test_what_was_not_used_is_caught_up_only_in_a_bounded_way(cap_cores, idle_s):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        caps = DutyCaps()
+        fake = FakeClocks(monkeypatch, caps, [0.0])
+
+        async def scenario() -> None:
+            await caps.add("g", 0, 1.0)
+            await caps.set("g", cap_cores)
+
+        asyncio.run(scenario())
+        fake.advance(1000.0 + idle_s, 0.0)
+        fake.speeds[0] = 1.0
+        fake.advance(fake.now_s + 1.0, 0.0)
+        assert fake.used_s[0] <= cap_cores * (1.0 + 3 * 0.1) + 0.01  # one period carried, two that are cut off
+
+
+def test_duty_sends_no_signal_when_the_cap_does_not_bind(monkeypatch):
+    caps = DutyCaps()
+    fake = FakeClocks(monkeypatch, caps, [1.0])
+    fake.signal = None  # type: ignore[assignment]  # a call would raise
+
+    async def scenario() -> None:
+        await caps.add("g", 0, 1.0)
+        assert await caps.set("g", 1.0) == 1.0
+        assert await caps.set("g", None) is None
+
+    asyncio.run(scenario())
+    assert fake.due_s == 0.0  # not even a timer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["lift", "raise", "remove", "close"])
+def test_duty_never_leaves_a_process_stopped(end):
+    async def scenario(pid: int) -> None:
+        caps = DutyCaps()
+        await caps.add("g", pid, 1.0)
+        await caps.set("g", 0.02)
+        async with asyncio.timeout(10):
+            while status(pid) != "T":
+                await asyncio.sleep(0.002)
+        match end:
+            case "lift":
+                await caps.set("g", None)
+            case "raise":
+                await caps.set("g", 1.0)
+            case "remove":
+                await caps.remove("g")
+            case "close":
+                await caps.close()
+        assert status(pid) != "T"
+        await caps.close()
+
+    with spinner() as process:
+        asyncio.run(scenario(process.pid))
+
+
+def mechanisms() -> list[str]:
+    """Those that work here for whom runs the tests."""
+
+    async def works(mechanism: str) -> bool:
+        try:
+            await (await open_caps("dfrs-t-probe", mechanism)).close()
+        except DriverError:
+            return False
+        return True
+
+    return [mechanism for mechanism in ("cgroup2", "cgroup1", "duty") if asyncio.run(works(mechanism))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mechanism", mechanisms())
+def test_processes_get_no_more_than_their_cap_and_what_they_can_of_it(mechanism, threads):
+    async def scenario(pid: int) -> float:
+        caps = await open_caps("dfrs-t-real", mechanism)
+        try:
+            await caps.add("g", pid, threads)
+            assert await caps.set("g", 0.3) == pytest.approx(0.3)
+            await asyncio.sleep(0.3)
+            begin_s, used_s = time.monotonic(), time.clock_gettime(process_clock(pid))
+            await asyncio.sleep(3.0)
+            return (time.clock_gettime(process_clock(pid)) - used_s) / (time.monotonic() - begin_s)
+        finally:
+            await caps.close()
+
+    with spinner(threads) as process:
+        # above only by the phase of a period; below by what other processes on the machine take
+        assert 0.15 < asyncio.run(scenario(process.pid)) < 0.3 * 1.08

@@ -1,0 +1,41 @@
+"""The driver that touches nothing, held to what every driver must do, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+from driver_conformance import DriverConformance, Node
+
+from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
+from node_agent.drivers.protocol import Driver
+from testbed.control.virtual_time import run_in_virtual_time
+
+
+class TestNullDriver(DriverConformance):
+    def make(self) -> Driver:
+        return NullDriver()
+
+    def run(self, main: Coroutine[None, None, None]) -> None:
+        run_in_virtual_time(main)
+
+    def test_time_to_the_end_is_work_over_cap(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            now_s = asyncio.get_running_loop().time
+            begin_s = now_s()
+            await node.driver.start(self.spec("a", 8.0), 0.5, None)
+            await asyncio.sleep(4.0)  # 2 of 8 seconds' work
+            await node.driver.set_cap("a", 2.0)  # more than the task can use: as 1.0
+            await asyncio.sleep(1.0)  # 3 of 8
+            await node.driver.hold("a")
+            await asyncio.sleep(100.0)
+            (sample,) = node.driver.sample()
+            assert sample.cpu_s == pytest.approx(3.0)
+            assert sample.units_done == pytest.approx(3.0 * UNITS_PER_CORE_S, abs=1)
+            await node.driver.release("a")
+            await node.until("a", "done")
+            assert now_s() - begin_s == pytest.approx(4 + 1 + 100 + 5)
+
+        self.on_nodes(tmp_path, 1, scenario)

@@ -1,0 +1,25 @@
+"""Real processes under real caps, held to what every driver must do."""
+
+from __future__ import annotations
+
+import pytest
+from driver_conformance import DriverConformance
+
+from node_agent.drivers.process import ProcessDriver
+from node_agent.drivers.protocol import Driver
+
+
+@pytest.mark.slow
+class TestProcessDriver(DriverConformance):
+    memory_mib = 96
+    units_a_second = 40_000
+    units_per_iteration = 200
+
+    def make(self) -> Driver:
+        return ProcessDriver()
+
+
+@pytest.mark.slow
+class TestProcessDriverWithoutPrivilege(TestProcessDriver):
+    def make(self) -> Driver:
+        return ProcessDriver(caps="duty")
