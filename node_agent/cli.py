@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -42,7 +44,11 @@ _PR_SET_PDEATHSIG = 1
     default=None,
     help="Saved guests; default STATE_DIR/images.",
 )
-@click.option("--die-with-parent", is_flag=True, help="End when the process that started this one ends.")
+@click.option(
+    "--die-with-parent",
+    is_flag=True,
+    help="End when the process that started this one ends, and remove STATE_DIR and IMAGE_DIR then.",
+)
 @click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
@@ -64,19 +70,20 @@ def cli(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
-    asyncio.run(
-        _serve(
-            lab,
-            node,
-            address_text,
-            cpus,
-            memory_mib,
-            driver,
-            address,
-            state,
-            (image_dir or state / "images").absolute(),
-        )
-    )
+    images = (image_dir or state / "images").absolute()
+    try:
+        asyncio.run(_serve(lab, node, address_text, cpus, memory_mib, driver, address, state, images))
+    finally:
+        if die_with_parent:
+            _remove(state, images)
+
+
+def _remove(*folders: Path) -> None:
+    """Remove folders, and their parents where nothing else is in them: whoever made them may be dead."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
 
 
 async def _serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -65,9 +66,9 @@ def launch(
     for policy in policies:
         check_jobs(jobs, policy, scenario)
     results = []
-    with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as scratch:
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-dry-"))) if dry_run else out
         for policy in policies:
-            place = Path(scratch) if dry_run else out
             results.append(_one(scenario, policy, jobs, run_path(place, scenario.name), console, dry_run=dry_run))
             if not as_json:
                 print_run(results[-1].path, console)

@@ -110,7 +110,7 @@ def take_snapshot(
                 used = 0.0
                 if sample is not None and node.telemetry is not None:
                     used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
-                cap = live.yield_frac * live.specs[task].cpu_cores
+                cap = live.status().yield_frac * live.specs[task].cpu_cores
                 guests.append(GuestPicture(live.job_id, task, live.phase.value, cap, used))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
