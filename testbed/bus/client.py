@@ -66,6 +66,7 @@ class MqttBus(Bus):
         self._tasks: list[asyncio.Task[None]] = []
         self._open = False
         self._parted = False
+        self._ending = False
 
     async def __aenter__(self) -> Self:
         client = await self._connect()
@@ -142,6 +143,8 @@ class MqttBus(Bus):
                 self.connected.clear()
                 self._outbox.rewind()
                 await disconnect(client, in_peace=self._presence is None or self._parted)
+            if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them
+                return
             client = await self._reconnect()
 
     async def _reconnect(self) -> Connection:
@@ -237,6 +240,7 @@ class MqttBus(Bus):
             await self._end_tasks()
 
     async def _end_tasks(self) -> None:
+        self._ending = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -89,7 +89,11 @@ class BrokerTable(_Table):
 
 
 class ProgramsTable(_Table):
-    """What the jobs run. `iteration_s` is the dedicated time between two looks at the control channel."""
+    """What the jobs run.
+
+    `iteration_s` is the dedicated time between two looks at the control channel. `units_per_core_s` fixes how fast a
+    core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
+    """
 
     serial: Literal["eatcpu", "patterns"] = "eatcpu"
     parallel: Literal["eatcpu", "patterns"] = "patterns"
@@ -104,6 +108,7 @@ class ProgramsTable(_Table):
     imbalance: Literal["uniform", "1/i"] = "uniform"
     message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
     iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
+    units_per_core_s: Positive | None = None
     calibration_cpu_s: Annotated[float, Field(ge=0.2, le=60)] = 1.5
 
 

@@ -146,14 +146,14 @@ class _Session:
                 raise UserError(f"{error}{last_words(self._path)}") from error
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
-            self._display.line(
-                0.0, f"{len(facts)} nodes are there: {', '.join(names)}; measuring how fast their cores are"
-            )
-            rates = await self._calibrate(fleet)
+            self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
+            given = scenario.programs.units_per_core_s
+            rates = await self._calibrate(fleet) if given is None else [given] * len(facts)
             await self._replay(fleet, sum(rates) / len(rates), rates)
 
     async def _calibrate(self, fleet: Fleet) -> list[float]:
         """Work units a core does in a second, by node; one after the other, as nodes may share a machine."""
+        self._display.line(0.0, "measuring how fast their cores are")
         cpu_s = self._scenario.programs.calibration_cpu_s
         rates = []
         for node in fleet.nodes:

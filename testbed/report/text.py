@@ -115,7 +115,7 @@ def penalties_table(run: Mapping[str, object]) -> Table | None:
     if not entries:
         return None
     table = _table(
-        "Rescheduling penalties (wall seconds; first = until all tasks progress again; paused = by the policy, no penalty)",
+        "Rescheduling penalties (wall seconds; first: until all tasks progress; paused: by the policy, no penalty)",
         ("job", "reason", "moved", "save", "transfer", "wait", "restore", "first", "penalty", "paused",
          "MiB saved", "sent", "read"),
     )  # fmt: skip

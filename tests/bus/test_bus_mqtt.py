@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> Non
                 assert set(got) == {b"%d" % number for number in range(300)}
                 first_seen = list(dict.fromkeys(int(payload) for payload in got))
                 assert first_seen == sorted(first_seen)
-                assert len(got) - 300 <= 3 * 32  # duplicates: what was on the wire at each of three restarts
+                assert max(Counter(got).values()) <= 4  # duplicates: not more than one from each of the four brokers
                 await clients.aclose()
 
     run(scenario())
