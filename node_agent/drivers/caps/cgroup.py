@@ -65,6 +65,10 @@ class CgroupCaps:
         """Make the agent's group."""
         self._folder.mkdir(exist_ok=True)
 
+    def home(self) -> Path:
+        """The group that the agent itself is in."""
+        return self._folder.parent
+
     def _open(self) -> None:
         self.prepare()
         for left in [path for path in self._folder.iterdir() if path.is_dir()]:
@@ -93,21 +97,16 @@ class CgroupCaps:
         return self.read_quota(folder)
 
     def _drop(self, folder: Path) -> None:
-        """Remove a group once its processes are gone; those that live on are left without a quota."""
-        with contextlib.suppress(OSError):
-            self.write_quota(folder, None)
+        """Remove a group; processes that live on in it go on where the agent is, without a quota."""
         deadline_s = time.monotonic() + _EMPTY_WITHIN_S
-        while True:
-            try:
+        while folder.exists() and time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError):
                 folder.rmdir()
-            except FileNotFoundError:
                 return
-            except OSError:
-                if time.monotonic() > deadline_s:
-                    return
-                time.sleep(0.01)
-            else:
-                return
+            with contextlib.suppress(OSError):
+                for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+                    (self.home() / "cgroup.procs").write_text(pid, encoding="ascii")
+            time.sleep(0.005)
 
     def _close(self) -> None:
         self._drop(self._folder)

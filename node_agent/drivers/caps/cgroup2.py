@@ -33,6 +33,10 @@ class CgroupV2Caps(CgroupCaps):
         super().prepare()
         (self._folder / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
 
+    def home(self) -> Path:
+        """See `CgroupCaps.home`."""
+        return self._leaf if self._moved else self._own
+
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         """See `CgroupCaps.write_quota`."""
         quota = "max" if quota_us is None else str(quota_us)
@@ -48,5 +52,5 @@ class CgroupV2Caps(CgroupCaps):
         if self._moved:
             with contextlib.suppress(OSError):  # others may use the subtree, then the agent stays in its leaf
                 (self._own / "cgroup.subtree_control").write_text("-cpu", encoding="ascii")
-                (self._own / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+                self._moved = False
                 self._drop(self._leaf)

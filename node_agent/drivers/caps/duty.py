@@ -29,6 +29,10 @@ def process_clock(pid: int) -> int:
     return (~pid << 3) | 2  # as clock_getcpuclockid(3) makes it
 
 
+def _period_at(now_s: float) -> int:
+    return int(now_s / PERIOD_S + 1e-6)  # a timer that fires a rounding error early is in the next period
+
+
 @dataclass(slots=True, eq=False)
 class _Process:
     pidfd: int
@@ -90,7 +94,7 @@ class DutyCaps:
                 process.budget_s = cap_cores * (PERIOD_S - now_s % PERIOD_S)
             process.look_s = now_s
         if self._timer is None:
-            self._period = int(now_s / PERIOD_S)
+            self._period = _period_at(now_s)
         self._tick()
         return process.cap_cores
 
@@ -111,7 +115,7 @@ class DutyCaps:
     def _tick(self) -> None:
         """Do what is due and set the timer for what comes next."""
         now_s = time.monotonic()
-        period = int(now_s / PERIOD_S)
+        period = _period_at(now_s)
         passed, self._period = period - self._period, period
         next_s = (period + 1) * PERIOD_S
         any_capped = False

@@ -79,3 +79,5 @@ class LaunchLines:
                 self._lines.append(shlex.split(line.partition(b":")[2].decode()))
             else:
                 self._then(line + b"\n")
+        if self.launched.done() and self._rest:
+            self._then(self._rest)

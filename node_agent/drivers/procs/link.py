@@ -63,8 +63,9 @@ class GuestLink:
         """Wait for the program."""
         self.path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path))
+        self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path), start_serving=False)
         self.path.chmod(0o600)
+        await self._server.start_serving()
 
     def send(self, kind: str, **fields: object) -> None:
         """Send one message; raises `DriverError` if no program is there."""

@@ -1,0 +1,190 @@
+"""How processes end: killed, orphaned, out of room, with damaged images; and what they take of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from driver_conformance import Node
+from test_process_driver import TestProcessDriver as _Base
+
+from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
+from node_agent.drivers.protocol import DriverError
+
+pytestmark = pytest.mark.slow
+
+# an agent with a guest that its cap keeps stopped most of the time, and a job of two
+ORPHANAGE = """
+import asyncio, json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_process_driver import TestProcessDriver, ProcessDriver
+
+async def main():
+    suite = TestProcessDriver()
+    suite.make = lambda: ProcessDriver(caps="duty")
+    (node,) = suite.nodes(Path(sys.argv[1]), 1)
+    await node.open()
+    await node.driver.start(suite.spec("a", 600), 0.02, None)
+    await suite.start_job([(node, spec) for spec in suite.job(600, 2)])
+    pids = [child.pid for guest in node.driver._guests.values() for child in guest._children]
+    pids += [guest._link.pid for guest in node.driver._guests.values()]
+    print(json.dumps(sorted(set(pids))), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+class TestEnds:
+    suite = _Base()
+
+    def test_a_guest_killed_from_outside_has_failed(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+            await node.until("a", "progress")
+            os.kill(node.driver._guests["a"]._link.pid, signal.SIGKILL)
+            failed = await node.until("a", "failed")
+            assert "killed by SIGKILL" in str(failed.detail["reason"])
+            assert node.driver.sample() == []
+            with pytest.raises(DriverError, match="guest a is not here"):
+                await node.driver.hold("a")
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_killed_agent_leaves_no_process_not_even_a_stopped_one(self, tmp_path: Path) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", ORPHANAGE, str(tmp_path), str(Path(__file__).parent)],
+            stdout=subprocess.PIPE, start_new_session=True,
+        ) as agent:  # fmt: skip
+            assert agent.stdout is not None
+            pids = json.loads(agent.stdout.readline())
+            assert len(pids) == 6  # a program; manager, two proxies, two ranks
+            descriptors = [os.pidfd_open(pid) for pid in pids]
+            agent.kill()
+        for descriptor in descriptors:
+            assert select.select([descriptor], [], [], 10.0)[0], "a process outlived its agent"
+            os.close(descriptor)
+
+    def test_what_a_killed_agent_wrote_down_is_killed_by_the_next(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["sleep", "60"]) as left:
+            (node,) = self.suite.nodes(tmp_path, 1)
+            node.budget.state_dir.mkdir()
+            driver = ProcessDriver()
+
+            async def first() -> None:
+                await driver.open(node.budget, node.hear)
+                driver._records.add(left.pid)  # type: ignore[union-attr]
+                await driver._caps.close()  # type: ignore[union-attr]  # and nothing else, as if it was killed
+
+            asyncio.run(first())
+            (node.budget.state_dir / "1.sock").touch()
+
+            async def second(again: Node) -> None:
+                assert left.wait(timeout=5) == -9
+                assert not (again.budget.state_dir / "1.sock").exists()
+
+            self.suite.on_nodes(tmp_path, 1, second)
+
+    def test_damaged_images_and_too_little_memory_are_told_with_reasons(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            spec = self.suite.spec("a", 60)
+            await node.driver.start(spec, 1.0, None)
+            await node.driver.hold("a")
+            image = node.budget.image_dir / "a.img"
+            await node.driver.save("a", None, image)
+            content = bytearray(image.read_bytes())
+            content[len(content) // 2] ^= 1
+            image.write_bytes(content)
+            with pytest.raises(DriverError, match="it is damaged"):
+                await node.driver.start(spec, 1.0, image)
+            image.write_bytes(content[:-100])
+            with pytest.raises(DriverError, match=r"a\.img: \d+ bytes; expected \d+"):
+                await node.driver.start(spec, 1.0, image)
+            self.suite.memory_mib = 10
+            try:
+                with pytest.raises(DriverError, match="memory_mib = 10: expected at least"):
+                    await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+            finally:
+                del self.suite.memory_mib
+            assert "failed" not in node.events("a")  # the order was refused: nothing happened by itself
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_memory_is_what_the_task_should_have_also_while_it_is_saved(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            self.suite.memory_mib = 300
+            try:
+                spec = self.suite.spec("a", 60)
+            finally:
+                del self.suite.memory_mib
+            await node.driver.start(spec, 1.0, None)
+            await node.until("a", "progress")
+            (sample,) = node.driver.sample()
+            assert sample.rss_mib == pytest.approx(300, abs=8)
+            assert sample.cpu_s > 0
+            await node.driver.hold("a")
+            saving = asyncio.ensure_future(node.driver.save("a", None, node.budget.image_dir / "a.img"))
+            highest_mib = 0.0
+            while not saving.done():
+                for sample in node.driver.sample():
+                    highest_mib = max(highest_mib, sample.rss_mib)
+                await asyncio.wait([saving], timeout=0.005)
+            report = await saving
+            assert 250 < highest_mib < 312
+            assert report.bytes == (node.budget.image_dir / "a.img").stat().st_size
+            assert report.write_s > 0
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_the_least_guest_that_is_promised_really_lives(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert node.facts is not None
+            assert node.facts.floor_mib == FLOOR_MIB
+            self.suite.memory_mib = FLOOR_MIB
+            try:
+                members = [(node, spec) for spec in self.suite.job(0.1, 2, topology="all-to-all")]
+            finally:
+                del self.suite.memory_mib
+            await self.suite.start_job(members)
+            await self.suite.checksums(members)
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_two_workers_do_the_work_of_two(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            spec = self.suite.spec("a", 0.5, workers=2)
+            await node.driver.start(spec, 2.0, None)
+            straight = (await node.until("a", "done")).detail
+            await node.driver.start(spec, 2.0, None)
+            await node.until("a", "progress")
+            await node.driver.hold("a")
+            await node.driver.save("a", None, node.budget.image_dir / "a.img")
+            await node.driver.start(spec, 0.5, node.budget.image_dir / "a.img")
+            again = (await node.until("a", "done")).detail
+            assert again["checksum"] == straight["checksum"]
+            assert again["units"] == straight["units"] == spec.program.work_units
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_start_that_is_given_up_leaves_nothing(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            starting = asyncio.ensure_future(node.driver.start(self.suite.spec("a", 60), 1.0, None))
+            await asyncio.sleep(0)
+            assert node.state("a") is not None
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            assert node.driver.sample() == []
+            assert node.happenings == []
+            await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+
+        self.suite.on_nodes(tmp_path, 1, scenario)

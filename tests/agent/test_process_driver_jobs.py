@@ -1,0 +1,94 @@
+"""MPI jobs of real processes: every pattern, and checkpoints at awkward moments."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from driver_conformance import Node
+from test_process_driver import TestProcessDriver as _Base
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.programs.task import TOPOLOGIES
+from node_agent.programs.topology import neighbours
+
+pytestmark = pytest.mark.slow
+
+
+class TestJobs:
+    suite = _Base()
+
+    @pytest.mark.parametrize("topology", TOPOLOGIES)
+    def test_every_pattern_verifies_its_messages(self, tmp_path: Path, topology: str) -> None:
+        async def scenario(node: Node) -> None:
+            specs = self.suite.job(0.05, 4, topology=topology, message_bytes=1001, units_per_iteration=100)
+            members = [(node, spec) for spec in specs]
+            await self.suite.start_job(members)
+            done = [await node.until(spec.guest, "done") for spec in specs]
+            for rank, happening in enumerate(done):
+                assert happening.detail["messages"] == 20 * len(neighbours(topology, rank, 4))
+            assert len({happening.detail["checksum"] for happening in done}) == 4
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_an_unbalanced_job_is_held_and_saved_at_one_point_again_and_again(self, tmp_path: Path) -> None:
+        """Ranks wait for each other's messages when the order comes; one member's first save fails."""
+
+        async def scenario(one: Node, two: Node) -> None:
+            specs = self.suite.job(1.0, 3, topology="tree", imbalance="1/i", units_per_iteration=1000)
+            members = list(zip((one, two, two), specs, strict=True))
+            await self.suite.start_job(members)
+            straight = await self.suite.checksums(members)
+            await self.suite.start_job(members)
+            for _ in range(3):
+                points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
+                assert max(points) - min(points) <= 2  # a tree of three is two messages deep
+                await asyncio.gather(*(node.driver.release(spec.guest) for node, spec in members))
+            points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
+            saves = [
+                asyncio.ensure_future(node.driver.save(spec.guest, max(points), folder / f"{spec.guest}.img"))
+                for (node, spec), folder in zip(
+                    members, (one.budget.image_dir, two.budget.image_dir, tmp_path / "nowhere"), strict=True
+                )
+            ]
+            with pytest.raises(DriverError, match="No such file"):
+                await saves[2]
+            for save in saves[:2]:  # written, but not ended: that they do together
+                assert not save.done()
+                save.cancel()
+            await asyncio.gather(*saves, return_exceptions=True)
+            assert {node.state(spec.guest) for node, spec in members} == {"held"}
+            images = await self.suite.save_job(members)
+            assert one.driver.sample() == two.driver.sample() == []
+            await self.suite.start_job(members, images)
+            assert await self.suite.checksums(members) == straight
+            assert not [happening for happening in one.happenings + two.happenings if happening.event == "failed"]
+
+        self.suite.on_nodes(tmp_path, 2, scenario)
+
+    def test_a_member_that_dies_takes_its_job_with_it(self, tmp_path: Path) -> None:
+        async def scenario(one: Node, two: Node) -> None:
+            specs = self.suite.job(60, 3)
+            members = list(zip((one, two, two), specs, strict=True))
+            await self.suite.start_job(members)
+            two.driver._guests["m1"]._kill()  # type: ignore[attr-defined]  # from outside, as far as the driver knows
+            for node, spec in members:
+                reason = (await node.until(spec.guest, "failed")).detail["reason"]
+                assert "exit code" in str(reason) or "SIGKILL" in str(reason)
+            assert one.driver.sample() == two.driver.sample() == []
+
+        self.suite.on_nodes(tmp_path, 2, scenario)
+
+    def test_a_member_without_room_is_told_and_the_others_can_be_stopped(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            self.suite.memory_mib = 30
+            try:
+                with pytest.raises(DriverError, match=r"memory_mib = 30: expected at least \d+"):
+                    await self.suite.start_job([(node, spec) for spec in self.suite.job(60, 2)])
+            finally:
+                del self.suite.memory_mib
+            await node.driver.stop("m0")
+            await node.driver.stop("m1")
+
+        self.suite.on_nodes(tmp_path, 1, scenario)

@@ -1,0 +1,158 @@
+"""Parts of the process driver by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.drivers.procs.child import LOG_BYTES, Child, Log
+from node_agent.drivers.procs.hydra import LaunchLines, proxy_argv
+from node_agent.drivers.procs.link import GuestLink
+from node_agent.drivers.procs.records import ProcessRecords, start_ticks
+from node_agent.drivers.protocol import DriverError
+from node_agent.guests.channel import ChannelError, Message, encode
+
+PROXY = shlex.split(
+    "/opt/x/hydra_pmi_proxy --control-port 10.0.0.1:33659 --rmk user --launcher manual --demux poll --pgid 0 "
+    "--retries 10 --usize -1 --pmi-port 0 --gpus-per-proc -2 --gpu-subdevs-per-proc -2 --proxy-id 3"
+)
+
+
+def test_a_proxy_command_is_run_with_this_nodes_proxy():
+    checked = proxy_argv(PROXY)
+    assert checked[0].endswith("/hydra_pmi_proxy")
+    assert not checked[0].startswith("/opt/x")
+    assert checked[1:] == PROXY[1:]
+
+
+@given(st.data())
+def test_a_proxy_command_that_was_tampered_with_is_refused(data):
+    argv = list(PROXY)
+    evil = st.sampled_from(
+        ["/bin/sh", "-c", "--launcher-exec", "$(id)", "ssh", "a b", "--rmk", "", "10.0.0.1:1;id", "x\n"]
+    )
+    place = data.draw(st.integers(0, len(argv) - 1))
+    argv[place] = data.draw(evil.filter(lambda word: word != PROXY[place]))
+    with pytest.raises(DriverError, match="proxy command"):
+        proxy_argv(argv)
+
+
+@pytest.mark.parametrize("argv", [[], ["hydra_pmi_proxy"], PROXY[:-2], PROXY[:-1], [PROXY[0], *PROXY[3:]]])
+def test_an_incomplete_proxy_command_is_refused(argv):
+    with pytest.raises(DriverError, match="proxy command"):
+        proxy_argv(argv)
+
+
+@given(st.lists(st.integers(0, 200), max_size=6))
+def test_launch_lines_are_told_from_what_ranks_print(cuts):
+    said = b"rank 0\nHYDRA_LAUNCH: no\nhalf a line"
+    output = b"hello\nHYDRA_LAUNCH: /x/p --proxy-id 0 \nHYDRA_LAUNCH: /x/p --proxy-id 1 \nHYDRA_LAUNCH_END\n" + said
+
+    async def scenario() -> None:
+        printed: list[bytes] = []
+        lines = LaunchLines(printed.append)
+        edges = [0, *sorted(min(cut, len(output)) for cut in cuts), len(output)]
+        for begin, end in pairwise(edges):
+            lines.feed(output[begin:end])
+        assert lines.launched.result() == [["/x/p", "--proxy-id", "0"], ["/x/p", "--proxy-id", "1"]]
+        assert b"".join(printed) == b"hello\n" + said
+
+    asyncio.run(scenario())
+
+
+def test_a_log_is_bounded_and_remembers_the_end(tmp_path):
+    log = Log(tmp_path / "a.log")
+    for _ in range(40):
+        log.write(b"x" * 50_000 + b"\n")
+    log.write(b"the\n\nend\n")
+    assert (tmp_path / "a.log").stat().st_size == LOG_BYTES
+    assert log.tail(2) == "the | end"
+
+
+def test_a_child_is_heard_to_the_end_and_its_exit_is_told(tmp_path):
+    async def scenario() -> None:
+        heard: list[bytes] = []
+        child = Child(["sh", "-c", "yes | head -c 300000; exit 7"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
+        assert await child.exited == 7
+        assert len(b"".join(heard)) == 300_000
+        child = Child(["sleep", "60"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
+        child.kill()
+        assert await child.exited == -9
+
+    asyncio.run(scenario())
+
+
+def test_only_what_an_earlier_agent_started_is_killed(tmp_path):
+    path = tmp_path / "processes.json"
+    with subprocess.Popen(["sleep", "60"]) as ours, subprocess.Popen(["sleep", "60"]) as reused:
+        earlier = ProcessRecords(path)
+        earlier.add(ours.pid)
+        earlier.add(reused.pid)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["started"][str(reused.pid)] -= 1  # the same id, but of a process that started at another time
+        path.write_text(json.dumps(content), encoding="utf-8")
+        assert ProcessRecords(path).kill_left() == [ours.pid]
+        assert ours.wait() == -9
+        assert reused.poll() is None
+        reused.kill()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])
+def test_damaged_records_kill_nothing(tmp_path, content):
+    path = tmp_path / "processes.json"
+    path.write_text(content, encoding="utf-8")
+    assert ProcessRecords(path).kill_left() == []
+    assert start_ticks(1) is not None
+
+
+def test_a_link_takes_one_program_and_tells_nonsense_and_the_end(tmp_path):
+    async def scenario() -> None:
+        heard: list[Message | ChannelError] = []
+        closed = asyncio.Event()
+        link = GuestLink(tmp_path / "1.sock", heard.append, closed.set)
+        await link.listen()
+        with pytest.raises(DriverError, match="no program is connected"):
+            link.send("hold")
+        reader, writer = await asyncio.open_unix_connection(str(link.path))
+        writer.write(encode("held", at=3) + b"nonsense\n")
+        second, second_writer = await asyncio.open_unix_connection(str(link.path))
+        assert await second.read() == b""  # turned away
+        second_writer.close()
+        link.send("release")
+        assert await reader.readline() == encode("release")
+        writer.close()
+        await closed.wait()
+        assert heard[0] == Message("held", {"at": 3})
+        assert isinstance(heard[1], ChannelError)
+        link.close()
+        assert not link.path.exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_path_that_is_too_long_is_told():
+    with pytest.raises(DriverError, match="expected a path of at most 99 bytes"):
+        GuestLink(Path("/tmp") / ("x" * 90) / "1.sock", print, print)  # noqa: S108  # nothing is made there
+
+
+def test_programs_are_reached_by_sockets_of_this_user_only(tmp_path):
+    async def scenario() -> None:
+        link = GuestLink(tmp_path / "1.sock", print, print)
+        await link.listen()
+        assert link.path.stat().st_mode & 0o777 == 0o600
+        assert link.path.is_socket()
+        link.close()
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(FileNotFoundError):
+            late.connect(str(link.path))
+
+    asyncio.run(scenario())

@@ -1,0 +1,92 @@
+"""Nothing blocks the event loop: controller and agents of a live run in one loop, watched call by call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster
+from rehearsal import BEST, Watcher, scenario
+
+from node_agent.agent import Agent, AgentConfig
+from node_agent.drivers.process import ProcessDriver
+from testbed.bus.broker import broker
+from testbed.bus.client import MqttBus
+from testbed.bus.protocol import Bus
+from testbed.control.scenario import Scenario
+from testbed.control.session import run_session
+from testbed.policies.catalogue import parse
+from testbed.workload.jobs import Job
+
+# Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before the
+# act is the journal's point. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.
+METADATA = {
+    f"os.{name}"
+    for name in (
+        "access", "listdir", "lstat", "mkdir", "readlink", "remove", "rename", "replace", "rmdir", "scandir", "stat",
+        "statvfs", "unlink",
+    )
+}  # fmt: skip
+
+
+def is_of_the_kernel(file: object, *_arguments: object, **_options: object) -> bool:
+    """Whether a file is one of the kernel's own, which no disk is behind."""
+    return str(getattr(file, "name", "")).startswith(("/proc/", "/sys/"))
+
+
+@asynccontextmanager
+async def one_loop_lab(chosen: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
+    """A lab whose agents live in this process: real broker, real guests, one loop."""
+    async with AsyncExitStack() as stack:
+        address = (await stack.enter_async_context(broker("embedded"))).address
+        bus = await stack.enter_async_context(MqttBus(address, client_id))
+        agents = []
+        for node in chosen.nodes:
+            place = run_path / node.name
+            config = AgentConfig(chosen.lab, node.name, node.cpus, node.memory_mib, place, place / "images")
+            agents.append(Agent(config, ProcessDriver(), partial(MqttBus, address, f"agent-{node.name}")))
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        try:
+            yield bus
+        finally:
+            for agent in agents:
+                agent.stop()
+            await asyncio.gather(*tasks)
+
+
+@pytest.mark.slow
+def test_no_call_of_a_live_run_blocks_the_loop(tmp_path: Path) -> None:
+    jobs = [Job(1, 0, 1, 1.0, 0.5, 240), Job(2, 60, 2, 0.5, 0.6, 60), Job(3, 90, 1, 0.5, 0.2, 30)]
+    chosen = scenario(programs={"units_per_core_s": 3000.0})
+    watch = BlockBuster(scanned_modules=["testbed", "node_agent"])
+    for name in [name for name in watch.functions if name in METADATA or name.endswith(".write")]:
+        del watch.functions[name]
+    for name, function in watch.functions.items():
+        if name.startswith("io."):
+            function.can_block_predicate = is_of_the_kernel
+
+    # fork and exec answer over a pipe within a millisecond; asyncio's own processes do the same
+    watch.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
+
+    class WatchedRun(Watcher):
+        """Watches from the first job on: what agents read when they start may take its time."""
+
+        def line(self, trace_s: float, text: str) -> None:
+            super().line(trace_s, text)
+            if text == "job 1 submitted":
+                watch.activate()
+
+    async def main() -> dict[str, object]:
+        try:
+            result = await run_session(chosen, parse(BEST), jobs, tmp_path / "run", one_loop_lab, WatchedRun())
+        finally:
+            watch.deactivate()
+        return result.summary
+
+    summary = asyncio.run(main())
+    assert summary["done"] == 3, summary
+    assert summary["metrics"]["restores"]["value"] >= 1
