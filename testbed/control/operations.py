@@ -12,7 +12,6 @@ from testbed.bus.messages import (
     AnyAction,
     DropImage,
     FetchImage,
-    GuestSpec,
     Hold,
     ImageRef,
     MpiJoin,
@@ -88,11 +87,6 @@ class Operations:
         """Deadline of a command that reads or writes a guest's memory."""
         return self._deadlines.command_s + memory_mib / self._deadlines.slowest_mib_per_s
 
-    def cap_cores(self, node: int, spec: GuestSpec, yield_frac: float) -> float:
-        """The cap of a task at a yield, in cores."""
-        del node  # nodes of one cluster are alike
-        return spec.cpu_cores * yield_frac
-
     async def start(self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]) -> None:
         """Create all guests, from `images` (by task) if there are any; on failure none is left."""
         try:
@@ -109,7 +103,7 @@ class Operations:
                     node,
                     Start(
                         spec=spec,
-                        cap_cores=self.cap_cores(node, spec, yield_frac),
+                        cap_cores=spec.cpu_cores * yield_frac,
                         image=images[spec.task] if images else None,
                     ),
                     deadline_s,
@@ -136,7 +130,7 @@ class Operations:
             raise RunError(f"job {live.job_id} does not run")
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in zip(live.running_on, live.specs, strict=True):
-            by_node.setdefault(node, {})[spec.guest] = self.cap_cores(node, spec, yield_frac)
+            by_node.setdefault(node, {})[spec.guest] = spec.cpu_cores * yield_frac
         results = await _all(
             [self._nodes.call(node, SetCaps(caps=caps), self._deadlines.command_s) for node, caps in by_node.items()]
         )

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from conftest import MQTT_KINDS, Mailbox, lost, run, world
+from conftest import MQTT_KINDS, PATIENCE_S, Mailbox, lost, run, world
 
+from testbed.bus import client as client_module
 from testbed.bus.broker import broker
 from testbed.bus.client import BrokerAddress, BusError, MqttBus, Presence
+from testbed.bus.connection import Connection
 
 by_broker = pytest.mark.parametrize("kind", MQTT_KINDS)
 
@@ -74,6 +76,21 @@ def test_a_server_that_does_not_speak_is_told() -> None:
                 async with asyncio.timeout(0.2), MqttBus(address, "c"):
                     pass
             await nobody.wait()
+
+    run(scenario())
+
+
+def test_a_server_that_hangs_up_is_told_at_once() -> None:
+    async def scenario() -> None:
+        async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.close()
+
+        async with await asyncio.start_server(rude, "127.0.0.1", 0) as server:
+            address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+            began_s = time.monotonic()
+            assert "closed the connection without a greeting" in await refusal(address, timeout_s=20.0)
+            assert time.monotonic() - began_s < 5
 
     run(scenario())
 
@@ -228,15 +245,79 @@ def test_a_message_without_acknowledgement_ends_the_connection(kind: str) -> Non
     run(scenario())
 
 
+def packet(kind: int, *fields: bytes) -> bytes:
+    """Return an MQTT packet of less than 128 bytes; `field` makes its strings."""
+    body = b"".join(fields)
+    return bytes([kind, len(body)]) + body
+
+
+def field(text: str) -> bytes:
+    return len(text).to_bytes(2, "big") + text.encode()
+
+
 @by_broker
-def test_what_was_acknowledged_is_handed_on_although_its_sender_leaves(kind: str) -> None:
+def test_what_a_client_sends_before_it_leaves_is_handed_on(kind: str) -> None:
+    """A greeting, many messages and a goodbye in one piece, as from a client that does not wait for anything."""
+
     async def scenario() -> None:
         async with world(kind) as w, w.bus("a") as a:
             mail = Mailbox()
             await a.subscribe("t", mail)
-            async with w.bus("b") as b:
-                await asyncio.gather(*(b.publish("t", b"%d" % n) for n in range(200)))
+            connect = packet(
+                0x10, field("MQTT"), b"\4\xc2\0\x3c", field("raw"), field(w.address.username), field(w.address.password)
+            )
+            messages = [packet(0x32, field("t"), (n + 1).to_bytes(2, "big"), b"%d" % n) for n in range(200)]
+            reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
+            writer.write(b"".join([connect, *messages, packet(0xE0)]))
             assert await mail.count(200) == [b"%d" % n for n in range(200)]
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+    run(scenario())
+
+
+@by_broker
+def test_a_client_that_cannot_say_farewell_leaves_its_last_will(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            seen = Mailbox()
+            await a.subscribe("lab/b", seen)
+            presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
+            async with w.bus("b", presence, outbox_limit=0):
+                await seen.count(1)
+            assert await seen.count(2) == [b"online", b"lost"]
+
+    run(scenario())
+
+
+@by_broker
+def test_a_loss_in_the_moment_of_the_end_does_not_hold_it_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost_when_cancelled(_client: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise aiomqtt.MqttError("in the same moment") from None
+
+    monkeypatch.setattr(client_module, "lost", lost_when_cancelled)
+
+    async def scenario() -> None:
+        async with world(kind) as w, asyncio.timeout(PATIENCE_S), w.bus("a"):
+            pass
+
+    run(scenario())
+
+
+def test_a_cancellation_that_comes_with_the_acknowledgement_counts() -> None:
+    async def scenario() -> None:
+        client = Connection("127.0.0.1")
+        acknowledgement = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(client._wait_for(acknowledgement, 5.0))
+        await asyncio.sleep(0)
+        acknowledgement.set_result(None)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
 
     run(scenario())
 
@@ -251,7 +332,7 @@ def test_many_clients_come_at_once(kind: str) -> None:
 
             async def come(number: int) -> None:
                 name = f"n{number}"
-                presence = Presence(f"lab/{name}", name.encode, b"", b"lost")
+                presence = Presence(f"lab/{name}", name.encode, b"offline", b"lost")
                 async with MqttBus(w.address, name, presence) as bus:
                     await bus.subscribe("lab/+", Mailbox())
                     await bus.subscribe(f"command/{name}", seen)

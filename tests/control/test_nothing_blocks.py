@@ -22,8 +22,8 @@ from testbed.control.session import run_session
 from testbed.policies.catalogue import parse
 from testbed.workload.jobs import Job
 
-# Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before the
-# act is the journal's point. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.
+# Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before
+# the act is the journal's point. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.
 METADATA = {
     f"os.{name}"
     for name in (
