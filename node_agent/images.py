@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import xxhash
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.programs.image import new_digest
@@ -197,7 +197,7 @@ class ImageCopier:
         return {"bytes": image.bytes}
 
 
-def _digest_so_far(file: BinaryIO) -> hashlib.blake2b:
+def _digest_so_far(file: BinaryIO) -> xxhash.xxh3_128:
     digest = new_digest()
     file.seek(0)
     while chunk := file.read(_CHUNK):
@@ -205,7 +205,7 @@ def _digest_so_far(file: BinaryIO) -> hashlib.blake2b:
     return digest
 
 
-def _take(file: BinaryIO, digest: hashlib.blake2b, chunk: bytes) -> None:
+def _take(file: BinaryIO, digest: xxhash.xxh3_128, chunk: bytes) -> None:
     file.write(chunk)
     digest.update(chunk)
 

@@ -1,17 +1,17 @@
 """Checkpoint images: one file that holds all that a program needs to go on elsewhere.
 
 Layout: `MAGIC`, the length of the header (4 bytes, little endian), the header (a JSON object), the parts one after
-another (their lengths are in the header's `parts`), and the BLAKE2b digest (32 bytes) of everything before it. The
-digest of an image, by which it is known to others, is that of the whole file, its trailer included.
+another (their lengths are in the header's `parts`), and the XXH3 digest (128 bits) of everything before it. The digest
+of an image, by which it is known to others, is that of the whole file, its trailer included.
 
-BLAKE2b was the faster one without SHA extensions: 640 MiB/s against SHA-256's 380 on one 2.5 GHz core. Digest and
-disk work side by side, and what was written is pushed to the disk on the way: an image in the page cache would only
-delay the sync.
+The digest guards against broken disks, cables and code, not against forgery: who may send an image is the lease's
+matter. XXH3 costs a twentieth of BLAKE2b's CPU time (9.1 against 0.4 GiB/s on one 2.5 GHz core), and that time would be
+taken from the jobs. Digest and disk work side by side, and what was written is pushed to the disk on the way: an
+image in the page cache would only delay the sync.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import queue
@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from testbed.errors import TestbedError
 
 MAGIC = b"DFRSIMG1"
 FORMAT = 1
-DIGEST_BYTES = 32
+DIGEST_BYTES = 16
 _CHUNK = 4 << 20
 _SYNC_EVERY = 64 << 20
 _LONGEST_HEADER = 1 << 20
@@ -48,9 +50,9 @@ class Written:
     sync_s: float
 
 
-def new_digest() -> hashlib.blake2b:
+def new_digest() -> xxhash.xxh3_128:
     """Return an empty digest of the kind that images are known by; `hexdigest` gives its name."""
-    return hashlib.blake2b(digest_size=DIGEST_BYTES)
+    return xxhash.xxh3_128()
 
 
 def _chunks(parts: Sequence[memoryview]) -> Iterator[memoryview]:

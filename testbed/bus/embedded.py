@@ -1,12 +1,11 @@
 """The broker that needs no installation: amqtt in this process, with what it gets wrong put right.
 
-Found in amqtt 0.12 and mended here: messages that are acknowledged but not yet handed on are dropped when their
-sender disconnects; a client that connects again before its old connection is known to be dead gets no more messages;
-a client that falls silent is never given up, so its last will is never published; messages of QoS 0 are handed on,
-and kept, as QoS 1; subscriptions that change while retained messages are sent end the session of another client;
-connections that do not speak MQTT stay open; anonymous clients have no queue; a shutdown in the middle of traffic may
-wait for ever. What stays: messages on the wire to a client when its connection breaks are lost, and nothing outlives
-the process. Those who need more install Mosquitto.
+Found in amqtt 0.12 and mended here: a client that connects again before its old connection is known to be dead gets
+no more messages; a client that falls silent is never given up, so its last will is never published; messages of
+QoS 0 are handed on, and kept, as QoS 1; subscriptions that change while retained messages are sent end the session of
+another client; connections that do not speak MQTT stay open; anonymous clients have no queue; a shutdown in the
+middle of traffic may wait for ever. What stays: messages on the wire to a client when its connection breaks are lost,
+and nothing outlives the process. Those who need more install Mosquitto.
 """
 
 from __future__ import annotations
@@ -133,11 +132,6 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
     async def _handle_disconnect(
         self, session: Session, handler: BrokerProtocolHandler, waiter: asyncio.Future[Any]
     ) -> None:
-        queue = session.delivered_message_queue
-        while not queue.empty():
-            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            done.set_result(queue.get_nowait())
-            await self._handle_message_delivery(session, handler, done)
         await super()._handle_disconnect(session, handler, waiter)
         current = self._get_handler(session)
         if current is not None and current is not handler:

@@ -9,11 +9,12 @@ import socket
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import MQTT_KINDS, Mailbox, run
+from conftest import MQTT_KINDS, Mailbox, run, world
 
-from testbed.bus import mosquitto
+from testbed.bus import embedded, mosquitto
 from testbed.bus.broker import broker
 from testbed.bus.client import BusError, MqttBus
 from testbed.errors import UserError
@@ -135,6 +136,45 @@ def test_mosquitto_dies_with_the_process_that_started_it() -> None:
                 await asyncio.sleep(0.01)
 
     run(scenario())
+
+
+def test_an_old_connection_that_ends_late_does_not_deafen_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedded: both connections of a client share one session, and the end of either marks it as disconnected."""
+    late = asyncio.Event()
+    ended = asyncio.Event()
+    stop = embedded._Broker._stop_handler
+
+    async def stop_late(self: Any, handler: Any) -> None:
+        await stop(self, handler)
+        if not late.is_set():
+            await late.wait()
+            asyncio.get_running_loop().call_soon(ended.set)
+
+    monkeypatch.setattr(embedded._Broker, "_stop_handler", stop_late)
+
+    async def scenario() -> None:
+        async with world("embedded") as w, w.bus("a") as a, w.bus("b"):
+            w.wires["b"].freeze()
+            old = w.wires["b"]
+            async with w.bus("b") as second:
+                mail = Mailbox()
+                await second.subscribe("to/b", mail)
+                late.set()
+                await ended.wait()
+                await a.publish("to/b", b"hello")
+                assert await mail.count(1) == [b"hello"]
+                old.accepts = False
+
+    run(scenario())
+
+
+def test_the_subscriptions_of_the_embedded_broker_may_change_while_they_are_read() -> None:
+    subscriptions = embedded._Snapshots(a=1, b=2)
+    for pattern in subscriptions:
+        subscriptions[pattern * 2] = 3
+    for pattern, number in subscriptions.items():
+        assert subscriptions.pop(pattern) == number
+    assert not subscriptions
 
 
 def test_the_embedded_broker_ends_in_the_middle_of_traffic_and_quietly(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from node_agent.drivers.caps.protocol import PERIOD_S
 
 CARRY_PERIODS = 1.0
-_LEAST_S = 0.0005  # less than a signal's lateness: not worth running for
-_LEAST_STEP_S = 0.003  # between two looks at one process: keeps this loop cheap
-_TOGETHER_S = 0.001  # what is due so soon is done at once: fewer timers
+# looks, signals and timers cost time themselves, so that:
+_LEAST_S = 0.002  # less than this, or a quarter of a period's worth, is kept for the next period
+_LEAST_STEP_S = 0.004  # lies between two looks at one process, even if it may overrun so far
+_TOGETHER_S = 0.002  # what is due so soon is looked at now
 
 
 def process_clock(pid: int) -> int:
@@ -139,7 +140,7 @@ class DutyCaps:
         process.settle(now_s)
         if grants:
             process.budget_s = min(process.budget_s + grant_s * grants, grant_s * (1 + CARRY_PERIODS))
-        process.signal(stop=process.budget_s < _LEAST_S)
+        process.signal(stop=process.budget_s < min(_LEAST_S, grant_s / 4))
         # beside others it got less than all: twice the time is worth one look less, and an overrun is paid back
         rate_cores = max(process.rate_cores, process.most_cores / 2) if was_running else process.most_cores
         process.look_s = now_s + max(_LEAST_STEP_S, process.budget_s / rate_cores)
