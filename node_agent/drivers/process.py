@@ -56,7 +56,7 @@ class ProcessDriver:
             _log.warning("ended processes that an earlier agent left: %s", ", ".join(map(str, killed)))
         for left in budget.state_dir.glob("*.sock"):
             left.unlink()
-        self._caps = await open_caps(f"{budget.prefix}{budget.node}", self._forced_caps)
+        self._caps = await open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}", self._forced_caps)
         mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         return DriverFacts(("start", "cap", f"cap:{self._caps.name}", "save", *mpi), versions, FLOOR_MIB)

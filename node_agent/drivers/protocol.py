@@ -98,7 +98,10 @@ class Driver(Protocol):
         """Go on after a hold."""
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """Run a held guest on to iteration `at`, write it, make it durable, and destroy it. If that fails the guest is held still."""
+        """Run a held guest on to iteration `at`, write it, make it durable, and destroy it.
+
+        If that fails the guest is held still.
+        """
 
     async def stop(self, guest: str) -> None:
         """Destroy the guest; one that is not there is no error."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MQTT_KINDS, Mailbox, run, world
+from bus_worlds import MQTT_KINDS, Mailbox, run, world
 
 from testbed.bus import embedded, mosquitto
 from testbed.bus.broker import broker

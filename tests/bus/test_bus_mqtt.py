@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from conftest import MQTT_KINDS, PATIENCE_S, Mailbox, lost, run, world
+from bus_worlds import MQTT_KINDS, PATIENCE_S, Mailbox, lost, run, world
 
 from testbed.bus import client as client_module
 from testbed.bus.broker import broker

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KINDS, Mailbox, VirtualLoop, run, world
+from bus_worlds import KINDS, Mailbox, VirtualLoop, run, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -71,8 +71,7 @@ class CgroupCaps:
 
     def _open(self) -> None:
         self.prepare()
-        for left in [path for path in self._folder.iterdir() if path.is_dir()]:
-            self._drop(left)
+        self._remove_stale()
         trial = self._folder / "trial"
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as sleeper:  # noqa: S607  # ends with its input
             try:
@@ -84,6 +83,15 @@ class CgroupCaps:
                 sleeper.kill()
                 sleeper.wait()
                 self._drop(trial)
+
+    def _remove_stale(self) -> None:
+        """Remove groups of agents that were killed: their names end in the process id of an agent that is no more."""
+        for path in self._folder.parent.glob("dfrs-*"):
+            pid = path.name.rpartition("-")[2]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                for child in [inside for inside in path.iterdir() if inside.is_dir()]:
+                    self._drop(child)
+                self._drop(path)
 
     def _enter(self, folder: Path, pid: int) -> None:
         folder.mkdir(exist_ok=True)
