@@ -46,9 +46,8 @@ def print_machine() -> None:
     """Print what these numbers were measured on."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     user = "root" if os.geteuid() == 0 else "ordinary user"
-    print(
-        f"{cpu_model()}, {os.cpu_count()} cores, kernel {platform.release()}, Python {platform.python_version()}, {user}, load {load}"
-    )
+    machine = f"{cpu_model()}, {os.cpu_count()} cores, kernel {platform.release()}"
+    print(f"{machine}, Python {platform.python_version()}, {user}, load {load}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

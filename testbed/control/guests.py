@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.control.cluster import LiveJob
@@ -51,16 +51,17 @@ def live_jobs(
     run_tag: str,
     cpus: float,
     node_memory_mib: int,
-    units_per_core_s: float,
+    units_per_core_s: Callable[[Job], float],
 ) -> list[LiveJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
-    a node's `cpus` cores to itself, at `units_per_core_s` work units a second of CPU time.
+    a node's `cpus` cores to itself, at `units_per_core_s(job)` work units a second of a core.
     """
     result = []
     for job in jobs:
         cores = job.cpu_need_frac * cpus
+        rate = units_per_core_s(job)
         specs = tuple(
             GuestSpec(
                 guest=f"dfrs-{run_tag}-j{job.job_id}-t{task}",
@@ -68,7 +69,7 @@ def live_jobs(
                 job=job.job_id,
                 task=task,
                 program=_program(
-                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, units_per_core_s,
+                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
                     scenario.seed,
                 ),
                 cpu_cores=cores,
@@ -80,7 +81,7 @@ def live_jobs(
             LiveJob(
                 job=job,
                 specs=specs,
-                trace_s_per_unit=scenario.time_scale / (units_per_core_s * cores),
+                trace_s_per_unit=scenario.time_scale / (rate * cores),
                 units_done=[0] * job.tasks,
             )
         )

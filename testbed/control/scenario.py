@@ -109,7 +109,7 @@ class ProgramsTable(_Table):
     message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
     iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
     units_per_core_s: Positive | None = None
-    calibration_cpu_s: Annotated[float, Field(ge=0.2, le=60)] = 1.5
+    calibration_s: Annotated[float, Field(ge=0.5, le=60)] = 2.5
 
 
 class DeadlinesTable(_Table):

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from testbed.bus.requests import Requester
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
+from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.fleet import Fleet
 from testbed.control.guests import check_floor, live_jobs
 from testbed.control.labs import OpenLab
@@ -37,6 +38,7 @@ from testbed.policies.view import Policy
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
+CORE_CPU_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +149,33 @@ class _Session:
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
-            given = scenario.programs.units_per_core_s
-            rates = await self._calibrate(fleet) if given is None else [given] * len(facts)
-            await self._replay(fleet, sum(rates) / len(rates), rates)
+            rates = await self._rates(fleet)
+            await self._replay(fleet, rates)
 
-    async def _calibrate(self, fleet: Fleet) -> list[float]:
-        """Work units a core does in a second, by node; one after the other, as nodes may share a machine."""
-        self._display.line(0.0, "measuring how fast their cores are")
-        cpu_s = self._scenario.programs.calibration_cpu_s
-        rates = []
-        for node in fleet.nodes:
-            result = await fleet.call(node.index, Calibrate(cpu_s=cpu_s), cpu_s * 10 + 20)
-            rates.append(msgspec.convert(result["units_per_core_s"], float))
-        self._recorder.journal("calibration", units_per_core_s=rates)
+    async def _rates(self, fleet: Fleet) -> dict[Shape, float]:
+        """Work units a second of a core for each kind of job of this run, measured unless the scenario gives one."""
+        programs = self._scenario.programs
+        kinds = representatives(self._jobs, len(fleet.nodes))
+        if programs.units_per_core_s is not None:
+            return dict.fromkeys(kinds, programs.units_per_core_s)
+        self._display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
+        core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
+        core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
+        operations = Operations(fleet, self._scenario.deadlines)
+        rates = await measure(kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s)
+        self._recorder.journal(
+            "calibration",
+            core_units_per_s=core_units_per_s,
+            units_per_core_s={str(shape): rate for shape, rate in rates.items()},
+        )
         return rates
 
-    async def _replay(self, fleet: Fleet, units_per_core_s: float, rates: Sequence[float]) -> None:
+    async def _replay(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
         scenario, clock, recorder = self._scenario, self._clock, self._recorder
         facts = [fleet.facts(node.index) for node in fleet.nodes]
-        jobs = live_jobs(self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, units_per_core_s)
+        jobs = live_jobs(
+            self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)]
+        )
         self.cluster = Cluster(jobs, len(fleet.nodes))
         conductor = Conductor(
             self.cluster, self._policy, clock, Operations(fleet, scenario.deadlines), recorder,
@@ -205,7 +215,7 @@ class _Session:
             )
             await asyncio.sleep(SNAPSHOT_S)
 
-    def _write_manifest(self, fleet: Fleet, rates: Sequence[float]) -> None:
+    def _write_manifest(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
         scenario = self._scenario
         self._recorder.directory.write_manifest(
             {
@@ -221,13 +231,8 @@ class _Session:
                     **{name: version(name) for name in ("numpy", "aiomqtt", "mpi4py", "mpich", "psutil")},
                 },
                 "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
-                "nodes": {
-                    node.name: {
-                        "units_per_core_s": rate,
-                        "facts": msgspec.to_builtins(node.facts) if node.facts else None,
-                    }
-                    for node, rate in zip(fleet.nodes, rates, strict=True)
-                },
+                "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
+                "units_per_core_s": {str(shape): rate for shape, rate in rates.items()},
                 "clocks": {
                     "anchor_unix_ns": self._recorder.anchor_ns,
                     "replay_begin_s": self._recorder.now_s(),
