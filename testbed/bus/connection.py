@@ -73,6 +73,12 @@ class Connection(aiomqtt.Client):
                 self._disconnected.set_exception(error)
 
 
+def _seen(task: asyncio.Task[object]) -> None:
+    """Take note of a task's failure, so that the loop does not complain where nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def connect(
     address: BrokerAddress,
     client_id: str,
@@ -114,6 +120,7 @@ async def connect(
         logger=_wire_log,
     )
     entering = asyncio.create_task(client.__aenter__(), name=f"bus {client_id}: connect")
+    entering.add_done_callback(_seen)
     try:
         await asyncio.shield(entering)
     except MqttConnectError as error:

@@ -63,17 +63,15 @@ class _Caps(msgspec.Struct):
 
 
 async def _all(calls: Sequence[Awaitable[dict[str, object]]]) -> list[dict[str, object]]:
-    """Run commands side by side; the first failure cancels the others."""
+    """Run commands side by side; the first failure cancels the others, waits for them, and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_coroutine(call)) for call in calls]
-    except* TestbedError as errors:
-        raise RunError(str(errors.exceptions[0])) from errors.exceptions[0]
-    return [task.result() for task in tasks]
-
-
-async def _coroutine(call: Awaitable[dict[str, object]]) -> dict[str, object]:
-    return await call
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class Operations:

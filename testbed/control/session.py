@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import shutil
@@ -38,6 +39,7 @@ from testbed.policies.view import Policy
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
+_log = logging.getLogger(__name__)
 CORE_CPU_S = 0.5
 
 
@@ -188,17 +190,21 @@ class _Session:
         clock.start()
         self._write_manifest(fleet, rates)
         recorder.journal("replay", jobs=len(jobs))
-        async with asyncio.TaskGroup() as group:
-            beside = [
-                group.create_task(fleet.watch(), name="watch nodes"),
-                group.create_task(self._show(conductor, fleet), name="display"),
-            ]
-            try:
-                await conductor.run()
-            finally:
-                fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
+        beside = [
+            asyncio.create_task(fleet.watch(), name="watch nodes"),
+            asyncio.create_task(self._show(conductor, fleet), name="display"),
+        ]
+        try:
+            await conductor.run()
+        finally:
+            fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
             for task in beside:
                 task.cancel()
+            for name, ended in zip(
+                ("watch nodes", "display"), await asyncio.gather(*beside, return_exceptions=True), strict=True
+            ):
+                if isinstance(ended, Exception):
+                    _log.error("%s failed", name, exc_info=ended)
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
         meter = UseMeter()

@@ -24,7 +24,7 @@ name = "live"
 policy = "GreedyPM */per/OPT=MIN/MINVT=600"
 time_scale = 60
 [programs]
-units_per_core_s = 4000.0
+units_per_core_s = 50000.0
 iteration_s = 0.03
 [workload]
 trace = "jobs.csv"

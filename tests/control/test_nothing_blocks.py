@@ -61,7 +61,7 @@ async def one_loop_lab(chosen: Scenario, run_path: Path, client_id: str) -> Asyn
 @pytest.mark.slow
 def test_no_call_of_a_live_run_blocks_the_loop(tmp_path: Path) -> None:
     jobs = [Job(1, 0, 1, 1.0, 0.5, 240), Job(2, 60, 2, 0.5, 0.6, 60), Job(3, 90, 1, 0.5, 0.2, 30)]
-    chosen = scenario(programs={"units_per_core_s": 3000.0})
+    chosen = scenario(programs={"units_per_core_s": 50000.0})
     watch = BlockBuster(scanned_modules=["testbed", "node_agent"])
     for name in [name for name in watch.functions if name in METADATA or name.endswith(".write")]:
         del watch.functions[name]
