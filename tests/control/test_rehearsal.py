@@ -7,6 +7,7 @@ import csv
 import json
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -302,6 +303,15 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run_in_virtual_time(
             run_session(chosen, parse(BEST), five_jobs(), tmp_path / "file" / "run", dry_lab, Watcher())
         )
+
+
+def test_a_disk_too_small_for_the_images_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=3999 << 20))
+    with pytest.raises(UserError, match="3999 MiB free: expected at least 4000 MiB for images"):
+        rehearse(tmp_path, five_jobs())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_changed_policy_code_is_found_out(tmp_path: Path) -> None:
