@@ -12,12 +12,14 @@ import asyncio
 import time
 from functools import partial
 
+import msgspec
 from lab import lab, percentile, print_machine, print_table
 
 from testbed.bus import topics
 from testbed.bus.messages import (
     Calibrate,
     GuestEvent,
+    GuestSample,
     GuestSpec,
     ListGuests,
     Ping,
@@ -44,7 +46,8 @@ def spec(name: str, cores: float = 1.0) -> GuestSpec:
 async def cpu_of(fleet: Fleet, node: int) -> dict[str, tuple[float, float]]:
     """Guest to (monotonic s, CPU s), read at once."""
     result = await fleet.call(node, ListGuests(), 5)
-    return {g["guest"]: (time.monotonic(), g["cpu_s"]) for g in result["guests"]}  # type: ignore[index,union-attr]
+    guests = msgspec.convert(result["guests"], list[GuestSample])
+    return {sample.guest: (time.monotonic(), sample.cpu_s) for sample in guests}
 
 
 async def measure_caps(fleet: Fleet, window_s: float) -> None:
@@ -89,12 +92,19 @@ def cluster_of_guests(fleet: Fleet, guests: int) -> Cluster:
     return Cluster(jobs, len(fleet.nodes))
 
 
+def node_of(live: LiveJob) -> int:
+    """Return where a one-task job runs."""
+    if live.running_on is None:
+        raise RuntimeError(f"job {live.job_id} does not run")
+    return live.running_on[0]
+
+
 async def measure_latency(fleet: Fleet, bus: Bus, repeats: int) -> None:
     """One job comes and goes, so that each event changes the yields of the others."""
     guests = 6
     cluster = cluster_of_guests(fleet, guests)
     for live in cluster.jobs.values():
-        await fleet.call(live.running_on[0], Start(spec=live.specs[0], cap_cores=0.5), 30)  # type: ignore[index]
+        await fleet.call(node_of(live), Start(spec=live.specs[0], cap_cores=0.5), 30)
     policy = parse("GreedyPM */per/OPT=MIN/MINVT=600")
     heard: asyncio.Queue[float] = asyncio.Queue()
     fleet.on_guest_event = lambda _node, _event: heard.put_nowait(time.perf_counter())
@@ -133,7 +143,7 @@ async def measure_latency(fleet: Fleet, bus: Bus, repeats: int) -> None:
         rows,
     )
     for live in cluster.jobs.values():
-        await fleet.call(live.running_on[0], Stop(guest=live.specs[0].guest), 10)  # type: ignore[index]
+        await fleet.call(node_of(live), Stop(guest=live.specs[0].guest), 10)
 
 
 async def measure_cost(fleet: Fleet, window_s: float) -> None:
@@ -160,6 +170,8 @@ async def main() -> None:
     parser.add_argument("--window-s", type=float, default=10.0)
     parser.add_argument("--broker", default="auto")
     options = parser.parse_args()
+    if options.window_s < 2:
+        parser.error("--window-s: expected at least 2, as telemetry comes once a second")
     async with lab(broker=options.broker) as (fleet, bus):
         print_machine()
         facts = fleet.facts(0)

@@ -13,8 +13,8 @@ mpi4py.rc.finalize = False  # collective: the program does it when all ranks hav
 
 from mpi4py import MPI  # noqa: E402  # initialises MPI with the settings above
 
-from node_agent.programs.task import Task, TaskError  # noqa: E402
-from node_agent.programs.words import Words  # noqa: E402
+from node_agent.programs.task import Task, TaskError  # noqa: E402  # after MPI, as above
+from node_agent.programs.words import Words  # noqa: E402  # after MPI, as above
 
 _TAGS = 32767  # the least upper bound of tags that MPI promises
 
@@ -55,7 +55,7 @@ class Fabric:
         """Return when all requests are complete; `meanwhile` is called between, and tells how long a sleep may be."""
         backoff = Backoff()
         while not MPI.Request.Testall(requests):
-            time.sleep(backoff.next_s(meanwhile()))
+            time.sleep(backoff.next_s(meanwhile()))  # MPI would wait busily and use up the CPU cap
 
     def progress(self) -> None:
         """Let MPI carry on with what was sent before."""

@@ -43,8 +43,8 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
 async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
     """The same controller and the same agents, with a driver that does nothing, on a bus inside this process."""
     # the rehearsal runs the agents' own code; only this function of the controller knows them
-    from node_agent.agent import Agent, AgentConfig  # noqa: PLC0415
-    from node_agent.drivers.null import NullDriver  # noqa: PLC0415
+    from node_agent.agent import Agent, AgentConfig  # noqa: PLC0415  # see above
+    from node_agent.drivers.null import NullDriver  # noqa: PLC0415  # see above
 
     del run_path
     hub = MemoryHub()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from node_agent.drivers.caps.protocol import PERIOD_S
@@ -15,7 +16,7 @@ LEAST_QUOTA_US = 1000  # the kernel's own bound
 _EMPTY_WITHIN_S = 1.0
 
 
-class CgroupCaps:
+class CgroupCaps(ABC):
     """A group of this agent with a child a guest; versions differ in how groups are made and quotas written."""
 
     name = "cgroup"
@@ -53,13 +54,13 @@ class CgroupCaps:
             await self.remove(guest)
         await asyncio.to_thread(self._close)
 
+    @abstractmethod
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         """Write the quota of a group; None is no quota."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_quota(self, folder: Path) -> int | None:
         """Read the quota of a group."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Make the agent's group."""
@@ -114,7 +115,7 @@ class CgroupCaps:
             with contextlib.suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
                     (self.home() / "cgroup.procs").write_text(pid, encoding="ascii")
-            time.sleep(0.005)
+            time.sleep(0.005)  # in a thread; the kernel tells no event of a group that empties
 
     def _close(self) -> None:
         self._drop(self._folder)
