@@ -82,10 +82,9 @@ class ProcessDriver:
         self._count += 1
         guest = ProcessGuest(
             spec, cap_cores, image, budget.state_dir / f"{self._count}.sock", budget.state_dir / f"{spec.guest}.log",
-            caps, records, self._tell,
+            caps, records, self._tell, self._forget,
         )  # fmt: skip
         self._guests[spec.guest] = guest
-        guest.gone.add_done_callback(lambda _gone: self._forget(guest))
         try:
             await guest.listen()
             if spec.program.ranks == 1:

@@ -42,12 +42,13 @@ class ProcessGuest:
 
     It is uncapped while it is made, held or saved: that is the machine's work, not the task's, and a checkpoint must
     not take the longer the less a job is allowed. The cap is set before the program gets the word to (go on to) work.
-    `gone` is done when nothing of the guest is left.
+    `gone` is done when nothing of the guest is left; `forget` is called just before, so that whoever then hears of the
+    end may use the name again.
     """
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
-        records: ProcessRecords, tell: Callable[[Happening], None],
+        records: ProcessRecords, tell: Callable[[Happening], None], forget: Callable[[ProcessGuest], None],
     ) -> None:  # fmt: skip
         self.spec = spec
         self.state = State.WAITING
@@ -59,6 +60,7 @@ class ProcessGuest:
         self._caps = caps
         self._records = records
         self._tell = tell
+        self._forget = forget
         self._link = GuestLink(socket, self._heard, self._hung_up)
         self._children: list[Child] = []
         self._program: int | None = None  # a descriptor of the program's process
@@ -294,6 +296,7 @@ class ProcessGuest:
             os.close(self._program)
             self._program = None
         self._records.discard(*(child.pid for child in self._children), *(() if pid is None else (pid,)))
+        self._forget(self)
         self.gone.set_result(None)
         if self._stopping or self._saved:
             return
