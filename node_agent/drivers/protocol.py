@@ -7,7 +7,7 @@ guests are unique in a lab. Calls for one guest never overlap: the agent sees to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,7 @@ class DriverFacts:
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     floor_mib: int = 0  # the least memory of a guest
+    migration_uri: str = ""  # at which the drivers of other nodes reach this one's hypervisor for a live migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,22 @@ class SaveReport:
     sync_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """A live migration that succeeded, as the hypervisor counted it."""
+
+    bytes: int
+    elapsed_s: float
+    downtime_s: float
+    rounds: int
+
+
 class Driver(Protocol):
-    """Behaviour of one kind of guest on one node; `name` is that of its entry point."""
+    """Behaviour of one kind of guest on one node; `name` is that of its entry point.
+
+    Capabilities that change how it is driven: `whole`: an image holds the guest with all that runs in it; `live`: a guest
+    can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs.
+    """
 
     @property
     def name(self) -> str:
@@ -79,11 +94,16 @@ class Driver(Protocol):
     async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
         """Create the guest with its cap set, and return when its memory is there (from `image`: read and verified).
 
-        A member of an MPI job (`ranks` > 1) begins at `mpi_join` instead, which then returns at that point.
+        A member of an MPI job (`ranks` > 1) begins at `mpi_join` instead, which then returns at that point. A `whole`
+        driver returns with the guest held when it comes from an image, its cap set: `release` lets it go on, and
+        there is nothing to open or join.
         """
 
-    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """Start the MPI process manager inside `guest`; return each guest's proxy command line."""
+    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
+        """Start the MPI process manager inside `guest`; return each guest's proxy command line.
+
+        `hosts` maps the guests of the ranks, in their order, to their addresses (empty where guests have none).
+        """
 
     async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
         """Start the guest's proxy; return when the rank has its memory."""
@@ -102,6 +122,16 @@ class Driver(Protocol):
 
         If that fails the guest is held still.
         """
+
+    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """Move a running guest to the hypervisor at `to_uri` while it works; it is gone here when this returns.
+
+        Raises `DriverError` when it takes longer than `budget_s`, or when `no_progress_s` passed without less remaining
+        than ever before: the guest then still runs here, and not there, as far as this end can know.
+        """
+
+    async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
+        """Take over a guest that has arrived by `migrate`, set its cap; raises `DriverError` if it is not here."""
 
     async def stop(self, guest: str) -> None:
         """Destroy the guest; one that is not there is no error."""

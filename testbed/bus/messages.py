@@ -62,7 +62,8 @@ class ProgramSpec(Value, frozen=True):
 class GuestSpec(Value, frozen=True):
     """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
 
-    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores.
+    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores. `address` is the guest's own on the
+    network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none ignore it.
     """
 
     guest: str
@@ -72,6 +73,7 @@ class GuestSpec(Value, frozen=True):
     program: ProgramSpec
     cpu_cores: float
     memory_mib: int
+    address: str = ""
 
 
 class ImageRef(Value, frozen=True):

@@ -1,0 +1,163 @@
+r"""The language between an agent and the agent inside a virtual machine: frames over a virtio-serial port.
+
+The stream survives save, restore and migration of the machine, but its host end does not: bytes that QEMU had read and
+nobody fetched are lost, and a frame may be cut in the middle. So every frame says whether it is whole, what matters
+is told again to whoever attaches, and orders may be repeated.
+
+A frame is one line of at most `MAX_FRAME_BYTES` bytes with its ``\n``::
+
+    G1 <crc32 of the body: 8 hex digits> <body>
+
+The body is a kind, then `name=value` fields, separated by single spaces. In values every byte but letters, digits and
+``_.-~/:,`` is written `%XX`. A name may come again; its values then are a list in that order. Readers skip what
+is no whole frame (an incomplete line, a wrong checksum) and fields that they do not know.
+
+Orders, host to guest; each carries `id`, a positive integer that the host never uses twice in the life of a guest. An
+order whose id the guest has carried out is answered again and not done again. Only the highest id is remembered, so
+the host sends an order after the one before it was answered::
+
+    attach  id, after                 a host listens from now on: answered `attached`, then all that is retained with
+                                      seq > after is sent, and telling goes on from there
+    task    id, <field>=<value>...    what the programs read as /run/task, one `field=value` line each
+    run     id, arg...                start a process (an absolute path first); answered with its `pid`
+    go      id                        the program that said `ready` may work, now or when it says so
+    kill    id, signal                signal every process that `run` started, and their children
+
+Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`.
+
+What the guest tells by itself is retained and numbered by `seq` (from 1), for whoever attaches later::
+
+    hello     seq, boot, v, memory_mib, uptime_s   first of all; `boot` is a random name of this life of the guest
+    out       seq, pid, text          one line that a process of `run` printed (at most the last 64 KiB are retained)
+    exit      seq, pid, status        a process of `run` ended; status as of a shell: 128 + signal when killed
+    ready     seq, ballast_mib, touch_s            the program has its memory
+    done      seq, units, checksum, messages, compute_s, comm_s
+    error     seq, message            the program cannot go on
+
+and two kinds that are told only while a host is attached, and not retained::
+
+    beat      units, mono_ns          every 0.5 s: work units done so far, and CLOCK_MONOTONIC of the guest
+    progress  units, mono_ns          once after each `attach` and each `go`: the first time that units have grown since
+
+`mono_ns` stands still while the guest is saved.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from testbed.errors import TestbedError
+
+VERSION = 1
+MAX_FRAME_BYTES = 16384
+BEAT_EVERY_S = 0.5
+_MAGIC = b"G%d " % VERSION
+_SAFE = "/:,"
+_KIND = re.compile(r"[a-z]+")
+_NAME = re.compile(r"[a-z_]+")
+
+
+class WireError(TestbedError):
+    """A frame that cannot be written, or a message that lacks what its reader needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message; `fields` maps names to their values, in order."""
+
+    kind: str
+    fields: dict[str, tuple[str, ...]]
+
+    def text(self, name: str) -> str:
+        """Return the value of a field that comes once; raises `WireError`."""
+        values = self.fields.get(name, ())
+        if len(values) != 1:
+            raise WireError(f"{self.kind}: {name} comes {len(values)} times; expected once")
+        return values[0]
+
+    def count(self, name: str) -> int:
+        """Return a non-negative integer; raises `WireError`."""
+        text = self.text(name)
+        if not (text.isascii() and text.isdigit()) or len(text) > 20:
+            raise WireError(f"{self.kind}: {name} = {text!r}: expected a count")
+        return int(text)
+
+    def number(self, name: str) -> float:
+        """Return a finite number; raises `WireError`."""
+        text = self.text(name)
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not -1e300 < value < 1e300:
+            raise WireError(f"{self.kind}: {name} = {text!r}: expected a number")
+        return value
+
+
+def encode(kind: str, fields: Iterable[tuple[str, object]] = ()) -> bytes:
+    """Return the frame of a message; raises `WireError` if it would be no valid one."""
+    if not _KIND.fullmatch(kind):
+        raise WireError(f"kind {kind!r}: expected lower-case letters")
+    parts = [kind]
+    for name, value in fields:
+        if not _NAME.fullmatch(name):
+            raise WireError(f"{kind}: field {name!r}: expected lower-case letters and _")
+        parts.append(f"{name}={quote_from_bytes(str(value).encode(), safe=_SAFE)}")
+    body = " ".join(parts).encode("ascii")
+    frame = b"%b%08x %b\n" % (_MAGIC, zlib.crc32(body), body)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"{kind}: a frame of {len(frame)} bytes; expected at most {MAX_FRAME_BYTES}")
+    return frame
+
+
+def repeated(name: str, values: Sequence[object]) -> list[tuple[str, object]]:
+    """Return the fields of a list."""
+    return [(name, value) for value in values]
+
+
+def _decode(line: bytes) -> Frame | None:
+    if not line.startswith(_MAGIC) or len(line) >= MAX_FRAME_BYTES:
+        return None
+    checksum, _, body = line[len(_MAGIC) :].partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(body):
+        return None
+    try:
+        kind, *parts = body.decode("ascii").split(" ")
+    except UnicodeDecodeError:
+        return None
+    fields: dict[str, tuple[str, ...]] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals:
+            return None
+        fields[name] = (*fields.get(name, ()), unquote_to_bytes(value).decode(errors="replace"))
+    return Frame(kind, fields)
+
+
+class Reader:
+    """Turns a byte stream into frames; `skipped` counts what was none. Memory stays bounded whatever arrives."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take the next bytes; return the frames that they complete."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        frames = []
+        for line in lines:
+            # the start of a frame may have been lost in front of a whole one, or a cut one may stand before it
+            frame = _decode(line[at:] if (at := line.rfind(_MAGIC)) > 0 else line)
+            if frame is None:
+                self.skipped += 1
+            else:
+                frames.append(frame)
+        if len(rest) > MAX_FRAME_BYTES:
+            self.skipped += 1
+            rest = rest[-MAX_FRAME_BYTES:]
+        self._rest = rest
+        return frames
