@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import platform
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from node_agent.telemetry import NodeSampler
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.messages import (
+    Adopt,
     AnyAction,
     Calibrate,
     Cancel,
@@ -31,8 +33,10 @@ from testbed.bus.messages import (
     DropImage,
     FetchImage,
     GuestEvent,
+    GuestSpec,
     Hold,
     ListGuests,
+    Migrate,
     MpiJoin,
     MpiOpen,
     NodeFacts,
@@ -48,6 +52,7 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
+from testbed.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -199,6 +204,7 @@ class Agent:
             image_port=self._server.port,
             image_free_mib=self._store.free_mib(),
             guest_floor_mib=facts.floor_mib,
+            migration_uri=facts.migration_uri,
         )
 
     async def _report(self, bus: Bus) -> None:
@@ -244,7 +250,7 @@ class Agent:
 
     async def _abandon(self, why: str) -> None:
         """Nobody drives this node any more: what runs here belongs to nobody."""
-        guests = [sample.guest for sample in self._driver.sample()]
+        guests = sorted({sample.guest for sample in self._driver.sample()} | set(self._memory_mib))
         if guests:
             _log.warning("%s: destroying %s", why, ", ".join(guests))
         for guest in guests:
@@ -254,7 +260,7 @@ class Agent:
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         """Do one command; returns plain data for the reply, raises `TestbedError`."""
-        guest = getattr(action, "guest", None) or (action.spec.guest if isinstance(action, Start) else None)
+        guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
         if guest is None:
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
@@ -272,6 +278,9 @@ class Agent:
             case Calibrate():
                 return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
             case ListGuests():
+                for guest in action.settled:
+                    async with self._locks.setdefault(guest, asyncio.Lock()):
+                        pass
                 return {"guests": [msgspec.to_builtins(sample) for sample in self._driver.sample()]}
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
@@ -294,19 +303,21 @@ class Agent:
             case MpiJoin():
                 await self._driver.mpi_join(action.guest, action.argv)
             case Hold():
-                return {"at": await self._driver.hold(action.guest)}
+                at = await self._driver.hold(action.guest)
+                return {"at": at, "wall_ns": time.time_ns()}
             case Release():
                 await self._driver.release(action.guest)
+                return {"wall_ns": time.time_ns()}
             case Save():
-                report = await self._driver.save(action.guest, action.at, self._store.path(action.image))
+                saved = await self._driver.save(action.guest, action.at, self._store.path(action.image))
                 self._memory_mib.pop(action.guest, None)
-                return {
-                    "bytes": report.bytes,
-                    "digest": report.digest,
-                    "run_on_s": report.run_on_s,
-                    "write_s": report.write_s,
-                    "sync_s": report.sync_s,
-                }
+                return asdict(saved)
+            case Migrate():
+                moved = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+                self._memory_mib.pop(action.guest, None)
+                return asdict(moved)
+            case Adopt():
+                await self._adopt(action)
             case Stop():
                 await self._driver.stop(action.guest)
                 self._memory_mib.pop(action.guest, None)
@@ -316,15 +327,9 @@ class Agent:
 
     async def _start(self, action: Start) -> None:
         spec = action.spec
-        used_mib = sum(self._memory_mib.values())
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
-        if used_mib + spec.memory_mib > self._config.memory_mib:
-            raise DriverError(
-                f"guest {spec.guest} needs {spec.memory_mib} MiB; {self._config.memory_mib - used_mib} of "
-                f"{self._config.memory_mib} MiB are free"
-            )
-        self._memory_mib[spec.guest] = spec.memory_mib
+        self._reserve(spec)
         image = None if action.image is None else self._store.path(action.image.image)
         try:
             await self._driver.start(spec, action.cap_cores, image)
@@ -334,13 +339,45 @@ class Agent:
                 await self._driver.stop(spec.guest)
             raise
 
+    async def _adopt(self, action: Adopt) -> None:
+        spec = action.spec
+        if spec.guest in self._memory_mib:  # an answer that was lost: it is asked for again
+            await self._driver.set_cap(spec.guest, action.cap_cores)
+            return
+        self._reserve(spec)
+        try:
+            await self._driver.adopt(spec, action.cap_cores)
+        except BaseException:
+            self._memory_mib.pop(spec.guest, None)  # it is not destroyed: it may be the only copy
+            raise
 
-def make_driver(name: str) -> Driver:
-    """Return a new driver by its entry point name (group `testbed.drivers`), or raise `DriverError`."""
+    def _reserve(self, spec: GuestSpec) -> None:
+        used_mib = sum(self._memory_mib.values())
+        if used_mib + spec.memory_mib > self._config.memory_mib:
+            raise DriverError(
+                f"guest {spec.guest} needs {spec.memory_mib} MiB; {self._config.memory_mib - used_mib} of "
+                f"{self._config.memory_mib} MiB are free"
+            )
+        self._memory_mib[spec.guest] = spec.memory_mib
+
+
+def make_driver(name: str, options: Mapping[str, str] | None = None) -> Driver:
+    """Return a new driver by its entry point name (group `testbed.drivers`), made with `options` as its arguments.
+
+    Raises `DriverError` for a name, and `UserError` for an option, that is not known.
+    """
     from importlib.metadata import entry_points  # noqa: PLC0415  # costs 10 ms that only this needs
 
     points = {point.name: point for point in entry_points(group="testbed.drivers")}
     if name not in points:
         raise DriverError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
-    factory: Callable[[], Driver] = points[name].load()
-    return factory()
+    factory: Callable[..., Driver] = points[name].load()
+    options = options or {}
+    known = sorted(inspect.signature(factory).parameters)
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"driver {name!r}: unknown option {option!r}: expected "
+                + (f"one of {', '.join(known)}" if known else "none, as it has no options")
+            )
+    return factory(**options)

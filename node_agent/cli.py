@@ -9,6 +9,7 @@ import logging
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -17,6 +18,18 @@ from testbed import __version__
 from testbed.errors import TestbedError
 
 _PR_SET_PDEATHSIG = 1
+
+
+def _read_options(given: Iterable[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{text!r}: expected NAME=VALUE")
+        if name in options:
+            raise click.BadParameter(f"{name} is given twice: expected one value")
+        options[name] = value
+    return options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -36,6 +49,14 @@ _PR_SET_PDEATHSIG = 1
 )
 @click.option("--memory-mib", type=click.IntRange(min=1), default=1024, help="Memory budget of the node, in MiB.")
 @click.option("--driver", default="process", help="What guests are: process, null, or a plug-in's name.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda _context, _parameter, given: _read_options(given),
+    help="An option of the driver; may be given several times.",
+)
 @click.option("--address", default="127.0.0.1", help="Address at which the other nodes reach this one.")
 @click.option("--state-dir", type=click.Path(path_type=Path), default=None, help="Private files; default ./dfrs-NODE.")
 @click.option(
@@ -53,7 +74,8 @@ _PR_SET_PDEATHSIG = 1
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
-    address: str, state_dir: Path | None, image_dir: Path | None, die_with_parent: bool, debug: bool,
+    options: dict[str, str], address: str, state_dir: Path | None, image_dir: Path | None, die_with_parent: bool,
+    debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -72,7 +94,7 @@ def cli(
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
     images = (image_dir or state / "images").absolute()
     try:
-        asyncio.run(_serve(lab, node, address_text, cpus, memory_mib, driver, address, state, images))
+        asyncio.run(_serve(lab, node, address_text, cpus, memory_mib, driver, options, address, state, images))
     finally:
         if die_with_parent:
             _remove(state, images)
@@ -93,6 +115,7 @@ async def _serve(
     cpus: float,
     memory_mib: int,
     driver: str,
+    options: dict[str, str],
     address: str,
     state_dir: Path,
     image_dir: Path,
@@ -113,7 +136,9 @@ async def _serve(
     )
     where = BrokerAddress.parse(broker)
     agent = Agent(
-        config, make_driver(driver), lambda presence: MqttBus(where, f"agent-{lab}-{node}", presence=presence)
+        config,
+        make_driver(driver, options),
+        lambda presence: MqttBus(where, f"agent-{lab}-{node}", presence=presence),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

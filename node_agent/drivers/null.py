@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import xxhash
 
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget, SaveReport
 from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.errors import UserError
 
 UNITS_PER_CORE_S = 10_000.0
+MIGRATION_MIB_PER_S = 256.0
+MIGRATION_DOWNTIME_S = 0.05
+EXTRAS = ("whole", "live")
 
 
 @dataclass(slots=True, eq=False)
@@ -24,31 +29,45 @@ class _Guest:
     since_s: float
     runs: bool
     held: bool = False
+    fresh: bool = False  # from an image, and not released since
     cpu_s: float = 0.0
     end: asyncio.TimerHandle | None = None
 
 
 class NullDriver:
-    """Work advances at the cap, operations take no time; saved guests are small files with their progress.
+    """Work advances at the cap; operations take no time, but for live migrations; images hold a guest's progress.
 
+    `extras` names capabilities to have beside the usual ones, with commas between: `whole`, `live`. Guests migrate
+    between the drivers of one process, at `MIGRATION_MIB_PER_S`, and stand still for `MIGRATION_DOWNTIME_S` at the end.
     A report says that an image is as large as the guest's memory, so that rehearsed amounts are real ones.
     Files are written in the loop: threads and virtual time do not go together.
     """
 
     name = "null"
 
-    def __init__(self) -> None:
+    reachable: ClassVar[dict[str, NullDriver]] = {}  # open drivers with `live`, by migration URI
+
+    def __init__(self, extras: str = "") -> None:
+        self._extras = tuple(extra for extra in extras.split(",") if extra)
+        for extra in self._extras:
+            if extra not in EXTRAS:
+                raise UserError(f"driver 'null': extras = {extras!r}: expected some of {', '.join(EXTRAS)}")
+        self._uri = ""
         self._guests: dict[str, _Guest] = {}
         self._tell: Callable[[Happening], None] = lambda _happening: None
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
         """See `Driver.open`."""
-        del budget
         self._tell = tell
-        return DriverFacts(capabilities=("start", "cap", "save", "mpi"), versions={})
+        if "live" in self._extras:
+            self._uri = f"null://{budget.node}/{id(self)}"
+            self.reachable[self._uri] = self
+        capabilities = ("start", "cap", "save", "mpi", *self._extras)
+        return DriverFacts(capabilities=capabilities, versions={}, migration_uri=self._uri)
 
     async def close(self) -> None:
         """See `Driver.close`."""
+        self.reachable.pop(self._uri, None)
         for guest in list(self._guests):
             await self.stop(guest)
 
@@ -57,12 +76,13 @@ class NullDriver:
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         units = 0.0 if image is None else _read(image, spec.guest)
-        alone = spec.program.ranks == 1
-        self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s(), runs=alone)
-        if alone:
+        waits = image is not None and "whole" in self._extras
+        runs = waits or spec.program.ranks == 1
+        self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s(), runs=runs, held=waits, fresh=waits)
+        if runs and not waits:
             self._begin(spec.guest)
 
-    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
+    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
         """See `Driver.mpi_open`."""
         self._get(guest)
         return {host: ["null"] for host in hosts}
@@ -91,12 +111,16 @@ class NullDriver:
         self._advance(found)
         found.held = True
         self._arm(found)
-        return int(found.units) // found.spec.program.units_per_iteration
+        return None if "whole" in self._extras else int(found.units) // found.spec.program.units_per_iteration
 
     async def release(self, guest: str) -> None:
         """See `Driver.release`."""
         found = self._get(guest)
-        found.held, found.since_s = False, self._now_s()
+        self._advance(found)
+        found.held = False
+        if found.fresh:
+            found.fresh = False
+            self._begin(guest)
         self._arm(found)
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
@@ -115,6 +139,48 @@ class NullDriver:
         await self.stop(guest)
         digest = xxhash.xxh3_128(content).hexdigest()
         return SaveReport(bytes=found.spec.memory_mib << 20, digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
+
+    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """See `Driver.migrate`; memory is sent once, so that something is always less."""
+        del no_progress_s
+        found, there = self._get(guest), self.reachable.get(to_uri)
+        if there is None or not self._uri:
+            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to_uri!r}: none there")
+        elapsed_s = found.spec.memory_mib / MIGRATION_MIB_PER_S + MIGRATION_DOWNTIME_S
+        if elapsed_s > budget_s:
+            await asyncio.sleep(budget_s)
+            raise DriverError(f"guest {guest}: not migrated within {budget_s:g} s")
+        await asyncio.sleep(elapsed_s - MIGRATION_DOWNTIME_S)
+        if self._guests.get(guest) is not found:
+            raise DriverError(f"guest {guest} ended while it migrated")
+        self._advance(found)
+        held, found.held = found.held, True
+        self._arm(found)
+        try:
+            await asyncio.sleep(MIGRATION_DOWNTIME_S)
+            if there._uri not in self.reachable:  # noqa: SLF001  # a driver of the same class
+                raise DriverError(f"guest {guest}: {to_uri} has closed")
+        except BaseException:
+            self._go_on(found, held=held)
+            raise
+        if self._guests.pop(guest, None) is not found:
+            raise DriverError(f"guest {guest} was destroyed while it migrated")
+        there._arrive(found, held=held)  # noqa: SLF001  # a driver of the same class
+        return MigrationReport(found.spec.memory_mib << 20, elapsed_s, MIGRATION_DOWNTIME_S, rounds=1)
+
+    def _arrive(self, found: _Guest, *, held: bool) -> None:
+        self._guests[found.spec.guest] = found
+        self._go_on(found, held=held)
+
+    def _go_on(self, found: _Guest, *, held: bool) -> None:
+        self._advance(found)
+        found.held = held
+        self._arm(found)
+
+    async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
+        """See `Driver.adopt`."""
+        await self.set_cap(spec.guest, cap_cores)
+        self._begin(spec.guest)
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""

@@ -8,7 +8,7 @@ import importlib.metadata
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from node_agent.drivers.caps.probe import open_caps
@@ -18,7 +18,14 @@ from node_agent.drivers.procs.environment import BIN, environment, program_argv,
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, PROXY, LaunchLines, manager_argv, proxy_argv
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
+from node_agent.drivers.protocol import (
+    DriverError,
+    DriverFacts,
+    Happening,
+    MigrationReport,
+    NodeBudget,
+    SaveReport,
+)
 from testbed.bus.messages import GuestSample, GuestSpec
 
 FLOOR_MIB = 56  # a rank with numpy and MPI takes 40 MiB, process manager and proxy beside the first of them 8
@@ -94,14 +101,14 @@ class ProcessDriver:
             await asyncio.shield(guest.stop())
             raise
 
-    async def mpi_open(self, guest: str, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`."""
+    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
+        """See `Driver.mpi_open`; all processes of a node are reached at the node's address."""
         lead = self._get(guest)
         for host in hosts:
             if not _GUEST_NAME.fullmatch(host):
                 raise DriverError(f"guest name {host!r}: expected letters, digits and '-', at most 63")
         lines = LaunchLines(lead.log.write)
-        manager = lead.spawn(tethered(manager_argv(self._opened()[0].address, hosts)), environment(), lines.feed)
+        manager = lead.spawn(tethered(manager_argv(self._opened()[0].address, list(hosts))), environment(), lines.feed)
         try:
             async with asyncio.timeout(LAUNCHED_WITHIN_S):
                 await asyncio.wait((lines.launched, manager.exited), return_when=asyncio.FIRST_COMPLETED)
@@ -136,6 +143,16 @@ class ProcessDriver:
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """See `Driver.save`. The call returns when all members of the job are written: they end together."""
         return await self._get(guest).save(at, image)
+
+    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """See `Driver.migrate`; raises `DriverError`: it has not the capability `live`."""
+        del to_uri, budget_s, no_progress_s
+        raise DriverError(f"guest {guest} is a tree of processes, which cannot migrate live")
+
+    async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
+        """See `Driver.adopt`; raises `DriverError`: it has not the capability `live`."""
+        del cap_cores
+        raise DriverError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""

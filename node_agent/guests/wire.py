@@ -150,8 +150,8 @@ class Reader:
         *lines, rest = (self._rest + data).split(b"\n")
         frames = []
         for line in lines:
-            # the start of a frame may have been lost in front of a whole one, or a cut one may stand before it
-            frame = _decode(line[at:] if (at := line.rfind(_MAGIC)) > 0 else line)
+            # what stands before the last magic may be the start of a frame that was cut
+            frame = _decode(line) or _decode(line[max(line.rfind(_MAGIC), 0) :])
             if frame is None:
                 self.skipped += 1
             else:

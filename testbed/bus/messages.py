@@ -62,8 +62,8 @@ class ProgramSpec(Value, frozen=True):
 class GuestSpec(Value, frozen=True):
     """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
 
-    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores. `address` is the guest's own on the
-    network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none ignore it.
+    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores. `address` is the guest's own on
+    the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none ignore it.
     """
 
     guest: str
@@ -106,12 +106,12 @@ class Start(Action, frozen=True):
 class MpiOpen(Action, frozen=True):
     """Run the MPI process manager inside `guest`.
 
-    `hosts` are the guests of the ranks, in their order; the reply carries `launch`: guest name to the command
-    line of its proxy.
+    `hosts` maps the guests of the ranks, in their order, to their addresses without prefix length (empty where
+    guests have none); the reply carries `launch`: guest name to the command line of its proxy.
     """
 
     guest: str
-    hosts: tuple[str, ...]
+    hosts: dict[str, str]
 
 
 class MpiJoin(Action, frozen=True):
@@ -128,13 +128,16 @@ class SetCaps(Action, frozen=True):
 
 
 class Hold(Action, frozen=True):
-    """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None."""
+    """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None.
+
+    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still.
+    """
 
     guest: str
 
 
 class Release(Action, frozen=True):
-    """Let a held guest go on."""
+    """Let a held guest go on; the reply carries `wall_ns`, Unix time by the node's clock at which it went on."""
 
     guest: str
 
@@ -145,6 +148,26 @@ class Save(Action, frozen=True):
     guest: str
     image: str
     at: int | None = None
+
+
+class Migrate(Action, frozen=True):
+    """Move a running guest to the hypervisor at `to_uri` while it works; it is gone from this node afterwards.
+
+    Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
+    still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
+    """
+
+    guest: str
+    to_uri: str
+    budget_s: Annotated[float, msgspec.Meta(gt=0)]
+    no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Adopt(Action, frozen=True):
+    """Take over a guest that has arrived by a live migration and set its cap; one taken over already is no error."""
+
+    spec: GuestSpec
+    cap_cores: float
 
 
 class FetchImage(Action, frozen=True):
@@ -174,7 +197,9 @@ class Calibrate(Action, frozen=True):
 
 
 class ListGuests(Action, frozen=True):
-    """Tell every guest that this agent holds and its state."""
+    """Tell every guest that this node really holds and its state, once no command for those in `settled` runs."""
+
+    settled: tuple[str, ...] = ()
 
 
 class Ping(Action, frozen=True):
@@ -192,7 +217,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | FetchImage | DropImage
+    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
     | Stop | Calibrate | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
@@ -252,6 +277,7 @@ class NodeFacts(Value, frozen=True):
     image_port: int
     image_free_mib: int
     guest_floor_mib: int = 0
+    migration_uri: str = ""
 
 
 class NodeStatus(Record, frozen=True):

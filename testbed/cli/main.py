@@ -15,8 +15,10 @@ _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
     "report": ("testbed.cli.report", "Print the tables of runs."),
     "replay-decisions": ("testbed.cli.replay_decisions", "Make recorded decisions again and compare them bit for bit."),
+    "lab": ("testbed.cli.lab", "Make several independent nodes on this machine."),
     "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
     "policies": ("testbed.cli.policies", "List scheduling policies and how their names are made."),
+    "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
     "trace": ("testbed.cli.trace", "Look at, cut and make traces."),
 }  # fmt: skip
 

@@ -26,12 +26,13 @@ class Phase(StrEnum):
     SAVED = "saved"
     TRANSFERRING = "transferring"
     RESTORING = "restoring"
+    MIGRATING = "migrating"
     DONE = "done"
     FAILED = "failed"
 
 
 ENDED = frozenset({Phase.DONE, Phase.FAILED})
-BUSY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.RESTORING})
+BUSY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.RESTORING, Phase.MIGRATING})
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,8 @@ class LiveJob:
     """One job of the run. Times named `*_trace_s` are trace seconds, the others wall seconds since the run began.
 
     `running_on` is set from the first command of a start until the last guest is gone: memory is held that long.
+    `migrating_to` is where its tasks go live, from the first command until it is certain where each is: memory is held
+    at both ends that long. `live_refused` says that a live migration did not succeed: the next one is by images.
     `flight` is the operation under way.
     """
 
@@ -47,6 +50,8 @@ class LiveJob:
     trace_s_per_unit: float
     phase: Phase = Phase.COMING
     running_on: tuple[int, ...] | None = None
+    migrating_to: tuple[int, ...] | None = None
+    live_refused: bool = False
     saved_on: tuple[int, ...] | None = None
     images: tuple[ImageRef, ...] = ()
     image_holders: set[tuple[int, str]] = field(default_factory=set)
@@ -90,7 +95,15 @@ class LiveJob:
     @property
     def advances(self) -> bool:
         """Whether every task has been seen to progress since it was last started or restored."""
-        return self.phase is Phase.RUNNING and len(self.progressed) == len(self.specs)
+        return self.phase in (Phase.RUNNING, Phase.MIGRATING) and len(self.progressed) == len(self.specs)
+
+    def places(self, task: int) -> frozenset[int]:
+        """Nodes at which a task holds memory: none, one, or two while it migrates live."""
+        return frozenset(nodes[task] for nodes in (self.running_on, self.migrating_to) if nodes is not None)
+
+    def held_mib(self, node: int) -> int:
+        """Memory that the job holds on a node."""
+        return self.memory_mib * sum(node in self.places(task) for task in range(len(self.specs)))
 
     def virtual_time_s(self, now_s: float, time_scale: float) -> float:
         """Progress in dedicated trace seconds: what was last reported, carried on at the present yield.
@@ -117,9 +130,9 @@ class LiveJob:
                     running, saved, yield_frac = None, self.flight.nodes, 0.0
                 case Verb.TRANSFER:
                     saved = self.flight.nodes
-                case Verb.START | Verb.RESTORE | Verb.CAP:
+                case Verb.START | Verb.RESTORE | Verb.CAP | Verb.MIGRATE:
                     running, saved, yield_frac = self.flight.nodes, None, self.flight.yield_frac
-        return JobStatus(self.job_id, self.memory_mib, running, yield_frac, saved)
+        return JobStatus(self.job_id, self.memory_mib, running, yield_frac, saved, live=not self.live_refused)
 
 
 class Cluster:

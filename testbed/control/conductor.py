@@ -12,8 +12,9 @@ from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.decisions import decision_entry
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
+from testbed.control.live_migration import LiveMigration
 from testbed.control.operations import Operations
-from testbed.control.planner import Target, plan
+from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
@@ -36,6 +37,8 @@ class Conductor:
         recorder: Recorder,
         memory_mib: list[int],
         deadlines: DeadlinesTable,
+        migration: LiveMigration,
+        live_nodes: frozenset[int] = frozenset(),
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
@@ -43,9 +46,11 @@ class Conductor:
         self.clock = clock
         self._recorder = recorder
         self._on_change = on_change
+        self._live = LiveNodes(live_nodes, tuple(memory_mib))
         self.executor = Executor(
-            cluster, operations, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled
-        )
+            cluster, operations, migration, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled,
+            self._change,
+        )  # fmt: skip
         self.tracker = Tracker(cluster, recorder, self.executor.settle, self._all_tasks_done, self.fail_job)
         self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
         self._completed: list[int] = []
@@ -96,7 +101,7 @@ class Conductor:
         """No operation on the job is under way: if all its tasks have ended, so has it."""
         if live.ended or len(live.finished_tasks) < len(live.specs):
             return
-        live.phase, live.intended, live.running_on = Phase.DONE, None, None
+        live.phase, live.intended, live.running_on, live.migrating_to = Phase.DONE, None, None, None
         live.end_trace_s = self.clock.trace_s()
         self._recorder.job(live, "done")
         self.executor.aside(self.executor.forget(live), f"forget job {live.job_id}")
@@ -187,7 +192,7 @@ class Conductor:
                 ),
             },
         )
-        self.executor.submit(plan([live.status() for live in self.cluster.active()], targets))
+        self.executor.submit(plan([live.status() for live in self.cluster.active()], targets, self._live))
 
     def _intend(self, targets: dict[int, Target], now_s: float) -> None:
         """Write the decision into the cluster's intended state, and note what that means to a person."""

@@ -7,7 +7,7 @@ its slices with cold caches, and ranks of a parallel job wait for each other and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -68,6 +68,7 @@ async def measure(
     scenario: Scenario,
     run_tag: str,
     core_units_per_s: float,
+    addresses: Iterator[str],
 ) -> dict[Shape, float]:
     """Return work units a second of a core, as a task's share of a job alone sees it, by shape.
 
@@ -78,7 +79,13 @@ async def measure(
     facts = fleet.facts(0)
     for shape, job in jobs.items():
         (live,) = live_jobs(
-            [job], scenario, f"{run_tag}-alone", facts.cpus, facts.memory_mib, lambda _job: core_units_per_s
+            [job],
+            scenario,
+            f"{run_tag}-alone",
+            facts.cpus,
+            facts.memory_mib,
+            lambda _job: core_units_per_s,
+            addresses,
         )
         nodes = [task % len(fleet.nodes) for task in range(job.tasks)]
         progressed = asyncio.Event()

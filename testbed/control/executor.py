@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.live_migration import LiveMigration, LostError, StaysError
 from testbed.control.operations import Operations, SaveError
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
-from testbed.control.reschedulings import Rescheduling
+from testbed.control.reschedulings import LIVE, Rescheduling
 from testbed.errors import TestbedError
 
 
@@ -25,26 +26,30 @@ class Executor:
     """Owns the operations in flight.
 
     `on_failed(job, reason)` is called when an operation has failed for good, `on_settled(job)` when a job has none
-    under way any more.
+    under way any more, `on_stays()` when a live migration did not succeed and a new plan is to be made without it.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         operations: Operations,
+        migration: LiveMigration,
         recorder: Recorder,
         memory_mib: Sequence[int],
         tries: int,
         on_failed: Callable[[LiveJob, str], None],
         on_settled: Callable[[LiveJob], None],
+        on_stays: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._operations = operations
+        self._migration = migration
         self._recorder = recorder
         self._memory_mib = tuple(memory_mib)
         self._tries = tries
         self._on_failed = on_failed
         self._on_settled = on_settled
+        self._on_stays = on_stays
         self._pending: list[_Pending] = []
         self._flights: dict[int, asyncio.Task[None]] = {}
         self._aside: set[asyncio.Task[None]] = set()
@@ -66,12 +71,7 @@ class Executor:
 
     def free_mib(self, node: int) -> int:
         """Memory of a node that no guest holds; a guest holds it from its start's first command to its end."""
-        used = sum(
-            live.running_on.count(node) * live.memory_mib
-            for live in self._cluster.jobs.values()
-            if live.running_on is not None
-        )
-        return self._memory_mib[node] - used
+        return self._memory_mib[node] - sum(live.held_mib(node) for live in self._cluster.jobs.values())
 
     def submit(self, actions: Sequence[PlannedAction]) -> None:
         """Take a new plan. What is in flight goes on; what was planned before and has not begun is forgotten."""
@@ -106,12 +106,15 @@ class Executor:
         if action.verb in (Verb.START, Verb.RESTORE):
             live.running_on = action.nodes
             live.progressed = set()
+        if action.verb is Verb.MIGRATE:
+            live.migrating_to = action.nodes
         live.phase = {
             Verb.START: Phase.STARTING,
             Verb.CAP: Phase.RUNNING,
             Verb.SAVE: Phase.SAVING,
             Verb.TRANSFER: Phase.TRANSFERRING,
             Verb.RESTORE: Phase.RESTORING,
+            Verb.MIGRATE: Phase.MIGRATING,
         }[action.verb]
         live.flight = action
         self._recorder.intent(number, action, live.guests)
@@ -123,6 +126,7 @@ class Executor:
         begin_s = self._recorder.now_s()
         phases: dict[str, float] = {}
         error: str | None = None
+        stays = lost = False
         moved = 0
         try:
             for attempt in range(1, self._tries + 1):
@@ -132,7 +136,8 @@ class Executor:
                     break
                 except TestbedError as failure:
                     error = str(failure)
-                    hopeless = isinstance(failure, SaveError) or attempt == self._tries
+                    stays, lost = isinstance(failure, StaysError), isinstance(failure, LostError)
+                    hopeless = isinstance(failure, SaveError) or stays or lost or attempt == self._tries
                     if live.finished_tasks or live.failure is not None or hopeless:
                         break
                     self._recorder.journal("retry", action=number, job=live.job_id, attempt=attempt, error=error)
@@ -150,7 +155,10 @@ class Executor:
         if error is not None:
             self._undo(live, action)
             self._pending = [other for other in self._pending if other.action.job_id != live.job_id]
-            if not live.finished_tasks and live.failure is None:
+            if stays:
+                live.live_refused, live.migrating_to = True, None
+                self._on_stays()
+            elif (lost or not live.finished_tasks) and live.failure is None:
                 self._on_failed(live, f"could not {action.verb}: {error}")
         self.settle(live)
         self.pump()
@@ -188,15 +196,35 @@ class Executor:
             case Verb.RESTORE:
                 if record and record.restore_begin_s is None:
                     record.restore_begin_s = now_s()
-                await self._operations.start(live, action.nodes, action.yield_frac, live.images)
+                phases.update(await self._operations.start(live, action.nodes, action.yield_frac, live.images))
                 live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
                 live.saved_on = None
                 read = sum(image.bytes for image in live.images)
                 if record:
                     record.restore_end_s = now_s()
                     record.restored_bytes += read
+                    record.release_skew_s = phases.get("release_skew_s", 0.0)
                 return read
+            case Verb.MIGRATE:
+                return await self._migrate(live, action, phases)
         return 0
+
+    async def _migrate(self, live: LiveJob, action: PlannedAction, phases: dict[str, float]) -> int:
+        now_s = self._recorder.now_s
+        self._close_rescheduling(live)
+        record = Rescheduling("migration", now_s(), LIVE)
+        moved = await self._migration.move(live, action.nodes, action.yield_frac)
+        live.phase, live.yield_frac, live.migrating_to = Phase.RUNNING, action.yield_frac, None
+        if not moved:  # every guest that should move has ended
+            return 0
+        record.live_end_s = now_s()
+        record.downtime_s = max(each.downtime_s for each in moved)
+        record.migrated_bytes = sum(each.bytes for each in moved)
+        record.moved_tasks = len(moved)
+        live.reschedulings.append(record)
+        live.migrations += 1
+        phases.update(downtime_s=record.downtime_s, migrate_s=max(each.elapsed_s for each in moved))
+        return record.migrated_bytes
 
     async def _save(self, live: LiveJob, phases: dict[str, float]) -> int:
         now_s = self._recorder.now_s
@@ -209,10 +237,12 @@ class Executor:
             live.reschedulings.remove(record)
             raise
         live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
+        live.live_refused = False
+        record.hold_skew_s = phases.get("hold_skew_s", 0.0)
         record.save_end_s, record.saved_on = now_s(), live.saved_on or ()
         record.saved_bytes = sum(image.bytes for image in live.images)
         if record.reason == "migration":
-            record.wanted_s = record.save_begin_s
+            record.wanted_s = record.begin_s
             live.migrations += 1
         else:
             live.preemptions += 1
@@ -226,15 +256,15 @@ class Executor:
                 live.phase, live.running_on = Phase.WAITING, None
             case Verb.RESTORE | Verb.TRANSFER:
                 live.phase, live.running_on = Phase.SAVED, None
-            case Verb.SAVE | Verb.CAP:
+            case Verb.SAVE | Verb.CAP | Verb.MIGRATE:
                 live.phase = Phase.RUNNING
 
     def _close_rescheduling(self, live: LiveJob) -> None:
-        """The job has progressed after a restore: its penalty is known, and its images are no longer needed."""
+        """The job has progressed after a restore or a migration: its penalty is known, and its images are useless."""
         record = live.reschedulings[-1] if live.reschedulings else None
-        if record is None or record.complete or record.restore_end_s is None or not live.advances:
+        if record is None or record.complete or record.back_s is None or not live.advances:
             return
-        record.progress_s = max(live.progress_s, record.restore_end_s)
+        record.progress_s = max(live.progress_s, record.back_s)
         self._recorder.rescheduling(live, record)
         self.aside(self._operations.drop_images(live), f"drop images of job {live.job_id}")
 
@@ -256,7 +286,9 @@ class Executor:
             await asyncio.wait([flight])
         if live.running_on is not None:
             await self._operations.stop(live, live.running_on)
-            live.running_on = None
+            if live.migrating_to is not None:  # after the source, so that none arrives later
+                await self._operations.stop(live, live.migrating_to)
+            live.running_on = live.migrating_to = None
         await self._operations.drop_images(live)
         self.pump()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.control.cluster import LiveJob
@@ -52,11 +52,13 @@ def live_jobs(
     cpus: float,
     node_memory_mib: int,
     units_per_core_s: Callable[[Job], float],
+    addresses: Iterator[str],
 ) -> list[LiveJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
     a node's `cpus` cores to itself, at `units_per_core_s(job)` work units a second of a core.
+    Each guest takes the next of `addresses`.
     """
     result = []
     for job in jobs:
@@ -74,6 +76,7 @@ def live_jobs(
                 ),
                 cpu_cores=cores,
                 memory_mib=memory_of(job, node_memory_mib),
+                address=next(addresses),
             )
             for task in range(job.tasks)
         )  # fmt: skip

@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
+from testbed.box.spec import spec_of
+from testbed.box.state import find
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
@@ -26,7 +28,9 @@ OpenLab = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
     """Bring up broker and agents as the scenario says; yields the controller's bus."""
     async with contextlib.AsyncExitStack() as stack:
-        if scenario.broker.kind is not None:
+        if scenario.box is not None:
+            address = await asyncio.to_thread(_box_broker, scenario)
+        elif scenario.broker.kind is not None:
             address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
         else:
             address = BrokerAddress.parse(scenario.broker.address)
@@ -37,6 +41,17 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
         own = [node for node in scenario.nodes if node.spawn]
         await stack.enter_async_context(local_agents(own, scenario.lab, address.url, run_path))
         yield bus
+
+
+def _box_broker(scenario: Scenario) -> BrokerAddress:
+    """Where the broker of a lab in a box is; raises `UserError` unless that lab is up, with the scenario's nodes."""
+    wanted, state = spec_of(scenario), find(scenario.lab)
+    if state is None or state.phase != "up":
+        found = "not up" if state is None else "not complete"
+        raise UserError(f"lab {scenario.lab} is {found}: run `testbed lab up FILE` with this scenario's file")
+    if state.spec != wanted:
+        raise UserError(f"lab {scenario.lab} is up with other nodes or settings, from {state.scenario}")
+    return BrokerAddress.parse(state.broker_url)
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from testbed.bus.messages import (
     Start,
     Stop,
 )
+from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
@@ -48,6 +49,11 @@ class _Launch(msgspec.Struct):
 
 class _Held(msgspec.Struct):
     at: int | None = None
+    wall_ns: int = 0
+
+
+class _Released(msgspec.Struct):
+    wall_ns: int = 0
 
 
 class _Saved(msgspec.Struct):
@@ -74,6 +80,11 @@ async def _all(calls: Sequence[Awaitable[dict[str, object]]]) -> list[dict[str, 
         raise
 
 
+def _skew_s(wall_ns: Sequence[int]) -> float:
+    """Return how far apart the members of a job did the same, by the clocks of their nodes."""
+    return (max(wall_ns) - min(wall_ns)) / 1e9
+
+
 class Operations:
     """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger."""
 
@@ -85,15 +96,22 @@ class Operations:
         """Deadline of a command that reads or writes a guest's memory."""
         return self._deadlines.command_s + memory_mib / self._deadlines.slowest_mib_per_s
 
-    async def start(self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]) -> None:
-        """Create all guests, from `images` (by task) if there are any; on failure none is left."""
+    async def start(
+        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]
+    ) -> dict[str, float]:
+        """Create all guests, from `images` (by task) if there are any; on failure none is left.
+
+        Returns `release_skew_s` if the guests were restored whole and let go on side by side.
+        """
         try:
-            await self._start(live, nodes, yield_frac, images)
+            return await self._start(live, nodes, yield_frac, images)
         except BaseException:
             await asyncio.shield(self.stop(live, nodes))
             raise
 
-    async def _start(self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]) -> None:
+    async def _start(
+        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]
+    ) -> dict[str, float]:
         deadline_s = self._bulk_s(live.memory_mib)
         await _all(
             [
@@ -110,10 +128,17 @@ class Operations:
             ]
         )
         lead = live.specs[0]
-        if lead.program.ranks > 1:
-            opened = await self._nodes.call(
-                nodes[0], MpiOpen(guest=lead.guest, hosts=live.guests), self._deadlines.command_s
+        if images and all("whole" in self._nodes.facts(node).capabilities for node in nodes):
+            replies = await _all(
+                [
+                    self._nodes.call(node, Release(guest=guest), self._deadlines.command_s)
+                    for node, guest in zip(nodes, live.guests, strict=True)
+                ]
             )
+            return {"release_skew_s": _skew_s([msgspec.convert(reply, _Released).wall_ns for reply in replies])}
+        if lead.program.ranks > 1:
+            hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
+            opened = await self._nodes.call(nodes[0], MpiOpen(guest=lead.guest, hosts=hosts), self._deadlines.command_s)
             launch = msgspec.convert(opened, _Launch).launch
             await _all(
                 [
@@ -121,6 +146,7 @@ class Operations:
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
+        return {}
 
     async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Set the caps of a running job's guests; return them by task, in cores, as read back."""
@@ -146,7 +172,8 @@ class Operations:
         except BaseException:
             await asyncio.shield(self._release(live))
             raise
-        points = [msgspec.convert(hold, _Held).at for hold in holds]
+        held = [msgspec.convert(hold, _Held) for hold in holds]
+        points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
         # a name of its own a save: a late deletion of an older image cannot hit this one
         names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
@@ -162,7 +189,13 @@ class Operations:
         )
         on_phase(
             "saved",
-            {name: max(float(getattr(report, name)) for report in saved) for name in ("run_on_s", "write_s", "sync_s")},
+            {
+                "hold_skew_s": _skew_s([hold.wall_ns for hold in held]),
+                **{
+                    name: max(float(getattr(report, name)) for report in saved)
+                    for name in ("run_on_s", "write_s", "sync_s")
+                },
+            },
         )
         return tuple(
             ImageRef(image=names[spec.task], bytes=report.bytes, digest=report.digest)

@@ -3,7 +3,7 @@
 A plan is pure data. Its actions start as soon as their preconditions hold, in any order: `after` names actions
 of the same plan that must have succeeded, and what an action needs in memory must be free on its nodes. One
 more precondition holds for all: a job takes part in one operation at a time, so an action on a job that is still
-busy with an earlier plan waits for that.
+busy with an earlier plan waits for that. A live migration holds memory at both ends until it is over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Verb(StrEnum):
     SAVE = "save"
     TRANSFER = "transfer"
     RESTORE = "restore"
+    MIGRATE = "migrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Target:
 class JobStatus:
     """What a job is once its operation in flight, if any, is over.
 
-    `running_on` and `saved_on` give the node of each task; both None is a job that was never started.
+    `running_on` and `saved_on` give the node of each task; both None is a job that was never started. `live` says
+    whether it may migrate live.
     """
 
     job_id: int
@@ -44,6 +46,18 @@ class JobStatus:
     running_on: tuple[int, ...] | None = None
     yield_frac: float = 0.0
     saved_on: tuple[int, ...] | None = None
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNodes:
+    """Between which nodes jobs migrate live, and the memory of every node."""
+
+    nodes: frozenset[int]
+    memory_mib: tuple[int, ...]
+
+
+NO_LIVE_NODES = LiveNodes(frozenset(), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +93,78 @@ def _needs(nodes: Sequence[int], memory_mib: int) -> tuple[tuple[int, int], ...]
     return tuple((node, count * memory_mib) for node, count in sorted(Counter(nodes).items()))
 
 
-def plan(jobs: Sequence[JobStatus], wanted: Mapping[int, Target]) -> tuple[PlannedAction, ...]:
+def _arriving_mib(job: JobStatus, there: Sequence[int]) -> Counter[int]:
+    """Memory that a live migration to `there` takes, by node."""
+    moved = zip(job.running_on or (), there, strict=True)
+    return Counter({node: count * job.memory_mib for node, count in Counter(b for a, b in moved if a != b).items()})
+
+
+def _leaving_mib(job: JobStatus, there: Sequence[int]) -> Counter[int]:
+    """Memory that a live migration to `there` frees, by node."""
+    moved = zip(job.running_on or (), there, strict=True)
+    return Counter({node: count * job.memory_mib for node, count in Counter(a for a, b in moved if a != b).items()})
+
+
+def live_moves(jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes) -> dict[int, tuple[int, ...]]:
+    """Return the jobs that can migrate live, in an order in which memory suffices, and their nodes then.
+
+    Memory at the destination is taken before that at the source is free, so that migrations can wait for each other in
+    a circle. One counts as possible if its targets have room for all that shall be there in the end, and for what only
+    a later one of the order takes away: then it never waits for good, whatever else is carried out before it. When
+    none of those left is possible, the one with the least memory is given up, and is to be saved and restored.
+    """
+    moves: dict[int, tuple[JobStatus, tuple[int, ...]]] = {}
+    final_mib: Counter[int] = Counter()
+    for job in jobs:
+        target = wanted.get(job.job_id)
+        if target is None:
+            continue
+        for node in target.nodes:
+            final_mib[node] += job.memory_mib
+        if job.running_on is None or not job.live:
+            continue
+        nodes = stable_nodes(job.running_on, target.nodes)
+        ends = {node for pair in zip(job.running_on, nodes, strict=True) if pair[0] != pair[1] for node in pair}
+        if ends and ends <= live.nodes:
+            moves[job.job_id] = (job, nodes)
+    still_there_mib: Counter[int] = Counter()
+    for job, nodes in moves.values():
+        still_there_mib += _leaving_mib(job, nodes)
+    order: dict[int, tuple[int, ...]] = {}
+    while moves:
+        for job_id, (job, nodes) in moves.items():
+            if all(
+                final_mib[node] + still_there_mib[node] <= live.memory_mib[node] for node in _arriving_mib(job, nodes)
+            ):
+                order[job_id] = nodes
+                break
+        else:
+            job_id = min(moves, key=lambda each: moves[each][0].memory_mib * len(moves[each][1]))
+        job, nodes = moves.pop(job_id)
+        still_there_mib -= _leaving_mib(job, nodes)
+    return order
+
+
+def _migration(job: JobStatus, nodes: tuple[int, ...], yield_frac: float) -> PlannedAction:
+    needs = tuple(sorted(_arriving_mib(job, nodes).items()))
+    return PlannedAction(Verb.MIGRATE, job.job_id, nodes, yield_frac, (), needs)
+
+
+def plan(
+    jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes = NO_LIVE_NODES
+) -> tuple[PlannedAction, ...]:
     """Return the actions that lead from the jobs as they are to the wanted ones; a job that is not wanted is saved.
 
-    Saves come first, as they free the memory that the others wait for; then cuts of caps, then raises, then the rest in
-    the order of the jobs.
+    Saves come first, as they free the memory that the others wait for; then cuts of caps, then raises, then live
+    migrations (see `live_moves`), then the rest in the order of the jobs.
     """
+    moves = live_moves(jobs, wanted, live)
+    by_id = {job.job_id: job for job in jobs}
+    migrations = [_migration(by_id[job_id], nodes, wanted[job_id].yield_frac) for job_id, nodes in moves.items()]
     saves: list[PlannedAction] = []
     caps: list[PlannedAction] = []
     chains: list[list[PlannedAction]] = []
-    for job in jobs:
+    for job in (job for job in jobs if job.job_id not in moves):
         target = wanted.get(job.job_id)
         if target is None:
             if job.running_on is not None:
@@ -108,9 +184,8 @@ def plan(jobs: Sequence[JobStatus], wanted: Mapping[int, Target]) -> tuple[Plann
         else:
             needs = _needs(target.nodes, job.memory_mib)
             chains.append([PlannedAction(Verb.START, job.job_id, target.nodes, target.yield_frac, (), needs)])
-    before = {job.job_id: job.yield_frac for job in jobs}
-    caps.sort(key=lambda action: action.yield_frac > before[action.job_id])
-    actions = [*saves, *caps]
+    caps.sort(key=lambda action: action.yield_frac > by_id[action.job_id].yield_frac)
+    actions = [*saves, *caps, *migrations]
     for chain in chains:
         for action in chain:
             actions.append(_placed(action, len(actions)))

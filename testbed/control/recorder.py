@@ -82,7 +82,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         """An operation ended."""
         self.journal(
-            "outcome", action=number, verb=action.verb.value, job=action.job_id, ok=error is None, error=error,
+            "outcome", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
+            ok=error is None, error=error,
             elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
             **{name: round(value, 6) for name, value in phases.items()},
         )  # fmt: skip
@@ -96,19 +97,14 @@ class Recorder:
         """A preemption or migration is complete."""
         phases = record.phases()
         self.journal(
-            "rescheduling", job=live.job_id, reason=record.reason, moved_tasks=record.moved_tasks,
-            saved_bytes=record.saved_bytes, transferred_bytes=record.transferred_bytes,
-            restored_bytes=record.restored_bytes, **{name: round(value, 6) for name, value in phases.items()},
+            "rescheduling", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
+            moved_tasks=record.moved_tasks, **record.amounts(),
+            **{name: round(value, 6) for name, value in phases.items()},
         )  # fmt: skip
         self.point(
             "rescheduling",
-            {"job": str(live.job_id), "reason": record.reason},
-            {
-                **phases,
-                "saved_bytes": record.saved_bytes,
-                "transferred_bytes": record.transferred_bytes,
-                "restored_bytes": record.restored_bytes,
-            },
+            {"job": str(live.job_id), "reason": record.reason, "mechanism": record.mechanism},
+            {**phases, **record.amounts()},
         )
 
     def cap_window(self, tags: Mapping[str, str], window: CapWindow) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.reschedulings import LIVE
 from testbed.control.scenario import BoundTable
 from testbed.measure.bound import bound
 from testbed.measure.metrics import bounded_stretch
@@ -29,6 +30,7 @@ def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
         _rounded(live.measured_virtual_time_s(), 3), live.preemptions, live.migrations,
         _rounded(sum(record.penalty_s for record in live.reschedulings), 6),
         sum(record.bytes_moved for record in live.reschedulings),
+        sum(record.mechanism == LIVE for record in live.reschedulings),
     )  # fmt: skip
 
 
@@ -71,6 +73,8 @@ def summarize(
     )
     preempted = [record for record in records if record.reason == "preemption"]
     migrated = [record for record in records if record.reason == "migration"]
+    moved_live = [record for record in records if record.mechanism == LIVE]
+    live_s = sum(record.live_s for record in moved_live)
     error_pp, windows = _cap_error_pp(recorder.cap_windows)
     penalties = [record.penalty_s for record in finished]
     saved = [record for record in records if record.save_s > 0]
@@ -103,6 +107,14 @@ def summarize(
         ),
         "save_gb_per_s": (
             sum(r.saved_bytes for r in saved) / 1e9 / sum(r.save_s for r in saved) if saved else None,
+            "GB/wall s",
+        ),
+        "live_migrations": (len(moved_live), "count"),
+        "live_migration_mean": (_mean([record.live_s for record in moved_live]), "wall s"),
+        "live_downtime_mean": (_mean([record.downtime_s for record in moved_live]), "wall s"),
+        "live_downtime_max": (max((record.downtime_s for record in moved_live), default=None), "wall s"),
+        "live_migration_gb_per_s": (
+            sum(record.migrated_bytes for record in moved_live) / 1e9 / live_s if live_s else None,
             "GB/wall s",
         ),
         "cap_error_mean": (error_pp, "percentage points of a core"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from testbed.errors import InputError, UserError, nearest
@@ -112,6 +113,32 @@ class ProgramsTable(_Table):
     calibration_s: Annotated[float, Field(ge=0.5, le=60)] = 2.5
 
 
+class BoxTable(_Table):
+    """The nodes are made on this machine by `testbed lab up`: each with a libvirtd, a network and a capacity.
+
+    Guests get addresses on `guest_network`, whose last 256 belong to the nodes. `link_mbit_per_s` limits the link of
+    each node, in each direction. A node's quota is `emulator_headroom_frac` above its cores: caps hold for virtual
+    CPUs, and the other threads of their emulators need some time too.
+    """
+
+    guest_network: str = "10.77.0.0/16"
+    link_mbit_per_s: Positive | None = None
+    emulator_headroom_frac: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+    @field_validator("guest_network")
+    @classmethod
+    def _private_and_large(cls, text: str) -> str:
+        expected = "a private IPv4 network from /8 to /20, such as 10.77.0.0/16"
+        try:
+            network = ipaddress.IPv4Network(text)
+        except ValueError as error:
+            raise ValueError(f"{expected}: {error}") from None
+        private = (ipaddress.IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+        if network.prefixlen > 20 or not any(network.subnet_of(block) for block in private):
+            raise ValueError(expected)
+        return text
+
+
 class DeadlinesTable(_Table):
     """When the controller gives up on an operation, in wall seconds."""
 
@@ -121,6 +148,20 @@ class DeadlinesTable(_Table):
     node_silence_s: Positive = 6.0
     lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
     tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+
+class MigrationTable(_Table):
+    """How a running job gets to other nodes.
+
+    `save-restore` stops it, writes images, and starts it from them; `live` moves its guests while they work, where all
+    nodes that take part can and memory permits, and saves and restores elsewhere. A live migration is given up after
+    `budget_s_per_gib` wall seconds for each GiB of a guest's memory, begun ones counted whole, or when it got no nearer
+    to its end for `no_progress_s`.
+    """
+
+    mechanism: Literal["save-restore", "live"] = "save-restore"
+    budget_s_per_gib: Positive = 60.0
+    no_progress_s: Positive = 20.0
 
 
 class BoundTable(_Table):
@@ -145,7 +186,19 @@ class Scenario(_Table):
     broker: BrokerTable = BrokerTable()
     programs: ProgramsTable = ProgramsTable()
     deadlines: DeadlinesTable = DeadlinesTable()
+    migration: MigrationTable = MigrationTable()
     bound: BoundTable = BoundTable()
+    box: BoxTable | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_of_a_box_are_there(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("box") is None or not isinstance(data.get("nodes"), list | tuple):
+            return data
+        if any(isinstance(node, dict) and node.get("spawn") for node in data["nodes"]):
+            raise ValueError("nodes without spawn = true: `testbed lab up` starts the agents of a [box]")
+        nodes = [{**node, "spawn": False} if isinstance(node, dict) else node for node in data["nodes"]]
+        return {**data, "nodes": nodes}
 
     @model_validator(mode="before")
     @classmethod
@@ -159,6 +212,8 @@ class Scenario(_Table):
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
             raise ValueError("nodes with different names")
+        if self.box is not None and self.broker.kind is None:
+            raise ValueError("no broker.address: a [box] brings its own broker")
         return self
 
 

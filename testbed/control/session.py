@@ -10,15 +10,17 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from testbed import __version__
-from testbed.bus.messages import Calibrate
+from testbed.bus.messages import Calibrate, NodeFacts
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
@@ -27,11 +29,12 @@ from testbed.control.fleet import Fleet
 from testbed.control.guests import check_floor, live_jobs
 from testbed.control.labs import OpenLab
 from testbed.control.lease import hold_lease, new_token
+from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.control.results import job_row, summarize
-from testbed.control.scenario import Scenario
+from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.errors import TestbedError, UserError
 from testbed.measure.rundir import RunDirectory
@@ -133,6 +136,7 @@ class _Session:
         self._clock = clock
         self._recorder = recorder
         self._display = display
+        self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
         self.cluster: Cluster | None = None
 
     async def drive(self, bus: Bus) -> None:
@@ -164,7 +168,9 @@ class _Session:
         core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
         core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
         operations = Operations(fleet, self._scenario.deadlines)
-        rates = await measure(kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s)
+        rates = await measure(
+            kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s, self._addresses
+        )
         self._recorder.journal(
             "calibration",
             core_units_per_s=core_units_per_s,
@@ -176,12 +182,17 @@ class _Session:
         scenario, clock, recorder = self._scenario, self._clock, self._recorder
         facts = [fleet.facts(node.index) for node in fleet.nodes]
         jobs = live_jobs(
-            self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)]
-        )
+            self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)],
+            self._addresses,
+        )  # fmt: skip
         self.cluster = Cluster(jobs, len(fleet.nodes))
+        operations = Operations(fleet, scenario.deadlines)
+        migration = LiveMigration(
+            fleet, operations, scenario.deadlines, scenario.migration, partial(recorder.journal, "migration")
+        )
         conductor = Conductor(
-            self.cluster, self._policy, clock, Operations(fleet, scenario.deadlines), recorder,
-            [fact.memory_mib for fact in facts], scenario.deadlines,
+            self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
+            scenario.deadlines, migration, self._live_nodes(facts),
         )  # fmt: skip
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.tracker.telemetry
@@ -205,6 +216,13 @@ class _Session:
             ):
                 if isinstance(ended, Exception):
                     _log.error("%s failed", name, exc_info=ended)
+
+    def _live_nodes(self, facts: Sequence[NodeFacts]) -> frozenset[int]:
+        """Return the nodes between which jobs shall migrate live."""
+        if self._scenario.migration.mechanism != "live":
+            return frozenset()
+        able = [node for node, fact in enumerate(facts) if "live" in fact.capabilities and fact.migration_uri]
+        return frozenset(able)
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
         meter = UseMeter()

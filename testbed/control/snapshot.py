@@ -102,10 +102,10 @@ def take_snapshot(
         guests = []
         held_mib = 0
         for live in cluster.jobs.values():
+            held_mib += live.held_mib(node.index)
             for task, where in enumerate(live.running_on or ()):
                 if where != node.index:
                     continue
-                held_mib += live.memory_mib
                 sample = samples.get(live.specs[task].guest)
                 used = 0.0
                 if sample is not None and node.telemetry is not None:

@@ -52,7 +52,7 @@ class Tracker:
             return
         live, task = known
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
-        if live.ended or live.running_on is None or live.running_on[task] != node:
+        if live.ended or node not in live.places(task):
             return
         if event.event == "progress":
             live.progress_s = self._recorder.now_s()
@@ -108,7 +108,7 @@ class Tracker:
                 "units_done": sample.units_done,
             },
         )
-        if live.running_on is None or live.running_on[task] != node.index or live.ended:
+        if live.ended or node.index not in live.places(task):
             return
         if sample.units_done > live.units_done[task]:
             self._advance(live, task, sample.units_done)

@@ -16,6 +16,7 @@ from testbed.measure.points import Value, to_line
 JOB_COLUMNS = (
     "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s", "start_time_s", "end_time_s",
     "stretch", "virtual_time_s", "preemptions", "migrations", "penalty_s", "bytes_moved",
+    "live_migrations",
 )  # fmt: skip
 
 

@@ -78,14 +78,14 @@ _ALL = (
         (
             Field("elapsed_s", float, "s", "from the first command to the last answer"),
             Field("waited_s", float, "s", "from the plan to the first command"),
-            Field("bytes", int, "B", "image bytes written, sent or read"),
+            Field("bytes", int, "B", "image bytes written, sent or read, or sent by a live migration"),
             Field("ok", bool, "", "whether it succeeded"),
         ),
     ),
     Measurement(
         "rescheduling",
         "one preemption or migration, complete with the first progress after it",
-        ("job", "reason"),
+        ("job", "reason", "mechanism"),
         (
             Field("save_s", float, "s", "from the order to hold until the last image was durable"),
             Field(
@@ -97,11 +97,16 @@ _ALL = (
             Field("wait_s", float, "s", "wanted to run, but waiting for memory or an earlier operation"),
             Field("transfer_s", float, "s", "copying images between nodes"),
             Field("restore_s", float, "s", "from the order to restore until every guest was created"),
-            Field("first_progress_s", float, "s", "from there until every task had done its first iteration"),
-            Field("penalty_s", float, "s", "save + wait + transfer + restore + first progress"),
+            Field("live_s", float, "s", "from the order to migrate live until every guest was taken over"),
+            Field("downtime_s", float, "s", "longest time for which a guest stood still in a live migration"),
+            Field("first_progress_s", float, "s", "from the restore or arrival until every task had progressed"),
+            Field("penalty_s", float, "s", "save + wait + transfer + restore + downtime + first progress"),
+            Field("hold_skew_s", float, "s", "between the first and the last member held, by the nodes' clocks"),
+            Field("release_skew_s", float, "s", "between the first and the last whole member released, likewise"),
             Field("saved_bytes", int, "B", "written to images"),
             Field("transferred_bytes", int, "B", "copied between nodes"),
             Field("restored_bytes", int, "B", "read from images"),
+            Field("migrated_bytes", int, "B", "sent by live migrations"),
         ),
     ),
     Measurement(

@@ -30,6 +30,11 @@ _METRICS = (
     ("preemption_gb_per_s", "preemption bandwidth"),
     ("migration_gb_per_s", "migration bandwidth"),
     ("save_gb_per_s", "rate while saving"),
+    ("live_migrations", "live migrations"),
+    ("live_migration_mean", "  time of one, mean"),
+    ("live_downtime_mean", "  downtime, mean"),
+    ("live_downtime_max", "  downtime, max"),
+    ("live_migration_gb_per_s", "  rate"),
     ("cap_error_mean", "cap error, mean absolute"),
     ("cap_windows", "  windows of it"),
     ("decide_mean", "time to decide, mean"),
@@ -38,7 +43,7 @@ _METRICS = (
     ("makespan_wall", "makespan"),
 )
 
-NARROWEST = 124
+NARROWEST = 140
 
 
 def wide_console(*, stderr: bool = False) -> Console:
@@ -47,7 +52,8 @@ def wide_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, NARROWEST))
 
 
-_PHASES = ("save", "transfer", "wait", "restore", "first_progress", "penalty", "paused")
+_PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "penalty", "live", "paused")
+_AMOUNTS = ("saved", "transferred", "restored", "migrated")
 
 
 def read_run(path: Path) -> dict[str, object]:
@@ -103,10 +109,16 @@ def jobs_table(run: Mapping[str, object]) -> Table:
             row["job_id"], row["tasks"], _number(row["cpu_need_frac"]), _number(row["mem_req_frac"]),
             _number(row["submit_time_s"], 0), _number(row["start_time_s"], 0), _number(row["end_time_s"], 0),
             _number(row["run_time_s"], 0), _number(row["virtual_time_s"], 0), _number(row["stretch"]),
-            row["preemptions"], row["migrations"], _number(row["penalty_s"]), _mib(row["bytes_moved"]),
+            row["preemptions"], _migrations(row), _number(row["penalty_s"]), _mib(row["bytes_moved"]),
             states.get(row["job_id"], "coming"),
         )  # fmt: skip
     return table
+
+
+def _migrations(row: Mapping[str, str]) -> str:
+    """How many migrations, and how many of them live."""
+    live = row.get("live_migrations", "0")
+    return row["migrations"] if live == "0" else f"{row['migrations']} ({live} live)"
 
 
 def penalties_table(run: Mapping[str, object]) -> Table | None:
@@ -115,15 +127,15 @@ def penalties_table(run: Mapping[str, object]) -> Table | None:
     if not entries:
         return None
     table = _table(
-        "Rescheduling penalties (wall seconds; first: until all tasks progress; paused: by the policy, no penalty)",
-        ("job", "reason", "moved", "save", "transfer", "wait", "restore", "first", "penalty", "paused",
-         "MiB saved", "sent", "read"),
+        "Rescheduling penalties (wall seconds; first: until all tasks progress; live, paused: no part of the penalty)",
+        ("job", "reason", "how", "moved", "save", "transfer", "wait", "restore", "down", "first", "penalty", "live",
+         "paused", "MiB saved", "sent", "read", "live"),
     )  # fmt: skip
     for entry in entries:
         table.add_row(
-            str(entry["job"]), str(entry["reason"]), str(entry["moved_tasks"]),
-            *(_number(entry[f"{phase}_s"], 3) for phase in _PHASES),
-            *(_mib(entry[f"{kind}_bytes"]) for kind in ("saved", "transferred", "restored")),
+            str(entry["job"]), str(entry["reason"]), str(entry.get("mechanism", "save-restore")),
+            str(entry["moved_tasks"]), *(_number(entry.get(f"{phase}_s", 0.0), 3) for phase in _PHASES),
+            *(_mib(entry.get(f"{kind}_bytes", 0)) for kind in _AMOUNTS),
         )  # fmt: skip
     return table
 

@@ -13,8 +13,6 @@ import pytest
 from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
-WITHIN_S = 30.0
-
 
 @dataclass
 class Node:
@@ -22,6 +20,7 @@ class Node:
 
     driver: Driver
     budget: NodeBudget
+    within_s: float
     facts: DriverFacts | None = None
     happenings: list[Happening] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,7 +37,7 @@ class Node:
 
     async def until(self, guest: str, event: str) -> Happening:
         """Wait for an event of a guest; forget it and what the guest did before it."""
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(self.within_s):
             while event not in self.events(guest):
                 self.news.clear()
                 await self.news.wait()
@@ -54,8 +53,12 @@ class Node:
 class DriverConformance:
     """Inherit, say how a driver is made and how a coroutine is run, and how much work takes about a second."""
 
+    whole = False  # an image holds the guest with all that runs in it
+    within_s = 30.0  # for which an event is waited for
+    node_memory_mib = 4096
     memory_mib = 64
     units_a_second = 10_000
+    migration_work_s = 3.0  # work enough not to end during a live migration
     units_per_iteration = 100
 
     def make(self) -> Driver:
@@ -69,8 +72,15 @@ class DriverConformance:
             Node(
                 self.make(),
                 NodeBudget(
-                    f"n{index}", 2.0, 4096, tmp_path / f"s{index}", tmp_path / f"images{index}", "127.0.0.1", "dfrs-t-"
+                    f"n{index}",
+                    2.0,
+                    self.node_memory_mib,
+                    tmp_path / f"s{index}",
+                    tmp_path / f"images{index}",
+                    "127.0.0.1",
+                    "dfrs-t-",
                 ),
+                self.within_s,
             )
             for index in range(count)
         ]
@@ -98,6 +108,7 @@ class DriverConformance:
         return GuestSpec(
             guest=guest, run="t", job=1, task=int(str(merged.get("rank", 0))), cpu_cores=1.0,
             memory_mib=self.memory_mib, program=msgspec.convert({"name": "eatcpu", **merged}, ProgramSpec),
+            address=f"10.77.1.{sum(guest.encode()) % 256}/16",
         )  # fmt: skip
 
     def job(self, seconds: float, ranks: int, **program: object) -> list[GuestSpec]:
@@ -108,8 +119,12 @@ class DriverConformance:
     async def start_job(self, members: list[tuple[Node, GuestSpec]], images: dict[str, Path] | None = None) -> None:
         for node, spec in members:
             await node.driver.start(spec, 1.0, images[spec.guest] if images else None)
+        if images and self.whole:
+            await asyncio.gather(*(node.driver.release(spec.guest) for node, spec in members))
+            return
         lead, first = members[0]
-        launch = await lead.driver.mpi_open(first.guest, [spec.guest for _, spec in members])
+        hosts = {spec.guest: spec.address.partition("/")[0] for _, spec in members}
+        launch = await lead.driver.mpi_open(first.guest, hosts)
         await asyncio.gather(*(node.driver.mpi_join(spec.guest, launch[spec.guest]) for node, spec in members))
 
     async def save_job(self, members: list[tuple[Node, GuestSpec]]) -> dict[str, Path]:
@@ -181,6 +196,10 @@ class DriverConformance:
             assert image.exists()
             assert here.state("a") is None
             await there.driver.start(spec, 1.0, image)
+            if self.whole:
+                assert there.state("a") == "held"
+                assert there.events("a") == []
+                await there.driver.release("a")
             progress = await there.until("a", "progress")
             assert int(str(progress.detail["units"])) >= (at or 0) * spec.program.units_per_iteration
             assert (await there.until("a", "done")).detail["checksum"] == straight
@@ -192,7 +211,7 @@ class DriverConformance:
         async def scenario(node: Node) -> None:
             await node.driver.start(self.spec("a", 0.4), 1.0, None)
             at = await node.driver.hold("a")
-            with pytest.raises(DriverError, match="No such file"):
+            with pytest.raises(DriverError, match=r"a\.img|No such file"):
                 await node.driver.save("a", at, tmp_path / "nowhere" / "a.img")
             assert node.state("a") == "held"
             await node.driver.release("a")
@@ -230,13 +249,53 @@ class DriverConformance:
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", None, image)
-            with pytest.raises(DriverError, match="expected"):
+            with pytest.raises(DriverError, match=r"guest a\b|expected"):
                 await node.driver.start(self.spec("b", 60), 1.0, image)
             assert node.driver.sample() == []
             image.write_bytes(b"rubbish")
             with pytest.raises(DriverError, match=r"a\.img"):
                 await node.driver.start(self.spec("a", 60), 1.0, image)
             assert node.driver.sample() == []
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_guest_migrates_live_to_the_same_end(self, tmp_path: Path) -> None:
+        async def scenario(here: Node, there: Node) -> None:
+            assert here.facts is not None
+            assert there.facts is not None
+            if "live" not in here.facts.capabilities:
+                pytest.skip(f"driver {here.driver.name} has not the capability live")
+            spec = self.spec("a", self.migration_work_s)
+            await here.driver.start(spec, 1.0, None)
+            straight = (await here.until("a", "done")).detail["checksum"]
+            await here.driver.start(spec, 0.9, None)
+            await here.until("a", "progress")
+            with pytest.raises(DriverError, match="guest a"):
+                await there.driver.adopt(spec, 0.5)  # it is not there
+            report = await here.driver.migrate("a", there.facts.migration_uri, self.within_s, self.within_s)
+            assert here.state("a") is None
+            await there.driver.adopt(spec, 0.5)
+            assert [sample.cap_cores for sample in there.driver.sample()] == [pytest.approx(0.5)]
+            assert report.bytes > 0
+            assert 0 <= report.downtime_s <= report.elapsed_s
+            await there.until("a", "progress")
+            assert await there.driver.set_cap("a", 1.0) == pytest.approx(1.0)
+            assert (await there.until("a", "done")).detail["checksum"] == straight
+            assert here.happenings == []  # a migration is neither an end nor a failure
+            assert there.happenings == []
+
+        self.on_nodes(tmp_path, 2, scenario)
+
+    def test_a_migration_to_nowhere_leaves_the_guest_running(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 0.5), 1.0, None)
+            await node.until("a", "progress")
+            assert node.facts is not None
+            nowhere = node.facts.migration_uri + "-nowhere"
+            with pytest.raises(DriverError, match="guest a"):
+                await node.driver.migrate("a", nowhere, self.within_s, self.within_s)
+            assert node.state("a") == "running"
+            await node.until("a", "done")
 
         self.on_nodes(tmp_path, 1, scenario)
 

@@ -12,6 +12,7 @@ from driver_conformance import DriverConformance, Node
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from node_agent.drivers.protocol import Driver
 from testbed.control.virtual_time import run_in_virtual_time
+from testbed.errors import UserError
 
 
 class TestNullDriver(DriverConformance):
@@ -20,6 +21,10 @@ class TestNullDriver(DriverConformance):
 
     def run(self, main: Coroutine[None, None, None]) -> None:
         run_in_virtual_time(main)
+
+    def test_an_unknown_extra_is_named(self) -> None:
+        with pytest.raises(UserError, match="extras = 'fast': expected some of whole, live"):
+            NullDriver("fast")
 
     def test_time_to_the_end_is_work_over_cap(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
@@ -39,3 +44,10 @@ class TestNullDriver(DriverConformance):
             assert now_s() - begin_s == pytest.approx(4 + 1 + 100 + 5)
 
         self.on_nodes(tmp_path, 1, scenario)
+
+
+class TestNullDriverWithWholeImagesAndLiveMigration(TestNullDriver):
+    whole = True
+
+    def make(self) -> Driver:
+        return NullDriver("whole,live")

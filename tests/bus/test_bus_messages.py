@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from testbed.bus.messages import (
     SCHEMA_VERSION,
+    Adopt,
     AnyAction,
     BadRecordError,
     Calibrate,
@@ -20,7 +21,9 @@ from testbed.bus.messages import (
     ImageRef,
     Lease,
     ListGuests,
+    Migrate,
     MpiJoin,
+    MpiOpen,
     NodeStatus,
     ProgramSpec,
     Record,
@@ -54,7 +57,10 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
     st.builds(Calibrate, cpu_s=size),
     st.builds(Cancel, command=text),
-    st.just(ListGuests()),
+    st.builds(ListGuests, settled=st.lists(text).map(tuple)),
+    st.builds(MpiOpen, guest=text, hosts=st.dictionaries(text, text)),
+    st.builds(Migrate, guest=text, to_uri=text, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
+    st.builds(Adopt, spec=specs, cap_cores=size),
 )
 commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)
 plain = st.recursive(
@@ -140,6 +146,15 @@ def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, k
         assert record.v == SCHEMA_VERSION
     envelope = decode_envelope(payload)
     assert isinstance(envelope.id, str)
+
+
+def test_the_hosts_of_a_job_keep_their_order() -> None:
+    hosts = {"b": "10.77.1.1", "a": "10.77.1.0", "c": ""}
+    action = MpiOpen(guest="b", hosts=hosts)
+    command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=action)
+    read = decode(Command, encode(command)).action
+    assert isinstance(read, MpiOpen)
+    assert list(read.hosts.items()) == list(hosts.items())
 
 
 def test_the_sender_of_a_bad_command_can_be_told() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from node_agent.drivers.null import NullDriver
 from testbed.control.labs import dry_lab
 from testbed.control.scenario import Scenario, check_scenario
 from testbed.control.session import RunResult, run_session
@@ -52,12 +56,15 @@ def rehearse(
     count: int = 2,
     policy: str = BEST,
     watcher: Watcher | None = None,
+    extras: str = "",
     **changes: object,
 ) -> tuple[RunResult, list[dict]]:
-    """Run the jobs; return the result and the journal."""
+    """Run the jobs with null drivers that have `extras`; return the result and the journal."""
     chosen = scenario(count, **changes)
     watcher = watcher or Watcher()
     path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
     main = run_session(chosen, parse(policy, chosen.period_s), jobs, path, dry_lab, watcher)
-    result = run_in_virtual_time(main)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_agent.drivers.null.NullDriver", partial(NullDriver, extras))
+        result = run_in_virtual_time(main)
     return result, read_journal(path / "events.jsonl")

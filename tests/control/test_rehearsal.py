@@ -62,6 +62,12 @@ def check_memory(journal: list[dict], jobs: list[Job]) -> None:
     for entry in journal:
         if entry["kind"] == "intent" and entry["verb"] in ("start", "restore"):
             held[entry["job"]] = tuple(entry["nodes"])
+        elif entry["kind"] == "intent" and entry["verb"] == "migrate":
+            # tasks that move hold memory at both ends
+            arriving = [b for a, b in zip(held[entry["job"]], entry["nodes"], strict=True) if a != b]
+            held[entry["job"]] += tuple(arriving)
+        elif entry["kind"] == "outcome" and entry["verb"] == "migrate" and entry["ok"]:
+            held[entry["job"]] = tuple(entry["nodes"])
         elif (entry["kind"] == "outcome" and entry["verb"] == "save" and entry["ok"]) or (
             entry["kind"] == "job" and entry["state"] in ("done", "failed")
         ):
@@ -86,7 +92,7 @@ def check_one_operation_a_job(journal: list[dict]) -> None:
             yields[entry["job"]] = entry["yield_frac"]
         elif entry["kind"] == "outcome":
             busy.remove(entry["job"])
-            assert (entry["bytes"] > 0) == (entry["verb"] in ("save", "transfer", "restore"))
+            assert (entry["bytes"] > 0) == (entry["verb"] in ("save", "transfer", "restore", "migrate"))
     assert not busy
 
 

@@ -35,6 +35,8 @@ def test_every_scenario_that_is_shipped_is_valid(path: Path) -> None:
         ({"workload": {"trace": "x.csv", "segment": {"week": 1, "jobs": 3}}}, ["workload.segment", "one of"]),
         ({"workload": {"trace": "x.csv", "segment": {"start_s": 1}}}, ["together"]),
         ({"deadlines": {"tries": 0}}, ["deadlines.tries = 0"]),
+        ({"migration": {"mechanism": "magic"}}, ["migration.mechanism = 'magic'", "'live'"]),
+        ({"migration": {"budget_s_per_gib": 0}}, ["migration.budget_s_per_gib = 0", "greater than 0"]),
     ],
 )
 def test_a_wrong_value_is_named(change: dict, words: list[str]) -> None:

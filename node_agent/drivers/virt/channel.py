@@ -1,0 +1,122 @@
+"""The host's end of a guest's control channel: orders that are answered once, and what the guest tells, once each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, encode
+
+REPEAT_AFTER_S = 1.0
+CONNECT_EVERY_S = 0.05
+_ANSWERS = ("ok", "attached", "refused")
+
+
+class GuestChannel:
+    """One guest's channel, over all its lives on this node; `hear` gets every numbered frame once, in order."""
+
+    def __init__(self, guest: str, hear: Callable[[Frame], None]) -> None:
+        self._guest = guest
+        self._hear = hear
+        self._seq = 0
+        self._order = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._answer: asyncio.Future[Frame] | None = None
+        self._ordering = asyncio.Lock()
+        self.heard_s = 0.0  # the loop's time of the last frame
+
+    @property
+    def attached(self) -> bool:
+        """Whether the host's end is open."""
+        return self._writer is not None
+
+    async def attach(self, path: Path, deadline_s: float) -> None:
+        """Connect to the guest's socket and have it tell what was missed; raises `DriverError`.
+
+        QEMU listens before the guest has booted; what is sent until then waits in the port.
+        """
+        self.detach()
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(path), limit=4 * MAX_FRAME_BYTES)
+                break
+            except OSError as error:
+                if asyncio.get_running_loop().time() > end_s:
+                    raise DriverError(f"guest {self._guest}: its control channel {path}: {error}") from error
+                await asyncio.sleep(CONNECT_EVERY_S)
+        self._writer = writer
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader), name=f"channel of {self._guest}")
+        try:
+            await self.order("attach", [("after", self._seq)], end_s - asyncio.get_running_loop().time())
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Hang up; the guest keeps what it tells meanwhile."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(DriverError(f"guest {self._guest}: its control channel was closed"))
+
+    async def order(self, kind: str, fields: Sequence[tuple[str, object]], deadline_s: float) -> Frame:
+        """Have the guest do one thing; repeated until it is answered, done once. Raises `DriverError`."""
+        async with self._ordering:
+            # grows over the lives of the guest on whatever node: clocks of nodes differ less than a move takes
+            self._order = max(self._order + 1, time.time_ns() // 1_000_000)
+            frame = encode(kind, [("id", self._order), *fields])
+            try:
+                async with asyncio.timeout(deadline_s):
+                    answer = await self._ask(frame)
+            except TimeoutError:
+                raise DriverError(f"guest {self._guest} did not answer {kind} within {deadline_s:.1f} s") from None
+        if answer.kind == "refused":
+            raise DriverError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
+        return answer
+
+    async def _ask(self, frame: bytes) -> Frame:
+        while True:
+            if self._writer is None:
+                raise DriverError(f"guest {self._guest}: its control channel is not open")
+            self._answer = asyncio.get_running_loop().create_future()
+            self._writer.write(frame)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REPEAT_AFTER_S):
+                        return await self._answer
+            finally:
+                self._answer = None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        frames = Reader()
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                self.heard_s = asyncio.get_running_loop().time()
+                for frame in frames.feed(data):
+                    self._take(frame)
+        if self._reading is asyncio.current_task():
+            self._reading = None
+            self.detach()
+
+    def _take(self, frame: Frame) -> None:
+        with contextlib.suppress(WireError):
+            if frame.kind in _ANSWERS:
+                if self._answer is not None and not self._answer.done() and frame.count("id") == self._order:
+                    self._answer.set_result(frame)
+            elif "seq" in frame.fields:
+                seq = frame.count("seq")
+                if seq > self._seq:
+                    self._seq = seq
+                    self._hear(frame)
+            else:
+                self._hear(frame)

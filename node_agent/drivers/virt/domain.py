@@ -1,0 +1,143 @@
+"""A guest as a libvirt domain: its XML, what of it is recovered from the XML, and how it changes between nodes."""
+
+from __future__ import annotations
+
+import ipaddress
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.guests.image import command_line
+from testbed.bus.messages import GuestSpec
+
+METADATA = "urn:dfrs-testbed:guest:1"
+CHANNEL = "dfrs.ctl"
+CONSOLES = Path("/var/log/libvirt/qemu")  # libvirt's own, so that a guest's console has one path on every node
+PERIOD_US = 100_000
+ET.register_namespace("dfrs", METADATA)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What differs between the nodes of a guest: control group and bridge; empty for libvirt's own choice, or none."""
+
+    partition: str = ""
+    bridge: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is the same for all guests of a node: how they are run, and what they boot."""
+
+    accelerator: str  # kvm or qemu, libvirt's domain types
+    kernel: Path
+    initramfs: Path
+    machine: str = "pc"
+    pin: str = ""  # a CPU list for all virtual CPUs
+
+
+def console_path(guest: str) -> Path:
+    """Return the file that a guest's serial console is written to."""
+    return CONSOLES / f"{guest}.console"
+
+
+def mac_of(address: str) -> str:
+    """Return the locally administered MAC that belongs to an IPv4 address: 52:54 and its bytes."""
+    packed = ipaddress.IPv4Interface(address).ip.packed
+    return ":".join(f"{byte:02x}" for byte in b"\x52\x54" + packed)
+
+
+def _child(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
+    element = ET.SubElement(parent, tag, attributes)
+    element.text = text
+    return element
+
+
+def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> str:
+    """Return the domain of a guest.
+
+    Its virtual CPUs are as many as its program has workers, all uncapped; disks it has none: its memory holds all of
+    it. Run, job, task and node are in its metadata.
+    """
+    root = ET.Element("domain", type=machine.accelerator)
+    _child(root, "name", spec.guest)
+    metadata = _child(root, "metadata")
+    ET.SubElement(
+        metadata, f"{{{METADATA}}}guest",
+        {"run": spec.run, "job": str(spec.job), "task": str(spec.task), "node": node, "address": spec.address},
+    )  # fmt: skip
+    _child(root, "memory", str(spec.memory_mib), unit="MiB")
+    vcpu = _child(root, "vcpu", str(spec.program.workers))
+    if machine.pin:
+        vcpu.set("cpuset", machine.pin)
+    if place.partition:
+        _child(_child(root, "resource"), "partition", place.partition)
+    boot = _child(root, "os")
+    _child(boot, "type", "hvm", arch="x86_64", machine=machine.machine)
+    _child(boot, "kernel", str(machine.kernel))
+    _child(boot, "initrd", str(machine.initramfs))
+    _child(boot, "cmdline", command_line(spec.guest, spec.address or None))
+    _child(_child(root, "features"), "acpi")
+    if machine.accelerator == "kvm":
+        _child(root, "cpu", mode="host-model")
+    for event, then in (("on_poweroff", "destroy"), ("on_reboot", "destroy"), ("on_crash", "destroy")):
+        _child(root, event, then)
+    devices = _child(root, "devices")
+    serial = _child(devices, "serial", type="file")
+    _child(serial, "source", path=str(console_path(spec.guest)))
+    _child(serial, "target", port="0")
+    # no path: libvirt then chooses one on each node; with a fixed one a migration deletes its destination's socket
+    channel = _child(devices, "channel", type="unix")
+    _child(channel, "source", mode="bind")
+    _child(channel, "target", type="virtio", name=CHANNEL)
+    _child(devices, "controller", type="usb", model="none")
+    _child(devices, "memballoon", model="none")
+    if spec.address and place.bridge:
+        interface = _child(devices, "interface", type="bridge")
+        _child(interface, "mac", address=mac_of(spec.address))
+        _child(interface, "source", bridge=place.bridge)
+        _child(interface, "model", type="virtio")
+    return ET.tostring(root, encoding="unicode")
+
+
+def moved_xml(xml: str, node: str, place: Place) -> str:
+    """Return a domain's XML as it is to be on another node; the guest itself must see no difference."""
+    root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
+    owner = root.find(f"metadata/{{{METADATA}}}guest")
+    if owner is not None:
+        owner.set("node", node)
+    resource = root.find("resource")
+    if resource is not None:
+        root.remove(resource)
+    if place.partition:
+        _child(_child(root, "resource"), "partition", place.partition)
+    bridge = root.find("devices/interface/source")
+    if bridge is not None and place.bridge:
+        bridge.set("bridge", place.bridge)
+    tune = root.find("cputune")
+    if tune is not None:  # its cap there is set when it arrives
+        root.remove(tune)
+    return ET.tostring(root, encoding="unicode")
+
+
+def channel_path(xml: str) -> Path:
+    """Return the socket of a running domain's control channel, which another life or node gives another path."""
+    for channel in ET.fromstring(xml).iterfind("devices/channel"):  # noqa: S314  # written by the hypervisor
+        target, source = channel.find("target"), channel.find("source")
+        if target is not None and target.get("name") == CHANNEL and source is not None and source.get("path"):
+            return Path(source.attrib["path"])
+    raise DriverError(f"the domain has no channel {CHANNEL} with a socket")
+
+
+def owner_of(xml: str) -> Mapping[str, str]:
+    """Return name, run, job, task and node of one of our domains; empty for a domain that is not ours."""
+    root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
+    owner = root.find(f"metadata/{{{METADATA}}}guest")
+    return {} if owner is None else {"guest": root.findtext("name") or "", **owner.attrib}
+
+
+def network_of(address: str) -> str:
+    """Return an address without its prefix length."""
+    return address.partition("/")[0]

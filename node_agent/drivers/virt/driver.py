@@ -1,0 +1,380 @@
+"""The driver of virtual machines: one domain a guest, caps by `vcpu_quota`, whole-memory images, live migration."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import libvirt
+
+from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget, SaveReport
+from node_agent.drivers.virt.accelerator import choose_accelerator
+from node_agent.drivers.virt.domain import CONSOLES, Machine, Place, domain_xml, moved_xml, network_of, owner_of
+from node_agent.drivers.virt.guest import Patience, State, VirtualGuest
+from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.images import seal, written_back
+from node_agent.drivers.virt.migration import Migration, migration_target
+from node_agent.guests.image import GuestImage, current
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+
+MANAGER = "/usr/bin/mpiexec.hydra"
+PROXY = "/usr/bin/hydra_pmi_proxy"
+PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
+_GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+_log = logging.getLogger(__name__)
+
+
+class LibvirtDriver:
+    """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
+    `migration_uri`, at which other nodes' libvirt reaches this one, without which guests do not migrate live; `accel`
+    (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
+    `root`, where the hypervisor's file system is for this process (`/proc/PID/root` of a mount namespace).
+
+    `vcpu_quota` caps the virtual CPUs and leaves the emulator's own threads out (0.4 to 1.9 % of a core more); it is
+    used and not `global_quota`, so that a cap is a cap of the task and saves run at the machine's speed.
+    """  # noqa: D205  # the summary is a list of options
+
+    name = "libvirt"
+
+    def __init__(
+        self, uri: str = "qemu:///system", migration_uri: str = "", partition: str = "", bridge: str = "",
+        accel: str = "auto", root: str = "/", pin: str = "", image: str = "",
+    ) -> None:  # fmt: skip
+        if accel not in ("auto", "kvm", "tcg"):
+            raise DriverError(f"option accel = {accel!r}: expected auto, kvm or tcg")
+        self._uri = uri
+        self._migration_uri = migration_uri
+        self._place = Place(partition, bridge)
+        self._accel = accel
+        self._pin = pin
+        self._root = Path(root)
+        self._image_folder = Path(image) if image else None
+        self._patience = Patience()
+        self._guests: dict[str, VirtualGuest] = {}
+        self._arrived: set[str] = set()
+        self._migrations: dict[str, Migration] = {}
+        self._budget: NodeBudget | None = None
+        self._hypervisor: Hypervisor | None = None
+        self._machine: Machine | None = None
+        self._image: GuestImage | None = None
+        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+        """See `Driver.open`."""
+        self._budget, self._tell = budget, tell
+        budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        budget.image_dir.mkdir(parents=True, exist_ok=True)
+        image = await asyncio.to_thread(current, self._image_folder)
+        self._image = image
+        self._hypervisor = Hypervisor(self._uri, self, self._root)
+        await self._hypervisor.open(self._patience.call_s)
+        consoles = self._hypervisor.file(CONSOLES)
+        await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
+        await self._sweep()
+        accelerator = await choose_accelerator(self._accel, self._hypervisor, budget, image)
+        self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
+        versions = await self._hypervisor.call(self._patience.call_s, _versions)
+        target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
+        capabilities = [
+            "start", "cap", "cap:vcpu_quota", "save", "whole", f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}",
+            *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
+        ]  # fmt: skip
+        return DriverFacts(
+            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target
+        )
+
+    async def close(self) -> None:
+        """See `Driver.close`."""
+        if self._hypervisor is None:
+            return
+        await asyncio.gather(*(self.stop(guest) for guest in list(self._guests)), return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(DriverError):
+            await self._sweep()
+        await self._hypervisor.close()
+        self._hypervisor = None
+        self._guests.clear()
+        self._arrived.clear()
+
+    async def _sweep(self) -> None:
+        """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
+        budget, hypervisor, _, _ = self._opened(machine=False)
+        domains = await hypervisor.call(self._patience.call_s, _list_owners)
+        for owner in domains:
+            if owner["node"] == budget.node and owner["guest"] not in self._guests:
+                _log.warning("destroying the left guest %s", owner["guest"])
+                left = self._new(GuestSpec(
+                    guest=owner["guest"], run=owner["run"], job=0, task=0, cpu_cores=1.0, memory_mib=1,
+                    program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
+                ), 1.0)  # fmt: skip
+                with contextlib.suppress(DriverError):
+                    await left.destroy()
+
+    def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
+        _, hypervisor, _, _ = self._opened(machine=False)
+        return VirtualGuest(spec, cap_cores, hypervisor, self._patience, self._tell, self._forget)
+
+    # --- lives
+
+    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        """See `Driver.start`."""
+        if not _GUEST_NAME.fullmatch(spec.guest):
+            raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+        if spec.guest in self._guests:
+            raise DriverError(f"guest {spec.guest} is there already")
+        if spec.program.name not in PROGRAMS:
+            raise DriverError(f"program {spec.program.name!r}: expected one of {', '.join(PROGRAMS)}")
+        guest = self._guests[spec.guest] = self._new(spec, cap_cores)
+        try:
+            if image is None:
+                await self._create(guest)
+            else:
+                await self._restore(guest, image)
+        except BaseException:
+            await asyncio.shield(self._give_up(guest))
+            raise
+
+    async def _give_up(self, guest: VirtualGuest) -> None:
+        with contextlib.suppress(DriverError):
+            await guest.destroy()
+        self._forget(guest)
+
+    async def _create(self, guest: VirtualGuest) -> None:
+        budget, hypervisor, machine, image = self._opened()
+        if guest.spec.memory_mib < image.floor_mib:
+            raise DriverError(
+                f"guest {guest.name}: memory_mib = {guest.spec.memory_mib}: expected at least {image.floor_mib}"
+            )
+        xml = domain_xml(guest.spec, budget.node, machine, self._place)
+        await hypervisor.call(self._patience.call_s, lambda connection: connection.createXML(xml, 0))
+        await guest.boot()
+        if guest.spec.program.ranks == 1:
+            await guest.run([PROGRAMS[guest.spec.program.name]])
+            await guest.made()
+
+    async def _restore(self, guest: VirtualGuest, image: Path) -> None:
+        budget, hypervisor, _, _ = self._opened()
+        path = str(image)
+        try:
+            xml = await hypervisor.call(
+                self._patience.call_s, lambda connection: connection.saveImageGetXMLDesc(path, 0)
+            )
+        except DriverError as error:
+            raise DriverError(f"image {path}: {error}") from error
+        found = owner_of(xml).get("guest")
+        if found != guest.name:
+            raise DriverError(f"image {path} is of guest {found}: expected {guest.name}")
+        here = moved_xml(xml, budget.node, self._place)
+        await hypervisor.call(
+            self._patience.memory_s,
+            lambda connection: connection.restoreFlags(path, here, libvirt.VIR_DOMAIN_SAVE_PAUSED),
+        )
+        await guest.appear()
+        guest.state = State.HELD
+        await guest.set_cap(guest.cap_cores)
+
+    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
+        """See `Driver.mpi_open`. The manager runs inside the guest of rank 0, so that its connections are saved too."""
+        lead = self._get(guest)
+        addresses = [network_of(address) for address in hosts.values()]
+        if not all(addresses):
+            raise DriverError(f"guest {guest}: the members of an MPI job need addresses; {dict(hosts)}")
+        lines = LaunchLines(lambda _data: None)
+        argv = [
+            MANAGER, "-genvnone", "-localhost", network_of(lead.spec.address), "-launcher", "manual",
+            "-hosts", ",".join(addresses), "-n", str(len(addresses)), PROGRAMS[lead.spec.program.name],
+        ]  # fmt: skip
+        await lead.run(argv, lambda text: lines.feed(text.encode() + b"\n"))
+        try:
+            async with asyncio.timeout(LAUNCHED_WITHIN_S * 3):
+                launch = await lines.launched
+        except TimeoutError:
+            raise DriverError(f"mpiexec in {guest} printed no launch lines{lead.words()}") from None
+        if len(launch) != len(hosts):
+            raise DriverError(f"mpiexec printed {len(launch)} launch lines; expected {len(hosts)}")
+        return dict(zip(hosts, launch, strict=True))
+
+    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
+        """See `Driver.mpi_join`."""
+        member = self._get(guest)
+        await member.run([PROXY, *proxy_argv(argv)[1:]])
+        await member.made()
+
+    async def set_cap(self, guest: str, cap_cores: float) -> float:
+        """See `Driver.set_cap`."""
+        return await self._get(guest).set_cap(cap_cores)
+
+    async def hold(self, guest: str) -> int | None:
+        """See `Driver.hold`: any point will do, as long as no member goes on."""
+        await self._get(guest).hold()
+        return None
+
+    async def release(self, guest: str) -> None:
+        """See `Driver.release`."""
+        await self._get(guest).release()
+
+    async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
+        """See `Driver.save`."""
+        del at
+        held = self._get(guest)
+        async with written_back(image):
+            written_s = await held.save(image)
+        self._forget(held)
+        sealed = await seal(image)
+        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
+
+    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """See `Driver.migrate`."""
+        going = self._get(guest)
+        migration = self._migrations[guest] = Migration(going, to_uri, budget_s, no_progress_s)
+        try:
+            report = await migration.run()
+        except BaseException:
+            if going.state is State.ENDED:  # it is not here any more, whatever the error says
+                self._forget(going)
+            raise
+        finally:
+            del self._migrations[guest]
+        self._forget(going)
+        return report
+
+    async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
+        """See `Driver.adopt`; to adopt a guest again is no error."""
+        if spec.guest not in self._guests:
+            _, hypervisor, _, _ = self._opened()
+            if await hypervisor.find(spec.guest, self._patience.call_s) is None:
+                raise DriverError(f"guest {spec.guest} is not here")
+            guest = self._new(spec, cap_cores)
+            await guest.appear()
+            guest.state = State.RUNNING
+            self._guests[spec.guest] = guest
+            self._arrived.discard(spec.guest)
+            guest.attach_beside()
+        await self._guests[spec.guest].set_cap(cap_cores)
+
+    async def stop(self, guest: str) -> None:
+        """See `Driver.stop`; also of a guest that has arrived and was not adopted."""
+        known = self._guests.get(guest)
+        if known is not None:
+            await known.destroy()
+            self._forget(known)
+        elif self._hypervisor is not None and _GUEST_NAME.fullmatch(guest):
+            domain = await self._hypervisor.find(guest, self._patience.call_s)
+            if domain is not None:
+                await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
+        self._arrived.discard(guest)
+
+    async def calibrate(self, cpu_s: float) -> float:
+        """See `Driver.calibrate`; in a guest of its own, uncapped."""
+        budget, _, _, image = self._opened()
+        spec = GuestSpec(
+            guest=f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], run="", job=0, task=0, cpu_cores=1.0,
+            memory_mib=image.floor_mib,
+            program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
+        )  # fmt: skip
+        guest = self._guests[spec.guest] = self._new(spec, 1.0)
+        said: list[str] = []
+        try:
+            xml = domain_xml(spec, budget.node, self._opened()[2], self._place)
+            await self._opened()[1].call(self._patience.call_s, lambda connection: connection.createXML(xml, 0))
+            await guest.boot()
+            pid = await guest.run(["/bin/eatcpu", "calibrate", f"{cpu_s:g}"], said.append)
+            async with asyncio.timeout(20 * cpu_s + self._patience.order_s):
+                await guest.exit_of(pid)
+        except TimeoutError:
+            raise DriverError(f"calibration in a guest did not end{guest.words()}") from None
+        finally:
+            await asyncio.shield(self._give_up(guest))
+        for line in said:
+            name, _, value = line.partition("=")
+            if name == "units_per_core_s":
+                return float(value)
+        raise DriverError(f"calibration in a guest printed {said}")
+
+    def sample(self) -> list[GuestSample]:
+        """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
+        waiting = [
+            GuestSample(
+                guest=name, state="arrived", cap_cores=0.0, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
+                units_done=0, units_mono_ns=time.monotonic_ns(),
+            )
+            for name in sorted(self._arrived)
+        ]  # fmt: skip
+        return [guest.sample() for guest in list(self._guests.values())] + waiting
+
+    # --- what the hypervisor tells
+
+    def domain_stopped(self, name: str) -> None:
+        """A domain ended: ours, of itself, if nobody here made it."""
+        self._arrived.discard(name)
+        guest = self._guests.get(name)
+        if guest is not None and not guest.leaving:
+            guest.fail("its virtual machine ended by itself")
+
+    def domain_arrived(self, name: str) -> None:
+        """A domain came by migration and runs."""
+        if name not in self._guests:
+            self._arrived.add(name)
+
+    def job_completed(self, name: str, statistics: Mapping[str, int]) -> None:
+        """A migration of a domain is over."""
+        if name in self._migrations:
+            self._migrations[name].completed(statistics)
+
+    def connection_back(self) -> None:
+        """Libvirt is there again: look for domains that ended meanwhile."""
+        task = asyncio.get_running_loop().create_task(self._reconcile(), name="reconcile with libvirt")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reconcile(self) -> None:
+        _, hypervisor, _, _ = self._opened()
+        with contextlib.suppress(DriverError):
+            there = {owner["guest"] for owner in await hypervisor.call(self._patience.call_s, _list_owners)}
+            for name in [name for name in self._guests if name not in there]:
+                self.domain_stopped(name)
+
+    # --- parts
+
+    def _opened(self, *, machine: bool = True) -> tuple[NodeBudget, Hypervisor, Machine, GuestImage]:
+        if self._budget is None or self._hypervisor is None or self._image is None:
+            raise DriverError("the driver is not open")
+        found = self._machine or Machine("qemu", self._image.kernel, self._image.initramfs)
+        if machine and self._machine is None:
+            raise DriverError("the driver is not open")
+        return self._budget, self._hypervisor, found, self._image
+
+    def _get(self, guest: str) -> VirtualGuest:
+        if guest not in self._guests:
+            raise DriverError(f"guest {guest} is not here; here are: {', '.join(self._guests) or 'none'}")
+        return self._guests[guest]
+
+    def _forget(self, guest: VirtualGuest) -> None:
+        if self._guests.get(guest.name) is guest:
+            del self._guests[guest.name]
+
+
+def _versions(connection: libvirt.virConnect) -> dict[str, str]:
+    def text(number: int) -> str:
+        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+    return {"libvirt": text(connection.getLibVersion()), "qemu": text(connection.getVersion())}
+
+
+def _list_owners(connection: libvirt.virConnect) -> list[dict[str, str]]:
+    owners = []
+    for domain in connection.listAllDomains():
+        with contextlib.suppress(libvirt.libvirtError):  # it ended just now
+            owner = owner_of(domain.XMLDesc())
+            if owner:
+                owners.append(dict(owner))
+    return owners

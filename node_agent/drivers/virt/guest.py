@@ -1,0 +1,447 @@
+"""One virtual machine from its creation to its end, on one node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import libvirt
+
+from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.virt.channel import GuestChannel
+from node_agent.drivers.virt.domain import PERIOD_US, channel_path, console_path
+from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
+from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.guests.wire import Frame, WireError
+from testbed.bus.messages import GuestSample, GuestSpec
+
+T = TypeVar("T")
+
+LEAST_QUOTA_US = 1000  # the kernel's own bound
+_TAIL_LINES = 5
+_log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """What a guest is at, as it is told in samples."""
+
+    BOOTING = "booting"
+    WAITING = "waiting"  # for its MPI proxy
+    STARTING = "starting"
+    RUNNING = "running"
+    HELD = "held"
+    SAVING = "saving"
+    MIGRATING = "migrating"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a driver waits, in seconds."""
+
+    call_s: float = 30.0  # for libvirt
+    boot_s: float = 90.0  # for a guest's first word
+    order_s: float = 30.0  # for a guest to answer
+    memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
+    silence_s: float = 60.0  # without a beat of a guest that runs
+
+
+class VirtualGuest:
+    """A domain and what is known of it. When it ends by itself, `forget` is called first, then the end is told.
+
+    Its virtual CPUs are uncapped while it boots and fills its memory: that is the machine's work, not the task's.
+    """
+
+    def __init__(
+        self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, patience: Patience,
+        tell: Callable[[Happening], None], forget: Callable[[VirtualGuest], None],
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self.name = spec.guest
+        self.state = State.BOOTING
+        self._cap_cores = cap_cores
+        self._hypervisor = hypervisor
+        self._patience = patience
+        self._tell = tell
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._console = hypervisor.file(console_path(self.name))
+        self._channel = GuestChannel(self.name, self._hear)
+        self._groups: VcpuGroups | None = None
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._listeners: list[Callable[[str], None]] = []
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._said: list[str] = []
+        self._progress = (0, 0)  # units, mono_ns of this machine
+        self._beats_at_s = self._loop.time()
+        self._cpu_s = 0.0
+        self._applying = False  # a cap is on its way: what is found may be the old or the new one
+        self._repairing: asyncio.Task[None] | None = None
+        self._attaching: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._late: Happening | None = None  # an end that was told while it was leaving
+        self.leaving = False  # a save, a migration or a stop explains that the domain stops
+
+    # --- its domain
+
+    async def appear(self) -> None:
+        """Take over the running or paused domain: find its control groups."""
+        self._groups = await asyncio.to_thread(vcpu_groups, self._hypervisor.file(pid_path(self.name)))
+
+    async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
+        """Run `function(domain)` in a thread; raises `DriverError`."""
+        return await self._hypervisor.on_domain(self.name, deadline_s or self._patience.call_s, function)
+
+    async def attach(self, deadline_s: float) -> None:
+        """Open the control channel and catch up with what the guest told meanwhile."""
+        xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
+        await self._channel.attach(self._hypervisor.file(channel_path(xml)), deadline_s)
+        self._beats_at_s = self._loop.time()
+
+    async def boot(self) -> None:
+        """Attach to a domain that was just created and give it its task."""
+        await self.appear()
+        await self.attach(self._patience.boot_s)
+        spec, program = self.spec, self.spec.program
+        await self._order(
+            "task",
+            [
+                ("guest", spec.guest), ("run", spec.run), ("job", spec.job), ("task", spec.task),
+                ("memory_mib", spec.memory_mib), ("name", program.name), ("work_units", program.work_units),
+                ("units_per_iteration", program.units_per_iteration), ("seed", program.seed),
+                ("workers", program.workers), ("rank", program.rank), ("ranks", program.ranks),
+                ("topology", program.topology), ("imbalance", program.imbalance),
+                ("message_bytes", program.message_bytes),
+            ],
+        )  # fmt: skip
+        self.state = State.WAITING
+
+    async def made(self) -> None:
+        """Wait until the program has its memory, set the cap, and let it work."""
+        self.state = State.STARTING
+        try:
+            async with asyncio.timeout(self._patience.memory_s):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise DriverError(
+                f"guest {self.name}: no memory after {self._patience.memory_s:g} s{self.words()}"
+            ) from None
+        self.state = State.RUNNING
+        await self._apply_cap()
+        await self._order("go", [])
+
+    async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
+        """Start a process in the guest; `listen` hears its lines. Returns its process id in the guest."""
+        if listen is not None:
+            self._listeners.append(listen)
+        return (await self._order("run", [("arg", word) for word in argv])).count("pid")
+
+    async def exit_of(self, pid: int) -> int:
+        """Wait for a process of `run` to end and return its status."""
+        return await self._exits.setdefault(pid, self._loop.create_future())
+
+    async def _order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
+        return await self._channel.order(kind, fields, self._patience.order_s)
+
+    # --- its cap
+
+    async def set_cap(self, cap_cores: float) -> float:
+        """Set the cap; return it as the kernel has it."""
+        if self.state is State.ENDED:
+            raise DriverError(f"guest {self.name} has ended")
+        self._cap_cores = cap_cores
+        return await self._apply_cap() if self.state in (State.RUNNING, State.HELD) else cap_cores
+
+    @property
+    def cap_cores(self) -> float:
+        """The cap that it should have."""
+        return self._cap_cores
+
+    async def _apply_cap(self) -> float:
+        self._applying = True
+        try:
+            return await self._set_quota(self._cap_cores)
+        finally:
+            self._applying = False
+
+    async def _set_quota(self, wanted: float) -> float:
+        each = wanted / self.spec.program.workers
+        # a whole core a virtual CPU is all it can use, and the node's own quota allows no larger one
+        quota_us = -1 if each >= 1 else max(LEAST_QUOTA_US, round(each * PERIOD_US))
+        values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
+        await self.on_domain(lambda domain: domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE))
+        found = await asyncio.to_thread(self._read_cap)
+        if not self._is_right(found, wanted):
+            raise DriverError(f"guest {self.name}: cap {wanted} cores was read back as {found}")
+        return wanted if found is None else found
+
+    def _is_right(self, found: float | None, wanted: float) -> bool:
+        if found is None:
+            return wanted >= self.spec.program.workers
+        return abs(found - wanted) <= 0.01 + 0.01 * wanted
+
+    def _read_cap(self) -> float | None:
+        if self._groups is None:
+            raise DriverError(f"guest {self.name}: its control groups are not known yet")
+        try:
+            return self._groups.cap_cores()
+        except OSError as error:
+            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
+
+    async def _repair(self, found: float | None) -> None:
+        """Somebody else changed the cap (a reload of systemd does): say so and set it again."""
+        self._tell(
+            Happening(self.name, "drift", time.monotonic_ns(), {"wanted": self._cap_cores, "found": found or -1.0})
+        )
+        with contextlib.suppress(DriverError):
+            await self._apply_cap()
+
+    # --- hold, release
+
+    async def hold(self) -> None:
+        """Suspend it."""
+        self._must_be(State.RUNNING, State.HELD)
+        await self.on_domain(_suspend)
+        self.state = State.HELD
+
+    async def release(self) -> None:
+        """Let it go on; what it told meanwhile is caught up with beside that."""
+        self._must_be(State.RUNNING, State.HELD)
+        if self.state is State.HELD:
+            await self.on_domain(_resume)
+            self.state = State.RUNNING
+            self._beats_at_s = self._loop.time()
+        if not self._channel.attached:
+            self.attach_beside()
+
+    def attach_beside(self) -> None:
+        """Open the control channel without having anybody wait for it."""
+        if self._attaching is None or self._attaching.done():
+            self._attaching = self._loop.create_task(self._attach_beside(), name=f"attach to {self.name}")
+
+    async def _attach_beside(self) -> None:
+        try:
+            await self.attach(self._patience.order_s)
+        except DriverError as error:
+            self.fail(str(error))
+
+    def detach(self) -> None:
+        """Close the host's end of the control channel."""
+        if self._attaching is not None:
+            self._attaching.cancel()
+        self._channel.detach()
+
+    def _must_be(self, *states: State) -> None:
+        if self.state not in states:
+            raise DriverError(f"guest {self.name} is {self.state}: expected {' or '.join(states)}")
+
+    # --- departures
+
+    async def save(self, image: Path) -> float:
+        """Write the held guest to `image` and let it vanish here; returns the seconds that the hypervisor took.
+
+        On failure the guest is held still, or ENDED if the hypervisor has lost it.
+        """
+        self._must_be(State.HELD)
+        self.state, self.leaving = State.SAVING, True
+        begin_s = self._loop.time()
+        saving = asyncio.ensure_future(self.on_domain(lambda domain: domain.save(str(image)), self._patience.memory_s))
+        try:
+            await asyncio.shield(saving)
+        except BaseException:
+            await asyncio.shield(self._give_up_save(saving, image))
+            raise
+        elapsed_s = self._loop.time() - begin_s
+        await self.departed()
+        return elapsed_s
+
+    async def _give_up_save(self, saving: asyncio.Future[int], image: Path) -> None:
+        if not saving.done():
+            with contextlib.suppress(DriverError):
+                await self.on_domain(lambda domain: domain.abortJob())
+            await asyncio.wait((saving,), timeout=self._patience.call_s)
+        if saving.done() and not saving.cancelled():
+            saving.exception()
+        if await self._come_back(State.HELD):
+            await asyncio.to_thread(image.unlink, missing_ok=True)
+
+    def depart(self) -> None:
+        """A migration begins."""
+        self._must_be(State.RUNNING)
+        self.state, self.leaving = State.MIGRATING, True
+
+    async def return_from_departure(self) -> bool:
+        """The migration failed: say whether the guest is here, and go on with it if so."""
+        return await self._come_back(State.RUNNING)
+
+    async def _come_back(self, state: State) -> bool:
+        try:
+            here = await self._hypervisor.find(self.name, self._patience.call_s) is not None
+        except DriverError:
+            here = True  # nobody knows: it must not be forgotten
+        if not here:
+            await self.departed()
+            return False
+        self.state, self.leaving = state, False
+        self._beats_at_s = self._loop.time()
+        if self._late is not None:
+            self._end(self._late)
+        elif state is State.RUNNING and not self._channel.attached:
+            self.attach_beside()
+        return True
+
+    async def departed(self) -> None:
+        """The guest is not here any more; what it left goes, too."""
+        self.state = State.ENDED
+        self.detach()
+        self._console.unlink(missing_ok=True)
+
+    # --- what it tells
+
+    def _hear(self, frame: Frame) -> None:
+        try:
+            self._understand(frame)
+        except WireError as error:
+            self.fail(f"it spoke nonsense: {error}")
+
+    def _understand(self, frame: Frame) -> None:
+        match frame.kind:
+            case "beat" | "progress":
+                self._beats_at_s = self._loop.time()
+                now_ns = time.monotonic_ns()
+                units = frame.count("units")
+                self._progress = (units, now_ns)
+                if frame.kind == "progress":
+                    self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
+            case "ready":
+                if not self._ready.done():
+                    self._ready.set_result(None)
+            case "out":
+                text = frame.text("text")
+                self._said = [*self._said[-_TAIL_LINES:], text]
+                for listen in self._listeners:
+                    listen(text)
+            case "exit":
+                self._exited(frame.count("pid"), frame.count("status"))
+            case "done":
+                detail: dict[str, object] = {
+                    "units": frame.count("units"), "checksum": frame.text("checksum"),
+                    "messages": frame.count("messages"), "compute_s": frame.number("compute_s"),
+                    "comm_s": frame.number("comm_s"),
+                }  # fmt: skip
+                self._progress = (frame.count("units"), time.monotonic_ns())
+                self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
+            case "error":
+                self.fail(frame.text("message"))
+            case _:
+                pass  # hello, and what a later version tells
+
+    def _exited(self, pid: int, status: int) -> None:
+        future = self._exits.setdefault(pid, self._loop.create_future())
+        if not future.done():
+            future.set_result(status)
+        if status and self.state is not State.ENDED:
+            self.fail(f"a process in it ended with status {status}")
+
+    # --- its end
+
+    def fail(self, reason: str) -> None:
+        """Draw the conclusion that the guest cannot go on."""
+        reason = f"{reason}{self.words()}"
+        if not self._ready.done():
+            self._ready.set_exception(DriverError(f"guest {self.name}: {reason}"))
+            self._ready.exception()  # nobody may wait for it
+        if self.state not in (State.BOOTING, State.STARTING):  # there, who waits for it is told
+            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason}))
+
+    def _end(self, happening: Happening) -> None:
+        if self.state is State.ENDED:
+            return
+        if self.leaving:  # its new place will tell, unless it stays
+            self._late = happening
+            return
+        self.state = State.ENDED
+        self._ending = self._loop.create_task(self._end_by_itself(happening), name=f"end of {self.name}")
+
+    async def _end_by_itself(self, happening: Happening) -> None:
+        with contextlib.suppress(DriverError):
+            await self.destroy()
+        self._forget(self)
+        self._tell(happening)
+
+    async def destroy(self) -> None:
+        """End the domain and everything that belongs to it; raises `DriverError` if it is still there then."""
+        self.leaving = True
+        self.state = State.ENDED
+        self.detach()
+        if not self._ready.done():
+            self._ready.set_exception(DriverError(f"guest {self.name} was destroyed"))
+            self._ready.exception()
+        await self.vanish()
+
+    async def vanish(self) -> None:
+        """See to it that the domain is gone, with its console's file."""
+        domain = await self._hypervisor.find(self.name, self._patience.call_s)
+        if domain is not None:
+            with contextlib.suppress(DriverError):  # it may end by itself just now; asked below
+                await self.on_domain(lambda found: found.destroy())
+            if await self._hypervisor.find(self.name, self._patience.call_s) is not None:
+                raise DriverError(f"guest {self.name} is still there after it was destroyed")
+        self._console.unlink(missing_ok=True)
+
+    def words(self) -> str:
+        """Return the last lines of the guest's processes and of its console, for a message."""
+        lines = list(self._said[-_TAIL_LINES:])
+        with contextlib.suppress(OSError):
+            data = self._console.read_bytes()[-4096:]
+            lines += data.decode(errors="replace").replace("\r", "").strip().splitlines()[-_TAIL_LINES:]
+        return f"; it printed: {' | '.join(lines)}" if lines else ""
+
+    # --- what it uses
+
+    def sample(self) -> GuestSample:
+        """Read what it has used and whether its cap is what it should be; notices a guest that fell silent."""
+        rss_mib = 0.0
+        if self._groups is not None:
+            rss_mib = resident_mib(self._groups.pid)
+            with contextlib.suppress(OSError, DriverError, ValueError):
+                self._cpu_s = max(self._cpu_s, self._groups.cpu_s())
+                self._look_after()
+        units, mono_ns = self._progress
+        return GuestSample(
+            guest=self.name, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._cpu_s, rss_mib=rss_mib,
+            read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns,
+        )  # fmt: skip
+
+    def _look_after(self) -> None:
+        if self.state is not State.RUNNING or self._groups is None:
+            return
+        found = self._groups.cap_cores()
+        idle = not self._applying and (self._repairing is None or self._repairing.done())
+        if idle and not self._is_right(found, self._cap_cores):
+            self._repairing = self._loop.create_task(self._repair(found), name=f"cap of {self.name}")
+        silent_s = self._loop.time() - self._beats_at_s
+        if silent_s > self._patience.silence_s:
+            self.fail(f"it has not answered for {silent_s:.0f} s")
+
+
+def _suspend(domain: libvirt.virDomain) -> None:
+    if domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
+        domain.suspend()
+    state = domain.state()[0]
+    if state != libvirt.VIR_DOMAIN_PAUSED:
+        raise DriverError(f"{domain.name()} is in state {state} after it was suspended")
+
+
+def _resume(domain: libvirt.virDomain) -> None:
+    domain.resume()
+    state = domain.state()[0]
+    if state != libvirt.VIR_DOMAIN_RUNNING:
+        raise DriverError(f"{domain.name()} is in state {state} after it was resumed")

@@ -1,0 +1,179 @@
+"""The connection to libvirt: calls in threads with a deadline, events, and a new connection when the old one breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import libvirt
+
+from node_agent.drivers.protocol import DriverError
+
+T = TypeVar("T")
+
+KEEPALIVE_S = 5
+KEEPALIVE_TRIES = 3
+RECONNECT_EVERY_S = 0.5
+_log = logging.getLogger(__name__)
+_loop_lock = threading.Lock()
+_loop_runs = False
+
+
+def _run_event_loop() -> None:
+    """Serve libvirt's events and keepalive in a thread of their own, once a process and before any connection."""
+    global _loop_runs  # noqa: PLW0603  # libvirt has one event implementation a process, for ever
+    with _loop_lock:
+        if _loop_runs:
+            return
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)  # it would print each error
+        libvirt.virEventRegisterDefaultImpl()
+
+        def serve() -> None:
+            while True:
+                with contextlib.suppress(libvirt.libvirtError):
+                    libvirt.virEventRunDefaultImpl()
+
+        threading.Thread(target=serve, name="libvirt events", daemon=True).start()
+        _loop_runs = True
+
+
+class Listener(Protocol):
+    """Who hears what libvirt tells; called in the event loop."""
+
+    def domain_stopped(self, name: str) -> None:
+        """A domain ended, for whatever reason."""
+
+    def domain_arrived(self, name: str) -> None:
+        """A domain came by migration and runs here now."""
+
+    def job_completed(self, name: str, statistics: Mapping[str, int]) -> None:
+        """A migration of a domain is over."""
+
+    def connection_back(self) -> None:
+        """The connection was lost and made anew."""
+
+
+class Hypervisor:
+    """One libvirt daemon; `root` is where its file system is: another one than ours if it has a mount namespace."""
+
+    def __init__(self, uri: str, listener: Listener, root: Path = Path("/")) -> None:
+        self.uri = uri
+        self._root = root
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._connection: Any = None
+        self._up = asyncio.Event()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def file(self, path: Path) -> Path:
+        """Return where a file of the hypervisor's is for us."""
+        return self._root / path.relative_to("/")
+
+    async def open(self, deadline_s: float) -> None:
+        """Connect, or raise `DriverError`."""
+        _run_event_loop()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._connect()
+        except TimeoutError:
+            raise DriverError(f"libvirt at {self.uri} did not answer within {deadline_s:g} s") from None
+        except libvirt.libvirtError as error:
+            raise DriverError(
+                f"libvirt at {self.uri}: {error}; is libvirtd running, and may this user use it?"
+            ) from error
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._closing = True
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.gather(self._reconnecting, return_exceptions=True)
+        connection, self._connection = self._connection, None
+        self._up.clear()
+        if connection is not None:
+            with contextlib.suppress(libvirt.libvirtError):
+                await asyncio.to_thread(connection.close)
+
+    async def _connect(self) -> None:
+        connection = await asyncio.to_thread(libvirt.open, self.uri)
+        await asyncio.to_thread(self._watch, connection)
+        self._connection = connection
+        self._up.set()
+
+    def _watch(self, connection: Any) -> None:
+        connection.setKeepAlive(KEEPALIVE_S, KEEPALIVE_TRIES)
+        connection.registerCloseCallback(self._closed, None)
+        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
+        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job, None)
+
+    def _lifecycle(self, _connection: Any, domain: Any, event: int, detail: int, _opaque: None) -> None:
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            self._post(self._listener.domain_stopped, domain.name())
+        elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED and detail == libvirt.VIR_DOMAIN_EVENT_RESUMED_MIGRATED:
+            self._post(self._listener.domain_arrived, domain.name())
+
+    def _job(self, _connection: Any, domain: Any, statistics: dict[str, Any], _opaque: None) -> None:
+        counts = {name: int(value) for name, value in statistics.items() if isinstance(value, int)}
+        self._post(self._listener.job_completed, domain.name(), counts)
+
+    def _closed(self, connection: Any, reason: int, _opaque: None) -> None:
+        self._post(self._lost, connection, reason)
+
+    def _post(self, function: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _lost(self, connection: object, reason: int) -> None:
+        if self._closing or connection is not self._connection or self._reconnecting is not None:
+            return
+        _log.warning("libvirt at %s hung up (reason %d): connecting again", self.uri, reason)
+        self._up.clear()
+        self._reconnecting = self._loop.create_task(self._reconnect(), name="reconnect to libvirt")
+
+    async def _reconnect(self) -> None:
+        while True:
+            try:
+                await self._connect()
+            except libvirt.libvirtError as error:
+                _log.debug("libvirt at %s: %s", self.uri, error)
+                await asyncio.sleep(RECONNECT_EVERY_S)
+            else:
+                break
+        self._reconnecting = None
+        _log.warning("libvirt at %s is back", self.uri)
+        self._listener.connection_back()
+
+    async def call(self, deadline_s: float, function: Callable[[Any], T]) -> T:
+        """Run `function(connection)` in a thread; raises `DriverError` with libvirt's words, or after the deadline.
+
+        A call during which the connection breaks is not repeated: nobody knows whether it had an effect.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._up.wait()
+                return await asyncio.to_thread(function, self._connection)
+        except TimeoutError:
+            state = "did not answer" if self._up.is_set() else "is away"
+            raise DriverError(f"libvirt at {self.uri} {state} for {deadline_s:g} s") from None
+        except libvirt.libvirtError as error:
+            raise DriverError(f"libvirt: {error}") from error
+
+    async def find(self, name: str, deadline_s: float) -> Any | None:
+        """Return the domain of that name, or None."""
+        try:
+            return await self.call(deadline_s, lambda connection: connection.lookupByName(name))
+        except DriverError as error:
+            cause = error.__cause__
+            if isinstance(cause, libvirt.libvirtError) and cause.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    async def on_domain(self, name: str, deadline_s: float, function: Callable[[Any], T]) -> T:
+        """Run `function(domain)` in a thread, as `call` does."""
+        return await self.call(deadline_s, lambda connection: function(connection.lookupByName(name)))

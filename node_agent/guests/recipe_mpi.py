@@ -1,0 +1,55 @@
+"""What the guest image takes from this Python environment's MPICH, and the libraries that it needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from node_agent.guests.recipe_tools import run
+from testbed.errors import RunError, UserError
+
+PROGRAMS = ("mpiexec.hydra", "hydra_pmi_proxy")
+_LOADER = re.compile(r"^\s*(/\S*/ld-linux\S*) \(", re.MULTILINE)
+_LIBRARY = re.compile(r"^\s*(\S+) => (\S+) \(", re.MULTILINE)
+_MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mpich:
+    """Where the wheel's files are."""
+
+    version: str
+    header: Path
+    library: Path
+    programs: tuple[Path, ...]
+
+
+def mpich() -> Mpich:
+    """Find the installed wheel; raises `UserError` when it is not there or lacks a file."""
+    try:
+        wheel = metadata.distribution("mpich")
+    except metadata.PackageNotFoundError as error:
+        raise UserError("guest image: no mpich in this Python environment: expected pip install mpich") from error
+    found = {file.name: Path(str(file.locate())).resolve() for file in wheel.files or ()}
+    for name in ("mpi.h", "libmpi.so.12", *PROGRAMS):
+        if name not in found or not found[name].is_file():
+            raise UserError(f"guest image: mpich {wheel.version} has no {name}: expected pip install mpich")
+    return Mpich(wheel.version, found["mpi.h"], found["libmpi.so.12"], tuple(found[name] for name in PROGRAMS))
+
+
+def closure(binaries: tuple[Path, ...]) -> tuple[Path, dict[str, Path]]:
+    """Return the dynamic loader and, by their names, all libraries that binaries need; raises `RunError`."""
+    loader: Path | None = None
+    libraries: dict[str, Path] = {}
+    for binary in binaries:
+        text = run(["ldd", str(binary)])
+        if missing := _MISSING.findall(text):
+            raise RunError(f"{binary} needs {', '.join(missing)}: expected on this system")
+        if found := _LOADER.search(text):
+            loader = Path(found[1])
+        libraries |= {name: Path(path) for name, path in _LIBRARY.findall(text)}
+    if loader is None:
+        raise RunError(f"{binaries[0]}: expected a dynamic program")
+    return loader, {name: path for name, path in libraries.items() if not name.startswith("/")}

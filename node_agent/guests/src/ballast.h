@@ -1,0 +1,13 @@
+/* The memory of a guest, filled up with what no host can compress or share: see node_agent/programs/ballast.py. */
+#ifndef BALLAST_H
+#define BALLAST_H
+
+#include <stdint.h>
+
+/* What stays free, so that the kernel, the agent, the process manager and MPI's connections go on living. */
+#define RESERVE_MIB 28
+
+/* Fill what is available but for the reserve; return how many MiB that were and how long it took. */
+uint64_t ballast_fill(double *touch_s);
+
+#endif

@@ -1,0 +1,224 @@
+#define _GNU_SOURCE
+#include "life.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ballast.h"
+#include "kernel.h"
+#include "wire.h"
+#include "words.h"
+
+struct task task;
+void (*at_failure)(void);
+static int agent = -1;
+static volatile uint64_t *progress;
+
+double monotonic_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static const char *in_run(const char *name)
+{
+    static char path[sizeof ((struct sockaddr_un *)0)->sun_path];
+    const char *folder = getenv("DFRS_RUN"); /* another place than the guest's, for tests on a host */
+    snprintf(path, sizeof path, "%s/%s", folder ? folder : "/run", name);
+    return path;
+}
+
+static void say(const struct message *m)
+{
+    size_t length;
+    const char *body = message_body(m, &length);
+    ssize_t sent;
+    do
+        sent = send(agent, body, length, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+}
+
+void fail(const char *format, ...)
+{
+    static bool failing;
+    static struct message m;
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!failing) {
+        failing = true;
+        message_begin(&m, "error");
+        message_field(&m, "message", "%s", text);
+        if (agent >= 0)
+            say(&m);
+        fprintf(stderr, "%s\n", text);
+        if (at_failure)
+            at_failure();
+    }
+    _exit(1);
+}
+
+static void connect_agent(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", in_run("agent.sock"));
+    agent = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (connect(agent, (struct sockaddr *)&address, sizeof address)) {
+        int error = errno;
+        close(agent);
+        agent = -1;
+        fail("%s: %s", address.sun_path, strerror(error));
+    }
+}
+
+static char *lines[64];
+static size_t line_count;
+
+static const char *value_of(const char *name)
+{
+    size_t length = strlen(name);
+    for (size_t i = 0; i < line_count; i++)
+        if (!strncmp(lines[i], name, length) && lines[i][length] == '=')
+            return lines[i] + length + 1;
+    fail("%s = nothing: expected a value", name);
+}
+
+static uint64_t count_of(const char *name, uint64_t least, uint64_t most)
+{
+    const char *text = value_of(name);
+    char *end;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno)
+        fail("%s = %s: expected a count", name, text);
+    if (value < least)
+        fail("%s = %s: expected at least %llu", name, text, (unsigned long long)least);
+    if (value > most)
+        fail("%s = %s: expected at most %llu", name, text, (unsigned long long)most);
+    return value;
+}
+
+static unsigned choice_of(const char *name, const char *const *known)
+{
+    const char *text = value_of(name);
+    for (unsigned i = 0; known[i]; i++)
+        if (!strcmp(text, known[i]))
+            return i;
+    fail("%s = %s: expected another, such as %s", name, text, known[0]);
+}
+
+static const char *const TOPOLOGIES[] = {"linear", "ring", "mesh", "torus", "all-to-all", "tree", NULL};
+static const char *const IMBALANCES[] = {"uniform", "1/i", NULL};
+
+void life_read_task(const char *name)
+{
+    static char text[MAX_FRAME_BYTES];
+    prctl(PR_SET_TIMERSLACK, 1000); /* short sleeps be short: the kernel's slack is 50 µs */
+    connect_agent();
+    const char *path = in_run("task");
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (length < 0)
+        fail("%s: %s", path, strerror(errno));
+    close(file);
+    char *rest = text;
+    while (rest && line_count < sizeof lines / sizeof *lines)
+        lines[line_count++] = strsep(&rest, "\n");
+
+    const uint64_t exact = (uint64_t)1 << 53; /* shares are computed in double precision, as the twin does */
+    if (strcmp(value_of("name"), name))
+        fail("name = %s: expected %s", value_of("name"), name);
+    task = (struct task){
+        .job = count_of("job", 0, UINT64_MAX),
+        .task = count_of("task", 0, UINT64_MAX),
+        .work_units = count_of("work_units", 1, exact),
+        .units_per_iteration = count_of("units_per_iteration", 1, exact),
+        .seed = count_of("seed", 0, UINT64_MAX),
+        .workers = (unsigned)count_of("workers", 1, MAX_WORKERS),
+        .ranks = (unsigned)count_of("ranks", 1, 1u << 20),
+        .topology = (enum topology)choice_of("topology", TOPOLOGIES),
+        .one_over_i = choice_of("imbalance", IMBALANCES) == 1,
+    };
+    task.rank = (unsigned)count_of("rank", 0, task.ranks - 1);
+    task.message_bytes = count_of("message_bytes", task.ranks == 1 ? 0 : task.topology == TREE ? 8 : 1, INT32_MAX);
+
+    path = in_run("progress");
+    file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0 || ftruncate(file, sizeof *progress))
+        fail("%s: %s", path, strerror(errno));
+    void *map = mmap(NULL, sizeof *progress, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED)
+        fail("%s: %s", path, strerror(errno));
+    close(file);
+    progress = map;
+    *progress = 0;
+    kernel_start(task.seed, task.rank, task.workers);
+}
+
+void life_prepare(void)
+{
+    static struct message m;
+    double touch_s;
+    uint64_t mib = ballast_fill(&touch_s);
+    message_begin(&m, "ready");
+    message_field(&m, "ballast_mib", "%llu", (unsigned long long)mib);
+    message_field(&m, "touch_s", "%.6f", touch_s);
+    say(&m);
+    char order[64];
+    ssize_t length;
+    do
+        length = recv(agent, order, sizeof order, 0);
+    while (length < 0 && errno == EINTR);
+    if (length != 2 || memcmp(order, "go", 2))
+        fail("no go from the agent");
+}
+
+uint64_t life_iterations(void)
+{
+    return (task.work_units + task.units_per_iteration - 1) / task.units_per_iteration;
+}
+
+static uint64_t units_after(uint64_t iterations)
+{
+    return iterations >= life_iterations() ? task.work_units : iterations * task.units_per_iteration;
+}
+
+uint64_t life_share(uint64_t iteration)
+{
+    uint64_t units = units_after(iteration + 1) - units_after(iteration);
+    if (!task.one_over_i)
+        return units;
+    double share = nearbyint((double)units / (double)(task.rank + 1)); /* to even, as the twin rounds */
+    return share < 1 ? 1 : (uint64_t)share;
+}
+
+void life_progress(uint64_t iterations)
+{
+    *progress = units_after(iterations);
+}
+
+void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm_s)
+{
+    static struct message m;
+    message_begin(&m, "done");
+    message_field(&m, "units", "%llu", (unsigned long long)task.work_units);
+    message_field(&m, "checksum", "%016llx", (unsigned long long)seed_of2(kernel_checksum(), digest));
+    message_field(&m, "messages", "%llu", (unsigned long long)messages);
+    message_field(&m, "compute_s", "%.6f", compute_s);
+    message_field(&m, "comm_s", "%.6f", comm_s);
+    say(&m);
+}

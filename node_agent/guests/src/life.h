@@ -1,0 +1,36 @@
+/* What every program does: read its task, fill its memory, say so, wait for `go`, work, say what came out. */
+#ifndef LIFE_H
+#define LIFE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum topology { LINEAR, RING, MESH, TORUS, ALL_TO_ALL, TREE };
+
+/* As node_agent/programs/task.py has it. */
+struct task {
+    uint64_t job, task, work_units, units_per_iteration, seed, message_bytes;
+    unsigned workers, rank, ranks;
+    enum topology topology;
+    bool one_over_i; /* rank i, counted from 1, computes an i-th of what rank 1 does */
+};
+
+extern struct task task;
+
+/* Tell the agent, or who reads the output if there is none, and end with exit code 1. */
+__attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
+extern void (*at_failure)(void); /* called before the end */
+
+/* `name` is what the task must name. Raises to `fail` as task.py's checks do. */
+void life_read_task(const char *name);
+/* Ballast, `ready`, and the wait for `go`. */
+void life_prepare(void);
+uint64_t life_iterations(void);
+uint64_t life_share(uint64_t iteration);
+/* `iterations` are done: store it where the agent looks. */
+void life_progress(uint64_t iterations);
+void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm_s);
+double monotonic_s(void);
+
+#endif

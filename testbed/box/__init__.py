@@ -1,0 +1,1 @@
+"""The lab in a box: several independent physical nodes on one machine."""

@@ -1,0 +1,141 @@
+"""The libvirtd of a node: private files, an identity of its own, and a port on the node's network for migrations."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+
+from testbed.box.commands import CommandError, program, run
+from testbed.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
+from testbed.box.room import enter, is_on_network
+from testbed.box.spec import NodeSpec
+from testbed.box.state import Journal
+from testbed.errors import RunError, TestbedError
+
+_PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # by default it is where another daemon's may be
+_SOCKET_WITHIN_S = 20.0
+_ANSWER_WITHIN_S = 30.0  # it looks at every emulator before its first answer
+_CALL_WITHIN_S = 10.0
+_STOP_GRACE_S = 8.0
+_HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
+
+
+def _daemon_settings(node: NodeSpec) -> dict[str, object]:
+    return {
+        "host_uuid": str(uuid.uuid5(_HOSTS, f"{node.lab}/{node.name}")),
+        "auth_unix_rw": "none",
+        "auth_unix_ro": "none",
+        "unix_sock_rw_perms": "0700",
+        "listen_tls": 0,
+        "listen_tcp": 1,  # reachable from this lab's network alone; migrations come in here
+        "listen_addr": node.host,
+        "auth_tcp": "none",
+        "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
+    }
+
+
+def _driver_settings(node: NodeSpec) -> dict[str, object]:
+    return {
+        "user": "root",  # another user may have no access to /dev/kvm: every call would probe the emulator again
+        "group": "root",
+        "dynamic_ownership": 0,
+        "remember_owner": 0,
+        "security_driver": "none",
+        "namespaces": [],
+        "stdio_handler": "file",  # no virtlogd to look after
+        "cgroup_controllers": ["cpu", "cpuacct", "cpuset"],
+        "migration_address": node.host,
+        "migration_host": node.host,  # the host name has no address anywhere
+    }
+
+
+def _text(settings: dict[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+def cap_cores(node: NodeSpec, domain: str) -> float | None:
+    """Return the cap of one vCPU of a domain in cores, as its libvirtd reads it back; None is no cap."""
+    printed = run("virsh", "-c", node.libvirt_uri, "schedinfo", domain, timeout_s=_CALL_WITHIN_S)
+    values = dict(line.replace(" ", "").split(":", 1) for line in printed.splitlines() if ":" in line)
+    quota_us, period_us = int(values.get("vcpu_quota", "-1")), int(values.get("vcpu_period", "100000"))
+    return quota_us / period_us if 0 < quota_us < 1 << 50 else None
+
+
+def domains(node: NodeSpec) -> list[str]:
+    """Return the names of the domains that run on a node; raises `CommandError` if its libvirtd does not answer."""
+    printed = run("virsh", "-c", node.libvirt_uri, "list", "--name", timeout_s=_CALL_WITHIN_S)
+    return printed.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Libvirtd:
+    """The daemon of one node."""
+
+    node: NodeSpec
+    journal: Journal
+
+    @property
+    def name(self) -> str:
+        """See `Part.name`."""
+        return f"libvirtd {self.node.full_name}"
+
+    @property
+    def process(self) -> ProcessId | None:
+        """The daemon, as it was written down."""
+        return self.journal.process(self.name)
+
+    def answers(self, timeout_s: float = _CALL_WITHIN_S) -> bool:
+        """Whether it does what it is asked."""
+        try:
+            run("virsh", "-c", self.node.libvirt_uri, "version", timeout_s=timeout_s)
+        except CommandError:
+            return False
+        return True
+
+    def there(self) -> bool:
+        """See `Part.there`."""
+        return is_on_network(self.process, self.node) and self.answers()
+
+    def make(self) -> None:
+        """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
+        node = self.node
+        end(marked(node.lab, node.name, "libvirtd"), _STOP_GRACE_S)  # it did not answer, or nobody wrote it down
+        (node.run_dir / "etc" / "libvirtd.conf").write_text(_text(_daemon_settings(node)), encoding="utf-8")
+        (node.run_dir / "etc" / "qemu.conf").write_text(_text(_driver_settings(node)), encoding="utf-8")
+        node.socket.unlink(missing_ok=True)
+        log = node.store_dir / "log" / "libvirtd.out"
+        process = spawn(
+            [*enter(node, self.journal, network=True), program("libvirtd"), "--listen", *_PID_FILE],
+            mark(node.lab, node.name, "libvirtd"),
+            log,
+        )
+        self.journal.started(self.name, process)
+        if not wait_until(lambda: node.socket.exists() or not alive(process), _SOCKET_WITHIN_S):
+            raise RunError(f"{self.name}: no socket after {_SOCKET_WITHIN_S:g} s{last_line(log)}")
+        if not alive(process):
+            said = last_line(log) or last_line(node.store_dir / "log" / "libvirtd.log")
+            raise RunError(f"{self.name}: it ended{said}")
+        run("virsh", "-c", node.libvirt_uri, "version", timeout_s=_ANSWER_WITHIN_S)
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`: destroys the domains first."""
+        process = self.process
+        if process is None or not alive(process):
+            return []
+        removed, failures = [], []
+        try:
+            left = domains(self.node)
+        except TestbedError as error:
+            left = []
+            failures.append(str(error))
+        for domain in left:
+            try:
+                run("virsh", "-c", self.node.libvirt_uri, "destroy", domain, timeout_s=_CALL_WITHIN_S)
+                removed.append(f"domain {domain} on {self.node.name}")
+            except TestbedError as error:
+                failures.append(str(error))
+        end([process], _STOP_GRACE_S)
+        if failures:  # their emulators end with the node's namespaces
+            raise RunError(f"{self.name} ended; {'; '.join(failures)}")
+        return [*removed, self.name]

@@ -1,0 +1,175 @@
+"""A node's capacity: a control group that all its guests are in, on version 1, version 2, or both side by side."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from testbed.box.processes import ProcessId, identify, kill_all, wait_until
+from testbed.box.spec import BoxSpec, NodeSpec
+from testbed.errors import RunError, UserError
+
+SUFFIX = ".partition"  # libvirt adds it to the name of a partition
+_CONTROLLERS = ("cpu", "cpuacct", "cpuset")
+_PERIOD_US = 100_000
+# So much against 1024 of everything that is not in the lab: foreign load takes little of a node under measurement. The
+# quota bounds what this can take from others.
+_SHARES = 65_536
+_WEIGHT = 6_400  # the same ratio on version 2, where the default is 100
+_EMPTY_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where control groups are mounted: version 1 by controller, and version 2 if it is."""
+
+    v1: Mapping[str, Path]
+    v2: Path | None
+
+    @property
+    def kind(self) -> Literal["v1", "hybrid", "v2"]:
+        """Which version rules CPU time; `hybrid` is version 1 with version 2 beside it, without a CPU controller."""
+        if "cpu" in self.v1:
+            return "v1" if self.v2 is None else "hybrid"
+        return "v2"
+
+    @property
+    def roots(self) -> list[Path]:
+        """All mount points that a partition needs a folder in."""
+        return list(dict.fromkeys([*self.v1.values(), *([self.v2] if self.v2 is not None else [])]))
+
+
+def hierarchies(mountinfo: str) -> Hierarchies:
+    """Read them from the text of /proc/self/mountinfo; raises `UserError` if CPU time is under none of them."""
+    v1: dict[str, Path] = {}
+    v2 = None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        mount_point = Path(left.split()[4])
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup2":
+            v2 = v2 or mount_point
+        elif kind == "cgroup":
+            for controller in _CONTROLLERS:
+                if controller in options.split(","):
+                    v1.setdefault(controller, mount_point)
+    missing = [controller for controller in _CONTROLLERS if controller not in v1]
+    if missing and (v1 or v2 is None):
+        raise UserError(f"control groups: no {', '.join(missing)} controller is mounted; a node's capacity needs it")
+    return Hierarchies(v1, v2)
+
+
+def here() -> Hierarchies:
+    """Return the hierarchies of this machine."""
+    return hierarchies(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The control group of one node: a quota of its cores and the emulators' headroom, and a high weight."""
+
+    spec: BoxSpec
+    node: NodeSpec
+
+    @property
+    def name(self) -> str:
+        """See `Part.name`."""
+        return f"partition {self.node.full_name}{SUFFIX}"
+
+    @property
+    def quota_us(self) -> int:
+        """CPU time in a period of 0.1 s."""
+        return round(self.node.cpus * (1 + self.spec.emulator_headroom_frac) * _PERIOD_US)
+
+    def _settings(self, groups: Hierarchies) -> dict[Path, str]:
+        name = self.node.full_name + SUFFIX
+        if groups.kind == "v2":
+            folder = _v2(groups) / name
+            return {folder / "cpu.max": f"{self.quota_us} {_PERIOD_US}", folder / "cpu.weight": str(_WEIGHT)}
+        cpu, cpuset = groups.v1["cpu"], groups.v1["cpuset"]
+        return {
+            **{cpuset / name / file: _text(cpuset / file) for file in ("cpuset.cpus", "cpuset.mems")},
+            cpu / name / "cpu.cfs_period_us": str(_PERIOD_US),
+            cpu / name / "cpu.cfs_quota_us": str(self.quota_us),
+            cpu / name / "cpu.shares": str(_SHARES),
+        }
+
+    def there(self) -> bool:
+        """See `Part.there`."""
+        groups = here()
+        folders = [root / (self.node.full_name + SUFFIX) for root in groups.roots]
+        return all(folder.is_dir() for folder in folders) and all(
+            _text(path) == value for path, value in self._settings(groups).items()
+        )
+
+    def make(self) -> None:
+        """See `Part.make`."""
+        groups = here()
+        name = self.node.full_name + SUFFIX
+        try:
+            for root in groups.roots:
+                (root / name).mkdir(exist_ok=True)
+            if groups.kind == "v2":
+                for folder in (_v2(groups), _v2(groups) / name):
+                    (folder / "cgroup.subtree_control").write_text("+cpu +cpuset", encoding="ascii")
+            for path, value in self._settings(groups).items():
+                path.write_text(value, encoding="ascii")
+        except OSError as error:
+            raise RunError(f"{self.name}: {error.filename or ''}: {error.strerror}") from error
+        if not self.there():
+            raise RunError(f"{self.name}: the kernel did not take its settings")
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`."""
+        return remove_partition(self.node.full_name + SUFFIX)
+
+
+def partitions() -> list[str]:
+    """Return the names of all partitions on the machine that may belong to labs."""
+    return sorted({path.name for root in here().roots for path in root.glob(f"dfrs-*{SUFFIX}")})
+
+
+def remove_partition(name: str) -> list[str]:
+    """Kill what runs in a partition and remove it, if it is there; raises `RunError`."""
+    folders = [folder for folder in (root / name for root in here().roots) if folder.is_dir()]
+    killed = 0
+    for folder in folders:
+        killed += kill_all(partial(_processes, folder))
+        if not wait_until(partial(_remove, folder), _EMPTY_WITHIN_S):
+            raise RunError(f"{folder}: it cannot be removed")
+    return [f"partition {name}{f' ({killed} processes)' if killed else ''}"] if folders else []
+
+
+def _processes(folder: Path) -> list[ProcessId]:
+    found = []
+    for path in [folder, *(inside for inside in folder.rglob("*") if inside.is_dir())]:
+        with contextlib.suppress(OSError):  # it is gone, or its processes are elsewhere
+            found += [identify(int(pid)) for pid in _text(path / "cgroup.procs").split()]
+    return [process for process in found if process is not None]
+
+
+def _remove(folder: Path) -> bool:
+    """Remove groups from the inside out; False while one is in use."""
+    try:
+        for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            path.rmdir()
+        folder.rmdir()
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError:
+        return False
+    return True
+
+
+def _v2(groups: Hierarchies) -> Path:
+    if groups.v2 is None:
+        raise RunError("control groups: version 2 is not mounted")
+    return groups.v2
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()

@@ -1,0 +1,174 @@
+"""Processes that outlive the command which starts them: how they are known again, found, and ended.
+
+A process id alone may be another process by now, so each is kept with its start time. All carry a mark in their
+environment, by which they are found even if nobody lived to write their ids down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from testbed.errors import RunError
+
+MARK = "DFRS_TESTBED_BOX"
+_PROC = Path("/proc")
+_LOOK_EVERY_S = 0.02
+_KILLED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process: its id, and its start in clock ticks since the machine's."""
+
+    pid: int
+    start_ticks: int
+
+
+def mark(lab: str, node: str, role: str) -> str:
+    """Return the mark of a process; `node` is empty for what belongs to the lab as a whole."""
+    return f"{lab}/{node}/{role}"
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return who has this id now, or None; a process that has ended and waits for its parent is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
+    return None if fields[0] in {"Z", "X"} else ProcessId(pid, int(fields[19]))
+
+
+def alive(process: ProcessId | None) -> bool:
+    """Whether this very process runs."""
+    return process is not None and identify(process.pid) == process
+
+
+def spawn(argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:
+    """Start a process in a session of its own, away from the terminal; raises `RunError`.
+
+    `stdin` is what it reads at first. The caller's environment goes on to it, with the mark.
+    """
+    with log.open("ab") as sink:
+        try:
+            child = subprocess.Popen(  # noqa: S603  # arguments are a list, built from checked names
+                argv, stdin=subprocess.PIPE, stdout=sink, stderr=sink, cwd="/", start_new_session=True,
+                env={**os.environ, MARK: marked_as},
+            )  # fmt: skip
+        except OSError as error:
+            raise RunError(f"{argv[0]}: cannot be started: {error.strerror}") from error
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(stdin.encode())
+            child.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+    process = identify(child.pid)
+    child.returncode = 0  # it is to live on: nobody waits for it
+    if process is None:
+        raise RunError(f"{argv[0]}: ended at once{last_line(log)}")
+    return process
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log as the end of a message, or an empty string."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f": {lines[-1]}" if lines else ""
+
+
+def marked(lab: str, node: str | None = None, role: str | None = None) -> list[ProcessId]:
+    """Return the processes of a lab, of one of its nodes, or of one role there; None is any."""
+    wanted = [lab, node, role]
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            variables = (_PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+            marks = [text.removeprefix(f"{MARK}=").split("/") for text in variables if text.startswith(f"{MARK}=")]
+            if any(_fits(have, wanted) for have in marks) and pid != os.getpid():
+                found.append(identify(pid))
+    return [process for process in found if process is not None]
+
+
+def _fits(have: Sequence[str], wanted: Sequence[str | None]) -> bool:
+    return len(have) == len(wanted) and all(w in {None, h} for h, w in zip(have, wanted, strict=True))
+
+
+def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
+    """Return processes and all others in the mount namespaces of theirs, the machine's own and the caller's aside.
+
+    Hypervisors give guests an environment of their own; the mount namespace of a node they cannot leave behind.
+    """
+    found = set(processes)
+    public = {_mount_namespace(pid) for pid in ("1", "self")} | {None}
+    private = {_mount_namespace(str(process.pid)) for process in found} - public
+    if private:
+        for pid in _pids():
+            process = identify(pid) if _mount_namespace(str(pid)) in private else None
+            if process is not None:
+                found.add(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+def end(processes: Sequence[ProcessId], grace_s: float) -> None:
+    """End processes by SIGTERM, after `grace_s` by SIGKILL; raises `RunError` when one lives on even then."""
+    left = [process for process in processes if alive(process)]
+    for number, within_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_WITHIN_S)):
+        if number == signal.SIGTERM and grace_s <= 0:
+            continue
+        for process in left:
+            if alive(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+        wait_until(partial(_none_alive, left), within_s)
+        left = [process for process in left if alive(process)]
+        if not left:
+            return
+    raise RunError(f"processes {', '.join(str(process.pid) for process in left)} do not end, even by SIGKILL")
+
+
+def kill_all(find: Callable[[], Sequence[ProcessId]]) -> int:
+    """Kill what `find` finds until it finds nothing, as what is killed may have started more; returns how many."""
+    deadline_s = time.monotonic() + _KILLED_WITHIN_S
+    killed = 0
+    while found := find():
+        if time.monotonic() > deadline_s:
+            raise RunError(f"processes {', '.join(str(process.pid) for process in found)} keep coming back")
+        end(found, grace_s=0)
+        killed += len(found)
+    return killed
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Look until the condition holds; False when it does not within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_LOOK_EVERY_S)  # the kernel tells no event of a process that is no child
+    return True
+
+
+def _none_alive(processes: Sequence[ProcessId]) -> bool:
+    return not any(alive(process) for process in processes)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+
+
+def _mount_namespace(pid: str) -> Path | None:
+    try:
+        return (_PROC / pid / "ns" / "mnt").readlink()
+    except OSError:
+        return None

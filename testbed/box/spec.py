@@ -1,0 +1,129 @@
+"""What a lab in a box consists of, and the name and place of each of its parts."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.control.scenario import Scenario
+from testbed.errors import UserError
+
+RUN_ROOT = Path("/run/dfrs-testbed")
+STORE_ROOT = Path("/var/lib/dfrs-testbed")
+WITHOUT_HYPERVISOR = frozenset({"process", "null"})
+_MOST_NAME_CHARS = 60  # a host name has at most 64, a socket's path at most 107
+_MOST_NODES = 250
+
+
+def prefix(lab: str) -> str:
+    """Return what the names of all parts of a lab begin with."""
+    return f"dfrs-{lab}-"
+
+
+def lab_dir(lab: str) -> Path:
+    """Return the folder of a lab's state, sockets and logs: gone after a restart of the machine, as the lab is."""
+    return RUN_ROOT / lab
+
+
+def store_dir(lab: str) -> Path:
+    """Return the folder on disk of a lab's saved guests and caches."""
+    return STORE_ROOT / lab
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network."""
+
+    lab: str
+    name: str
+    cpus: float
+    memory_mib: int
+    driver: str
+    address: str
+
+    @property
+    def full_name(self) -> str:
+        """Its network namespace, host name and control group partition."""
+        return prefix(self.lab) + self.name
+
+    @property
+    def host(self) -> str:
+        """Its address without the prefix length."""
+        return self.address.partition("/")[0]
+
+    @property
+    def has_hypervisor(self) -> bool:
+        """Whether a libvirtd belongs to it."""
+        return self.driver not in WITHOUT_HYPERVISOR
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets, configuration and the agent's private files."""
+        return lab_dir(self.lab) / self.name
+
+    @property
+    def store_dir(self) -> Path:
+        """What needs a disk: saved guests, libvirt's files, logs."""
+        return store_dir(self.lab) / self.name
+
+    @property
+    def image_dir(self) -> Path:
+        """Saved guests."""
+        return self.store_dir / "images"
+
+    @property
+    def socket(self) -> Path:
+        """Where its libvirtd answers, as seen from outside the node."""
+        return self.run_dir / "run" / "libvirt-sock"
+
+    @property
+    def libvirt_uri(self) -> str:
+        """Its libvirtd, from outside the node."""
+        return f"qemu+unix:///system?socket={self.socket}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s a node and direction; None is no limit)."""
+
+    lab: str
+    nodes: tuple[NodeSpec, ...]
+    broker: str
+    link_mbit_per_s: float | None
+    emulator_headroom_frac: float
+
+    @property
+    def fabric(self) -> str:
+        """The network namespace of the bridge between the nodes."""
+        return prefix(self.lab) + "fabric"
+
+
+def spec_of(scenario: Scenario) -> BoxSpec:
+    """Return the lab that a scenario with a `[box]` describes; raises `UserError`."""
+    box = scenario.box
+    if box is None:
+        raise UserError(f"scenario {scenario.name}: it has no [box] table, so there is no lab to make")
+    if len(scenario.nodes) > _MOST_NODES:
+        raise UserError(f"scenario {scenario.name}: {len(scenario.nodes)} nodes; a box has at most {_MOST_NODES}")
+    for node in scenario.nodes:
+        name = prefix(scenario.lab) + node.name
+        if len(name) > _MOST_NAME_CHARS:
+            raise UserError(f"node {node.name}: {name} has {len(name)} characters; expected {_MOST_NAME_CHARS} at most")
+        if node.name in {"fabric", "broker"}:
+            raise UserError(
+                f"lab {scenario.lab}: a node named {node.name}; that is the name of another part of the lab"
+            )
+    network = ipaddress.IPv4Network(box.guest_network)
+    last = int(network.broadcast_address) & ~0xFF
+    nodes = tuple(
+        NodeSpec(
+            scenario.lab, node.name, node.cpus, node.memory_mib, node.driver,
+            f"{ipaddress.IPv4Address(last + number)}/{network.prefixlen}",
+        )
+        for number, node in enumerate(scenario.nodes, start=1)
+    )  # fmt: skip
+    kind = scenario.broker.kind
+    if kind is None:
+        raise UserError(f"scenario {scenario.name}: a [box] brings its own broker; leave broker.address out")
+    return BoxSpec(scenario.lab, nodes, kind, box.link_mbit_per_s, box.emulator_headroom_frac)

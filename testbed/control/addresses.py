@@ -1,0 +1,27 @@
+"""Addresses of guests on the network that they share."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+RESERVED = 256
+
+
+def guest_addresses(network: str) -> Iterator[str]:
+    """Yield addresses with prefix length (`10.77.1.0/16`) for one guest after the other, without end.
+
+    The first and the last 256 of the network are left to nodes and services, as are all x.x.255.x. It begins again when
+    all were given: those of a /16 suffice for 65,024 guests, of which the first have ended long before.
+    """
+    whole = ipaddress.IPv4Network(network)
+    while True:
+        for number in range(RESERVED, whole.num_addresses - RESERVED):
+            address = whole[number]
+            if address.packed[2] != 255:
+                yield f"{address}/{whole.prefixlen}"
+
+
+def host_of(address: str) -> str:
+    """Return an address without its prefix length; empty stays empty."""
+    return address.partition("/")[0]

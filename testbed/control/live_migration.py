@@ -1,0 +1,175 @@
+"""Live migration of a job's guests: believed only after the agents at both ends were asked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from testbed.bus.messages import Adopt, GuestSample, ListGuests, Migrate, Stop
+from testbed.control.cluster import LiveJob
+from testbed.control.operations import Nodes, Operations
+from testbed.control.scenario import DeadlinesTable, MigrationTable
+from testbed.errors import RunError, TestbedError
+
+LATE_EVENT_S = 1.0  # for which an end that was told is waited for, when a guest is nowhere
+
+
+class StaysError(RunError):
+    """Guests could not migrate and run where they were; the others of their job have arrived."""
+
+
+class LostError(RunError):
+    """A guest is at neither end of its migration, or that cannot be known."""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What one guest's live migration took; without the source's word, the times are upper bounds."""
+
+    bytes: int
+    elapsed_s: float
+    downtime_s: float
+    rounds: int = 0
+
+
+class _Guests(msgspec.Struct):
+    guests: list[GuestSample]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMigration:
+    """Moves the guests of one job; `tell(**entry)` journals what happens to each."""
+
+    nodes: Nodes
+    operations: Operations
+    deadlines: DeadlinesTable
+    limits: MigrationTable
+    tell: Callable[..., None]
+
+    async def move(self, live: LiveJob, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
+        """Migrate the tasks that are not at their targets side by side, then set the caps of those that stayed.
+
+        `live.running_on` follows each as it arrives. Raises `StaysError` when some run where they were, and with all
+        members at the old yield; `LostError` when one is nowhere without having ended.
+        """
+        before = self._running_on(live)
+        moving = [task for task in range(len(targets)) if before[task] != targets[task]]
+        results = await asyncio.gather(
+            *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # what is worse comes first
+        moved = [result for result in results if isinstance(result, Moved)]
+        if failures:
+            if isinstance(failures[0], StaysError) and moved:
+                await self._level_caps(live, live.yield_frac)
+            raise failures[0]
+        if len(moving) < len(targets) and yield_frac != live.yield_frac:
+            await self._level_caps(live, yield_frac)
+        return moved
+
+    async def _level_caps(self, live: LiveJob, yield_frac: float) -> None:
+        """Give all members one yield, so that the job's cap is never a mixture."""
+        for attempt in range(self.deadlines.tries):
+            if attempt:
+                await asyncio.sleep(0.2 * 2**attempt)
+            try:
+                await self.operations.set_cap(live, yield_frac)
+            except TestbedError:
+                if live.finished_tasks:
+                    return  # a guest that has ended has no cap
+                if attempt + 1 == self.deadlines.tries:
+                    raise
+            else:
+                return
+
+    def _running_on(self, live: LiveJob) -> tuple[int, ...]:
+        if live.running_on is None:
+            raise RunError(f"job {live.job_id} does not run")
+        return live.running_on
+
+    async def _member(self, live: LiveJob, task: int, target: int, yield_frac: float) -> Moved | None:
+        """Migrate one guest; None if it ended before, or on its way."""
+        loop = asyncio.get_running_loop()
+        source, spec = self._running_on(live)[task], live.specs[task]
+        budget_s = self.limits.budget_s_per_gib * math.ceil(spec.memory_mib / 1024)
+        begin_s = loop.time()
+        moved: Moved | None = None
+        failure: TestbedError | None = None
+        if task not in live.finished_tasks:
+            action = Migrate(
+                guest=spec.guest,
+                to_uri=self.nodes.facts(target).migration_uri,
+                budget_s=budget_s,
+                no_progress_s=self.limits.no_progress_s,
+            )
+            try:
+                reply = await self.nodes.call(source, action, budget_s + self.deadlines.command_s)
+                moved = msgspec.convert(reply, Moved)
+            except TestbedError as error:
+                failure = error
+                await self._ask_both_ends(live, task, source, target, error)
+            refusal = await self._adopt(live, task, target, spec.cpu_cores * yield_frac)
+            if refusal is not None:
+                raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
+        live.running_on = tuple(target if index == task else node for index, node in enumerate(self._running_on(live)))
+        if task in live.finished_tasks:
+            return None
+        elapsed_s = loop.time() - begin_s
+        moved = moved or Moved(bytes=0, elapsed_s=elapsed_s, downtime_s=elapsed_s)
+        self.tell(
+            job=live.job_id, task=task, source=source, target=target, counted=failure is None,
+            **msgspec.structs.asdict(moved),
+        )  # fmt: skip
+        return moved
+
+    async def _ask_both_ends(self, live: LiveJob, task: int, source: int, target: int, error: TestbedError) -> None:
+        """After a migration that did not say that it succeeded: return if the guest has left, else raise `StaysError`.
+
+        The source's word decides. What the target has while the source still runs the guest is an incoming copy that
+        never ran, and is destroyed; a guest that the source has not is looked for by adopting it.
+        """
+        guest = live.specs[task].guest
+        here, there = await asyncio.gather(self._has(source, guest), self._has(target, guest))
+        self.tell(
+            job=live.job_id, task=task, source=source, target=target, error=str(error), at_source=here, at_target=there
+        )
+        if not here:
+            return
+        try:
+            await self.nodes.call(target, Stop(guest=guest), self.deadlines.command_s)
+        except TestbedError as resists:
+            if there:
+                raise LostError(f"{guest}: a copy at the target of its migration resists: {resists}") from resists
+        raise StaysError(str(error)) from error
+
+    async def _has(self, node: int, guest: str) -> bool | None:
+        """Whether a node has the guest once it is done with every command for it; None if it does not say."""
+        try:
+            reply = await self.nodes.call(node, ListGuests(settled=(guest,)), self.deadlines.command_s)
+        except TestbedError:
+            return None
+        return any(sample.guest == guest for sample in msgspec.convert(reply, _Guests).guests)
+
+    async def _adopt(self, live: LiveJob, task: int, target: int, cap_cores: float) -> TestbedError | None:
+        """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""
+        error: TestbedError | None = None
+        for attempt in range(self.deadlines.tries):
+            if attempt:
+                await asyncio.sleep(LATE_EVENT_S * attempt)
+            if task in live.finished_tasks:
+                return None
+            live.progressed.discard(task)
+            try:
+                await self.nodes.call(
+                    target, Adopt(spec=live.specs[task], cap_cores=cap_cores), self.deadlines.command_s
+                )
+            except TestbedError as failure:
+                error = failure
+            else:
+                return None
+        await asyncio.sleep(LATE_EVENT_S)
+        return None if task in live.finished_tasks else error

@@ -1,0 +1,82 @@
+"""A lab in a box for tests: private libvirtds, so that nothing of the machine's own is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MISSING = [
+    what
+    for what, there in (
+        ("root", os.geteuid() == 0),
+        ("libvirtd", shutil.which("libvirtd") is not None),
+        ("qemu-system-x86_64", shutil.which("qemu-system-x86_64") is not None),
+        ("libvirt-python", importlib.util.find_spec("libvirt") is not None),
+    )
+    if not there
+]
+needs_hypervisor = pytest.mark.skipif(bool(MISSING), reason=f"this machine or user lacks {', '.join(MISSING)}")
+
+SCENARIO = """
+name = "{lab}"
+lab = "{lab}"
+policy = "FCFS"
+[workload.lublin]
+jobs = 1
+nodes = 2
+seed = 1
+[box]
+[[nodes]]
+name = "a"
+driver = "libvirt"
+cpus = 1.0
+memory_mib = 1536
+[[nodes]]
+name = "b"
+driver = "libvirt"
+cpus = 1.0
+memory_mib = 1536
+"""
+
+
+@contextlib.contextmanager
+def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
+    """Bring up a lab of two nodes, a and b; yields its journal; nothing is left of it after."""
+    from node_agent.guests.image import build
+    from testbed.box.down import remove_lab
+    from testbed.box.spec import spec_of
+    from testbed.box.state import Journal
+    from testbed.box.up import bring_up
+    from testbed.control.scenario import load_scenario
+
+    build()
+    path = folder / f"{lab}.toml"
+    path.write_text(SCENARIO.format(lab=lab), encoding="utf-8")
+    said: list[str] = []
+    try:
+        state, _ = bring_up(spec_of(load_scenario(path)), path, said.append)
+        yield Journal(state)
+    finally:
+        failures = remove_lab(lab, said.append).failures
+        assert not failures, failures
+
+
+def driver_options(journal: object, node_name: str) -> dict[str, str]:
+    """Return the options with which a driver in this process uses the hypervisor of a node."""
+    from testbed.box.network import BRIDGE
+
+    node = next(node for node in journal.state.nodes if node.name == node_name)  # type: ignore[attr-defined]
+    keeper = journal.process(f"namespaces {node.full_name}")  # type: ignore[attr-defined]
+    return {
+        "uri": node.libvirt_uri,
+        "migration_uri": f"qemu+tcp://{node.host}/system",
+        "partition": f"/{node.full_name}",
+        "bridge": BRIDGE,
+        "root": f"/proc/{keeper.pid}/root",
+    }

@@ -1,0 +1,124 @@
+"""What an agent adds to its driver: options, memory accounts, one command a guest at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from node_agent.agent import Agent, AgentConfig, make_driver
+from node_agent.cli import cli
+from node_agent.drivers.null import NullDriver
+from node_agent.drivers.protocol import DriverError, DriverFacts, NodeBudget
+from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import Adopt, GuestSpec, ListGuests, Migrate, ProgramSpec, Start
+from testbed.control.virtual_time import run_in_virtual_time
+from testbed.errors import UserError
+
+MEMORY_MIB = 100
+
+
+def spec(guest: str, memory_mib: int) -> GuestSpec:
+    program = ProgramSpec(name="eatcpu", work_units=10**9, units_per_iteration=100, seed=1)
+    return GuestSpec(guest=guest, run="t", job=1, task=0, program=program, cpu_cores=1.0, memory_mib=memory_mib)
+
+
+class Pair:
+    """Two agents, not on a bus, with null drivers that migrate."""
+
+    def __init__(self, folder: Path) -> None:
+        hub = MemoryHub()
+        self.drivers = [NullDriver("whole,live") for _ in range(2)]
+        self.facts: list[DriverFacts] = []
+        self.agents = []
+        for index, driver in enumerate(self.drivers):
+            place = folder / str(index)
+            config = AgentConfig("t", f"n{index}", 1.0, MEMORY_MIB, place, place / "images")
+            self.agents.append(Agent(config, driver, lambda _presence: hub.client("unused")))
+
+    async def open(self, folder: Path) -> None:
+        for index, driver in enumerate(self.drivers):
+            budget = NodeBudget(f"n{index}", 1.0, MEMORY_MIB, folder, folder, "127.0.0.1", "dfrs-")
+            self.facts.append(await driver.open(budget, lambda _happening: None))
+
+    def migrate(self, guest: str) -> Migrate:
+        return Migrate(guest=guest, to_uri=self.facts[1].migration_uri, budget_s=60, no_progress_s=20)
+
+
+def test_a_migration_frees_the_source_and_counts_at_the_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        here, there = pair.agents
+        await here.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        report = await here.perform(pair.migrate("a"))
+        assert report["bytes"] == 60 << 20
+        assert set(report) == {"bytes", "elapsed_s", "downtime_s", "rounds"}
+        await there.perform(Adopt(spec=spec("a", 60), cap_cores=0.5))
+        await there.perform(Adopt(spec=spec("a", 60), cap_cores=0.25))  # its answer was lost
+        assert [sample.cap_cores for sample in pair.drivers[1].sample()] == [0.25]
+        await here.perform(Start(spec=spec("b", 60), cap_cores=1.0))
+        with pytest.raises(DriverError, match="40 of 100 MiB are free"):
+            await there.perform(Start(spec=spec("c", 60), cap_cores=1.0))
+        for driver in pair.drivers:
+            await driver.close()
+
+    run_in_virtual_time(main())
+
+
+def test_an_arrival_beyond_the_budget_is_not_taken_over_and_not_destroyed(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        here, there = pair.agents
+        await here.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        await there.perform(Start(spec=spec("b", 60), cap_cores=1.0))
+        await here.perform(pair.migrate("a"))
+        with pytest.raises(DriverError, match="guest a needs 60 MiB; 40 of 100"):
+            await there.perform(Adopt(spec=spec("a", 60), cap_cores=1.0))
+        assert {sample.guest for sample in pair.drivers[1].sample()} == {"a", "b"}
+        await there._abandon("the lease ran out")
+        assert pair.drivers[1].sample() == []
+
+    run_in_virtual_time(main())
+
+
+def test_a_settled_list_waits_for_the_command_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        here, _ = pair.agents
+        await here.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        moving = asyncio.create_task(here.perform(pair.migrate("a")))
+        await asyncio.sleep(0.01)
+        at_once = await here.perform(ListGuests())
+        assert not moving.done()
+        settled = await here.perform(ListGuests(settled=("a",)))
+        assert moving.done()
+        assert [guest["guest"] for guest in at_once["guests"]] == ["a"]
+        assert settled["guests"] == []
+        for driver in pair.drivers:
+            await driver.close()
+
+    run_in_virtual_time(main())
+
+
+def test_options_reach_the_driver_and_unknown_ones_are_named() -> None:
+    assert make_driver("null", {"extras": "live"})._extras == ("live",)
+    with pytest.raises(UserError, match="driver 'null': unknown option 'speed': expected one of extras"):
+        make_driver("null", {"speed": "1"})
+    with pytest.raises(UserError, match="driver 'process': unknown option 'cap': expected one of caps"):
+        make_driver("process", {"cap": "duty"})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["caps"], "'caps': expected NAME=VALUE"), (["caps=a", "caps=b"], "caps is given twice")],
+)
+def test_options_that_are_no_pairs_are_refused(options: list[str], words: str) -> None:
+    arguments = [word for option in options for word in ("--option", option)]
+    result = CliRunner().invoke(cli, ["--node", "n1", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output

@@ -1,0 +1,344 @@
+"""The libvirt driver's parts that need no hypervisor: XML, control groups, migration targets, the control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, encode, repeated
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
+
+from node_agent.drivers.virt import channel as channel_module
+from node_agent.drivers.virt.channel import GuestChannel
+from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_xml, mac_of, moved_xml, owner_of
+from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
+from node_agent.drivers.virt.migration import migration_target, read_target
+
+SPEC = GuestSpec(
+    guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",
+    program=ProgramSpec(name="patterns", work_units=9, units_per_iteration=3, seed=5, workers=2, rank=1, ranks=2),
+)  # fmt: skip
+MACHINE = Machine("qemu", Path("/k/vmlinuz"), Path("/k/initramfs"))
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(["vmG1", "G1 ", "G1"])
+names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
+
+
+# --- frames
+
+
+@given(st.text("abcdef", min_size=1, max_size=8), st.lists(st.tuples(names, text), max_size=8), st.binary(max_size=20))
+def test_frames_survive_the_wire_whatever_stands_before_them(kind: str, fields: list[tuple[str, str]], dirt: bytes):
+    frame = encode(kind, fields)
+    assert frame.endswith(b"\n")
+    assert frame.count(b"\n") == 1
+    reader = Reader()
+    found = reader.feed(dirt.replace(b"\n", b"") + b"\n" + frame)
+    assert found[-1].kind == kind
+    assert [(name, value) for name, values in found[-1].fields.items() for value in values] == sorted(
+        fields, key=lambda pair: list(found[-1].fields).index(pair[0])
+    )
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.lists(st.integers(1, 30), min_size=1, max_size=60))
+def test_frames_do_not_depend_on_how_they_are_cut(values: list[int], cuts: list[int]):
+    stream = b"".join(encode("beat", [("units", value)]) for value in values)
+    reader, frames, at = Reader(), [], 0
+    for cut in [*cuts, len(stream)]:
+        frames += reader.feed(stream[at : at + cut])
+        at += cut
+    assert [frame.count("units") for frame in frames] == values
+    assert reader.skipped == 0
+
+
+def test_a_cut_frame_costs_only_itself():
+    whole = encode("beat", [("units", 7)])
+    for cut in range(1, len(whole) - 1):
+        for stream in (whole[cut:] + whole, whole[:-cut] + whole):
+            frames = Reader().feed(stream)
+            assert [frame.count("units") for frame in frames] == [7]
+
+
+def test_a_changed_byte_is_noticed():
+    whole = encode("done", [("units", 7)])
+    for at in range(len(whole) - 1):
+        changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        if changed[at : at + 1] != b"\n":
+            assert Reader().feed(changed) == []
+
+
+def test_memory_of_a_reader_stays_bounded():
+    reader = Reader()
+    for _ in range(100):
+        assert reader.feed(b"x" * MAX_FRAME_BYTES) == []
+    assert reader.feed(b"\n" + encode("beat"))[0].kind == "beat"
+    assert reader.skipped >= 1
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("Run", []), ("run", [("a b", 1)]), ("run", [("arg", "x" * 20000)])])
+def test_what_is_no_message_is_not_written(kind: str, fields: list[tuple[str, object]]):
+    with pytest.raises(WireError):
+        encode(kind, fields)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "1e3", "x", "9" * 30, "٣"])
+def test_a_count_is_a_count(value: str):
+    frame = Frame("beat", {"units": (value,)})
+    with pytest.raises(WireError, match="units"):
+        frame.count("units")
+
+
+def test_a_field_that_is_needed_once_comes_once():
+    frame = Frame("out", {"text": ("a", "b"), "n": ("nan",)})
+    for call in (lambda: frame.text("text"), lambda: frame.text("none"), lambda: frame.number("n")):
+        with pytest.raises(WireError):
+            call()
+
+
+# --- domains
+
+
+def test_a_domain_says_whose_it_is_and_what_it_has():
+    xml = domain_xml(SPEC, "alpha", MACHINE, Place("/dfrs-l-alpha", "dfrs0"))
+    root = ET.fromstring(xml)  # noqa: S314  # our own
+    assert owner_of(xml) == {
+        "guest": SPEC.guest, "run": "ab12", "job": "3", "task": "1", "node": "alpha", "address": "10.77.1.5/16",
+    }  # fmt: skip
+    assert root.findtext("memory") == "200"
+    assert root.findtext("vcpu") == "2"
+    assert root.findtext("resource/partition") == "/dfrs-l-alpha"
+    assert root.find("devices/interface/mac").attrib["address"] == mac_of(SPEC.address) == "52:54:0a:4d:01:05"
+    assert "dfrs.ip=10.77.1.5/16" in root.findtext("os/cmdline").split()
+    assert root.find("devices/disk") is None
+    with pytest.raises(DriverError, match="channel"):
+        channel_path(xml)  # only a running domain has a socket
+
+
+def test_a_moved_domain_differs_only_in_what_belongs_to_the_node():
+    here, there = Place("/dfrs-l-alpha", "dfrs0"), Place("/dfrs-l-beta", "br7")
+    moved = moved_xml(domain_xml(SPEC, "alpha", MACHINE, here), "beta", there)
+    assert ET.canonicalize(moved, strip_text=True) != ""
+    wanted = domain_xml(SPEC, "beta", MACHINE, there)
+
+    def parts(xml: str) -> list[tuple[str, str | None, list[tuple[str, str]]]]:
+        return sorted((e.tag, e.text, sorted(e.attrib.items())) for e in ET.fromstring(xml).iter())  # noqa: S314  # our own
+
+    assert parts(moved) == parts(wanted)
+
+
+def test_the_domain_of_somebody_else_is_nobody_s():
+    assert owner_of("<domain><name>web</name></domain>") == {}
+
+
+def test_the_socket_is_read_from_the_running_domain():
+    xml = (
+        "<domain><devices><channel type='unix'><source mode='bind' path='/a/other'/><target type='virtio' name='x'/>"
+        "</channel><channel type='unix'><source mode='bind' path='/a/ctl'/><target type='virtio' name='dfrs.ctl'/>"
+        "</channel></devices></domain>"
+    )
+    assert channel_path(xml) == Path("/a/ctl")
+
+
+@given(st.sampled_from(["", "/dfrs-l-b", "/a b&c=d"]), st.sampled_from(["", "br0"]), names)
+def test_a_migration_target_is_read_as_it_was_written(partition: str, bridge: str, node: str):
+    target = migration_target("qemu+tcp://10.77.255.2/system", Place(partition, bridge), node)
+    assert read_target(target) == ("qemu+tcp://10.77.255.2/system", "10.77.255.2", Place(partition, bridge), node)
+
+
+@pytest.mark.parametrize("target", ["", "tcp://a", "qemu:///system", "rm -rf /"])
+def test_what_is_no_migration_target_is_refused(target: str):
+    with pytest.raises(DriverError, match="migration target"):
+        read_target(target)
+
+
+# --- control groups
+
+
+def test_groups_of_version_1_and_2_are_read(tmp_path: Path):
+    one = [tmp_path / "v1" / name for name in ("vcpu0", "vcpu1")]
+    for folder, quota, time_ns in zip(one, (25000, 50000), (10**9, 2 * 10**9), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        (folder / "schedstat").write_text(f"{time_ns} 17 3\n")
+    groups = VcpuGroups(1, tuple(one), tuple(folder / "schedstat" for folder in one))
+    assert groups.cap_cores() == pytest.approx(0.75)
+    assert groups.cpu_s() == pytest.approx(3.0)
+    (one[1] / "cpu.cfs_quota_us").write_text("-1\n")
+    assert groups.cap_cores() is None
+    two = tmp_path / "v2"
+    two.mkdir()
+    (two / "cpu.max").write_text("30000 100000\n")
+    groups = VcpuGroups(1, (two,), ())
+    assert groups.cap_cores() == pytest.approx(0.3)
+    (two / "cpu.max").write_text("max 100000\n")
+    assert groups.cap_cores() is None
+    two.rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        groups.cap_cores()
+
+
+def test_mounts_of_both_versions_are_told_apart():
+    both = mount_points(
+        "30 23 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "29 23 0:25 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+        "31 23 0:27 /inner /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
+    )
+    assert both == {
+        "cpu": ("/", Path("/sys/fs/cgroup/cpu,cpuacct")),
+        "": ("/inner", Path("/sys/fs/cgroup/unified")),
+    }
+
+
+def test_a_guest_without_a_process_is_named(tmp_path: Path):
+    with pytest.raises(DriverError, match=r"x\.pid"):
+        vcpu_groups(tmp_path / "x.pid")
+
+
+# --- the control channel, with the guest's end played by the test
+
+Answer = Callable[["FakeGuest", Frame], None]
+
+
+class FakeGuest:
+    """Listens on a socket and answers as it is told; remembers every order."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.path = path
+        self.orders: list[Frame] = []
+        self._answer = answer
+        self._writer: asyncio.StreamWriter | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[FakeGuest]:
+        server = await asyncio.start_unix_server(self._serve, self.path)
+        async with server:
+            yield self
+            self.hang_up()
+            await asyncio.gather(*self._serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._serving.add(asyncio.current_task())
+        frames = Reader()
+        while data := await reader.read(4096):
+            for frame in frames.feed(data):
+                self.orders.append(frame)
+                self._answer(self, frame)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    def say(self, kind: str, *fields: tuple[str, object]) -> None:
+        self.raw(encode(kind, fields))
+
+    def raw(self, data: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def obey(guest: FakeGuest, frame: Frame) -> None:
+    guest.say("attached" if frame.kind == "attach" else "ok", ("id", frame.text("id")), ("pid", 4))
+
+
+def with_guest(tmp_path: Path, answer: Answer, play: Callable[[FakeGuest, GuestChannel, list[Frame]], object]) -> None:
+    async def main() -> None:
+        heard: list[Frame] = []
+        async with FakeGuest(tmp_path / "ctl", answer).open() as guest:
+            channel = GuestChannel("g", heard.append)
+            try:
+                async with asyncio.timeout(10):
+                    await play(guest, channel, heard)  # type: ignore[misc]  # a coroutine function
+            finally:
+                channel.detach()
+
+    asyncio.run(main())
+
+
+def test_an_order_that_is_lost_is_repeated_with_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", 0.02)
+
+    def deaf_at_first(guest: FakeGuest, frame: Frame) -> None:
+        if sum(order.kind == frame.kind for order in guest.orders) >= 3:
+            obey(guest, frame)
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, 5)
+        assert (await channel.order("run", repeated("arg", ["/bin/x", "y z"]), 5)).count("pid") == 4
+        runs = [order for order in guest.orders if order.kind == "run"]
+        assert len(runs) == 3
+        assert len({order.count("id") for order in runs}) == 1
+        assert runs[0].fields["arg"] == ("/bin/x", "y z")
+        assert runs[0].count("id") > guest.orders[0].count("id")
+
+    with_guest(tmp_path, deaf_at_first, play)
+
+
+def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
+    def tell(guest: FakeGuest, frame: Frame) -> None:
+        obey(guest, frame)
+        if frame.kind != "attach":
+            return
+        after = frame.count("after")
+        guest.raw(b"d of a frame that was cut\n")
+        for seq in range(after + 1, 4):
+            guest.say("out", ("seq", seq), ("pid", 1), ("text", f"line {seq}"))
+        guest.say("out", ("seq", 2), ("pid", 1), ("text", "line 2"))
+        guest.say("beat", ("units", 5), ("mono_ns", 1))
+        guest.say("exit", ("seq", 4 + after), ("pid", 1), ("status", 0))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, 5)
+        await channel.order("go", [], 5)  # what was told before is heard before its answer
+        await channel.attach(guest.path, 5)  # as after a restore: only what is new is asked for
+        assert guest.orders[-1].count("after") == 4
+        await channel.order("go", [], 5)
+        assert [frame.count("seq") for frame in heard if frame.kind == "exit"] == [4, 8]
+        assert [frame.count("seq") for frame in heard if frame.kind == "out"] == [1, 2, 3]
+
+    with_guest(tmp_path, tell, play)
+
+
+def test_a_guest_that_refuses_or_says_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", 0.02)
+
+    def refuse(guest: FakeGuest, frame: Frame) -> None:
+        if frame.kind == "attach":
+            obey(guest, frame)
+        elif frame.kind == "run":
+            guest.say("refused", ("id", frame.text("id")), ("error", "no such file"))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, 5)
+        with pytest.raises(DriverError, match="refused run: no such file"):
+            await channel.order("run", [], 5)
+        with pytest.raises(DriverError, match="did not answer go"):
+            await channel.order("go", [], 0.1)
+        guest.hang_up()
+        with pytest.raises(DriverError, match="channel"):
+            await channel.order("go", [], 5)
+        assert not channel.attached
+
+    with_guest(tmp_path, refuse, play)
+
+
+def test_a_socket_that_never_comes_is_an_error(tmp_path: Path):
+    async def main() -> None:
+        with pytest.raises(DriverError, match="nowhere"):
+            await GuestChannel("g", lambda _frame: None).attach(tmp_path / "nowhere", 0.1)
+
+    asyncio.run(main())

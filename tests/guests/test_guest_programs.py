@@ -1,0 +1,175 @@
+"""The guests' programs end with the checksums of their Python twins, on this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from twins import expected, task
+
+from node_agent.drivers.procs.environment import BIN
+from node_agent.guests import wire
+from node_agent.programs.ballast import Ballast
+from node_agent.programs.task import TOPOLOGIES
+
+RESERVE_MIB = 28
+NAMES = ("ready", "done", "error")
+
+
+class Side:
+    """The agent's side of one program."""
+
+    def __init__(self, folder: Path, one, available_mib: int = 0, **changes) -> None:
+        folder.mkdir()
+        fields = {**asdict(one), **changes}
+        (folder / "task").write_text("".join(f"{name}={value}\n" for name, value in fields.items()))
+        (folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:  {available_mib * 1024} kB\n")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(folder / "agent.sock"))
+        self.listener.listen()
+        self.listener.settimeout(20)
+        self.folder = folder
+        self.environment = {
+            "DFRS_RUN": str(folder), "DFRS_MEMINFO": str(folder / "meminfo"),
+            "LD_LIBRARY_PATH": str(BIN.parent / "lib"),
+        }  # fmt: skip
+        self.end: socket.socket | None = None
+
+    def hear(self) -> wire.Frame:
+        if self.end is None:
+            self.end = self.listener.accept()[0]
+            self.end.settimeout(20)
+        kind, *parts = self.end.recv(65536).decode().split(" ")
+        pairs = [part.partition("=") for part in parts]
+        assert kind in NAMES
+        return wire.Frame(kind, {name: (value,) for name, _, value in pairs})
+
+    def go(self) -> None:
+        assert self.hear().kind == "ready"
+        self.end.send(b"go")
+
+    def close(self) -> None:
+        self.listener.close()
+        if self.end is not None:
+            self.end.close()
+
+
+def _alone(programs, folder, one, program="eatcpu") -> wire.Frame:
+    side = Side(folder, one)
+    process = subprocess.Popen([programs / program], env=side.environment)
+    side.go()
+    done = side.hear()
+    assert process.wait() == 0
+    side.close()
+    assert int.from_bytes((folder / "progress").read_bytes(), "little") == one.work_units
+    return done
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("program", ["eatcpu", "patterns"])
+def test_a_single_guest_computes_what_its_twin_does(programs, short_path, program, workers):
+    one = task(name=program, workers=workers, seed=2**63 + 5, work_units=31)
+    done = _alone(programs, short_path / "a", one, program)
+    assert (done.text("checksum"), done.count("messages")) == expected(one)
+    assert done.count("units") == 31
+    assert done.number("compute_s") > 0
+    assert done.number("comm_s") == 0
+
+
+def _together(programs, folder, tasks, **second) -> list[Side]:
+    sides = [Side(folder / f"r{one.rank}", one, **(second if one.rank == 1 else {})) for one in tasks]
+    argv = [str(BIN / "mpiexec")]
+    for number, side in enumerate(sides):
+        argv += [":"] if number else []
+        argv += ["-n", "1", *(word for pair in side.environment.items() for word in ("-env", *pair))]
+        argv += [str(programs / "patterns")]
+    # MPI says at length why it was told to abort
+    sides[0].process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for side in sides:
+        side.go()
+    return sides
+
+
+CASES = [(topology, ranks, "uniform", 100) for topology in TOPOLOGIES for ranks in (2, 4)]
+CASES += [("torus", 3, "1/i", 1), ("tree", 3, "1/i", 8), ("ring", 4, "1/i", 70001), ("all-to-all", 3, "uniform", 17)]
+
+
+@pytest.mark.parametrize(("topology", "ranks", "imbalance", "message_bytes"), CASES)
+def test_ranks_compute_what_their_twins_do(programs, short_path, topology, ranks, imbalance, message_bytes):
+    tasks = [
+        task(name="patterns", rank=rank, ranks=ranks, topology=topology, imbalance=imbalance,
+             message_bytes=message_bytes, workers=1 + rank % 2, units_per_iteration=9)
+        for rank in range(ranks)
+    ]  # fmt: skip
+    sides = _together(programs, short_path, tasks)
+    for side, one in zip(sides, tasks, strict=True):
+        done = side.hear()
+        assert (done.kind, done.text("checksum"), done.count("messages")) == ("done", *expected(one))
+        side.close()
+    assert sides[0].process.wait(20) == 0
+
+
+def test_a_message_that_is_not_what_was_sent_is_an_error(programs, short_path):
+    tasks = [task(name="patterns", rank=rank, ranks=2) for rank in range(2)]
+    sides = _together(programs, short_path, tasks, seed=12)
+    said = sides[0].hear()
+    assert said.kind == "error"
+    assert re.fullmatch(
+        r"message%20from%20rank%201%20to%200,%20iteration%200:%20byte%20\d+%20of%20100%20.*", said.text("message")
+    )
+    assert sides[0].process.wait(20) != 0
+    for side in sides:
+        side.close()
+
+
+def test_ballast_is_the_twins_to_the_byte_and_leaves_the_reserve(programs, short_path):
+    one = task(seed=5, job=3, task=2)
+    side = Side(short_path / "a", one, available_mib=RESERVE_MIB + 3)
+    process = subprocess.Popen([programs / "eatcpu"], env=side.environment)
+    assert side.hear().count("ballast_mib") == 3
+    ballast = Ballast(3)
+    ballast.fill(one)
+    begin = bytes(ballast.bytes[:64])
+    found = b""
+    with Path(f"/proc/{process.pid}/mem").open("rb") as memory:
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            low, high = (int(text, 16) for text in line.split()[0].split("-"))
+            if line.split()[1] == "rw-p" and len(line.split()) == 5 and high - low >= 3 << 20:
+                memory.seek(low)
+                content = memory.read(high - low)
+                if begin in content:
+                    found = content[content.index(begin) :][: 3 << 20]
+    assert found == bytes(ballast.bytes)
+    ballast.free()
+    process.kill()
+    process.wait()
+    side.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"topology": "star"}, "topology%20%3D%20star"),
+        ({"work_units": 0}, "work_units%20%3D%200:%20expected%20at%20least%201"),
+        ({"seed": -1}, "seed%20%3D%20-1:%20expected%20a%20count"),
+        ({"name": "patterns"}, "name%20%3D%20patterns:%20expected%20eatcpu"),
+        ({"ranks": 2}, "ranks%20%3D%202:%20expected%201"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_told_why(programs, short_path, changes, complaint):
+    side = Side(short_path / "a", task(), **changes)
+    process = subprocess.Popen([programs / "eatcpu"], env=side.environment, stderr=subprocess.DEVNULL)
+    said = side.hear()
+    assert said.kind == "error"
+    assert complaint in said.text("message")
+    assert process.wait() == 1
+    side.close()
+
+
+def test_calibration_prints_a_rate(programs):
+    out = subprocess.run([programs / "eatcpu", "calibrate", "0.2"], capture_output=True, text=True, check=True).stdout
+    assert float(re.fullmatch(r"units_per_core_s=(\d+\.\d)\n", out)[1]) > 100
