@@ -23,7 +23,8 @@ the host sends an order after the one before it was answered::
     go      id                        the program that said `ready` may work, now or when it says so
     kill    id, signal                signal every process that `run` started, and their children
 
-Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`.
+Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`, and with `last`, the
+highest id that it knows, when the order's is lower: the clock of its new node may be behind that of the one before.
 
 What the guest tells by itself is retained and numbered by `seq` (from 1), for whoever attaches later::
 

@@ -52,6 +52,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     with only_command():
+        if any(node.has_hypervisor for node in spec.nodes):
+            from node_agent.guests.image import build  # noqa: PLC0415
+
+            build(progress=_say)  # what its guests boot; nothing to do when it is there
         _, made = bring_up(spec, scenario, _say)
     found = report(spec.lab)
     if as_json:

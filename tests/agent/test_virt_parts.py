@@ -313,6 +313,25 @@ def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
     with_guest(tmp_path, tell, play)
 
 
+def test_a_guest_from_a_node_whose_clock_was_ahead_is_caught_up_with(tmp_path: Path):
+    ahead = 10**14
+
+    def of_the_future(guest: FakeGuest, frame: Frame) -> None:
+        if frame.count("id") > ahead:
+            obey(guest, frame)
+        else:
+            guest.say("refused", ("id", frame.text("id")), ("error", "older"), ("last", ahead))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, 5)
+        await channel.order("go", [], 5)
+        assert [(order.kind, order.count("id") > ahead) for order in guest.orders] == [
+            ("attach", False), ("attach", True), ("go", True),
+        ]  # fmt: skip
+
+    with_guest(tmp_path, of_the_future, play)
+
+
 def test_a_guest_that_refuses_or_says_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", 0.02)
 

@@ -159,6 +159,13 @@ def test_go_reaches_a_program_before_or_after_it_is_ready_and_progress_is_told_o
         program.end.close()
 
 
+def test_an_order_older_than_the_last_is_refused_with_its_id(agent):
+    assert agent.host.order("attach", ("after", 0), number=500).kind == "attached"
+    older = agent.host.order("go", number=499)
+    assert (older.kind, older.count("last")) == ("refused", 500)
+    assert agent.host.order("go", number=501).kind == "ok"
+
+
 def test_kill_reaches_children_in_sessions_of_their_own(agent):
     host = agent.host
     host.order("attach", ("after", 0))

@@ -72,19 +72,24 @@ class GuestChannel:
     async def order(self, kind: str, fields: Sequence[tuple[str, object]], deadline_s: float) -> Frame:
         """Have the guest do one thing; repeated until it is answered, done once. Raises `DriverError`."""
         async with self._ordering:
-            # grows over the lives of the guest on whatever node: clocks of nodes differ less than a move takes
-            self._order = max(self._order + 1, time.time_ns() // 1_000_000)
-            frame = encode(kind, [("id", self._order), *fields])
             try:
                 async with asyncio.timeout(deadline_s):
-                    answer = await self._ask(frame)
+                    answer = await self._ask(kind, fields)
+                    if answer.kind == "refused" and "last" in answer.fields:
+                        self._order = answer.count("last")
+                        answer = await self._ask(kind, fields)
             except TimeoutError:
                 raise DriverError(f"guest {self._guest} did not answer {kind} within {deadline_s:.1f} s") from None
+            except WireError as error:
+                raise DriverError(f"guest {self._guest}: {error}") from error
         if answer.kind == "refused":
             raise DriverError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
         return answer
 
-    async def _ask(self, frame: bytes) -> Frame:
+    async def _ask(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
+        # grows over the lives of the guest on whatever node, as long as their clocks agree
+        self._order = max(self._order + 1, time.time_ns() // 1_000_000)
+        frame = encode(kind, [("id", self._order), *fields])
         while True:
             if self._writer is None:
                 raise DriverError(f"guest {self._guest}: its control channel is not open")

@@ -253,6 +253,8 @@ class LibvirtDriver:
             _, hypervisor, _, _ = self._opened()
             if await hypervisor.find(spec.guest, self._patience.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
+            if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
+                raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
             guest = self._new(spec, cap_cores)
             await guest.appear()
             guest.state = State.RUNNING
@@ -368,6 +370,10 @@ def _versions(connection: libvirt.virConnect) -> dict[str, str]:
         return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
     return {"libvirt": text(connection.getLibVersion()), "qemu": text(connection.getVersion())}
+
+
+def _runs(domain: libvirt.virDomain) -> bool:
+    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING)
 
 
 def _list_owners(connection: libvirt.virConnect) -> list[dict[str, str]]:

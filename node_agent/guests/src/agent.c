@@ -304,6 +304,8 @@ static void obey(const struct fields *order)
     message_field(&m, "id", "%llu", (unsigned long long)id);
     if (*error) {
         message_field(&m, "error", "%s", error);
+        if (id < last_id)
+            message_field(&m, "last", "%llu", (unsigned long long)last_id);
     } else if (attaches) {
         message_field(&m, "boot", "%s", boot);
         message_field(&m, "seq", "%llu", (unsigned long long)told_seq());
