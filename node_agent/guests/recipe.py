@@ -29,7 +29,7 @@ _APPLETS = (
     "cat", "dmesg", "free", "hostname", "insmod", "ip", "ls", "mkdir", "mount", "ping", "ps", "sh", "sleep", "uname",
     "usleep",
 )  # fmt: skip
-_COMMON = ("life.c", "kernel.c", "ballast.c", "wire.c")
+_COMMON = ("life.c", "report.c", "kernel.c", "ballast.c", "wire.c")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wl,--build-id=none")
 _STATIC: dict[str, tuple[str, ...]] = {
     "agent": ("agent.c", "procs.c", "told.c", "wire.c"),

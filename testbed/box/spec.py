@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-
-from testbed.control.scenario import Scenario
-from testbed.errors import UserError
 
 RUN_ROOT = Path("/run/dfrs-testbed")
 STORE_ROOT = Path("/var/lib/dfrs-testbed")
 WITHOUT_HYPERVISOR = frozenset({"process", "null"})
-_MOST_NAME_CHARS = 60  # a host name has at most 64, a socket's path at most 107
-_MOST_NODES = 250
 
 
 def prefix(lab: str) -> str:
@@ -97,33 +91,3 @@ class BoxSpec:
     def fabric(self) -> str:
         """The network namespace of the bridge between the nodes."""
         return prefix(self.lab) + "fabric"
-
-
-def spec_of(scenario: Scenario) -> BoxSpec:
-    """Return the lab that a scenario with a `[box]` describes; raises `UserError`."""
-    box = scenario.box
-    if box is None:
-        raise UserError(f"scenario {scenario.name}: it has no [box] table, so there is no lab to make")
-    if len(scenario.nodes) > _MOST_NODES:
-        raise UserError(f"scenario {scenario.name}: {len(scenario.nodes)} nodes; a box has at most {_MOST_NODES}")
-    for node in scenario.nodes:
-        name = prefix(scenario.lab) + node.name
-        if len(name) > _MOST_NAME_CHARS:
-            raise UserError(f"node {node.name}: {name} has {len(name)} characters; expected {_MOST_NAME_CHARS} at most")
-        if node.name in {"fabric", "broker"}:
-            raise UserError(
-                f"lab {scenario.lab}: a node named {node.name}; that is the name of another part of the lab"
-            )
-    network = ipaddress.IPv4Network(box.guest_network)
-    last = int(network.broadcast_address) & ~0xFF
-    nodes = tuple(
-        NodeSpec(
-            scenario.lab, node.name, node.cpus, node.memory_mib, node.driver,
-            f"{ipaddress.IPv4Address(last + number)}/{network.prefixlen}",
-        )
-        for number, node in enumerate(scenario.nodes, start=1)
-    )  # fmt: skip
-    kind = scenario.broker.kind
-    if kind is None:
-        raise UserError(f"scenario {scenario.name}: a [box] brings its own broker; leave broker.address out")
-    return BoxSpec(scenario.lab, nodes, kind, box.link_mbit_per_s, box.emulator_headroom_frac)

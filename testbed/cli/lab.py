@@ -41,10 +41,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
     """
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.box.spec import spec_of  # noqa: PLC0415
     from testbed.box.state import only_command  # noqa: PLC0415
     from testbed.box.status import report  # noqa: PLC0415
     from testbed.box.up import bring_up  # noqa: PLC0415
+    from testbed.control.boxes import spec_of  # noqa: PLC0415
     from testbed.control.scenario import load_scenario  # noqa: PLC0415
 
     spec = spec_of(load_scenario(scenario))

@@ -10,13 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
-from testbed.box.spec import spec_of
 from testbed.box.state import find
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
 from testbed.bus.memory import MemoryHub
 from testbed.bus.protocol import Bus, BusError
+from testbed.control.boxes import spec_of
 from testbed.control.local_agents import local_agents
 from testbed.control.scenario import Scenario
 from testbed.errors import UserError

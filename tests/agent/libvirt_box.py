@@ -50,9 +50,9 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
     """Bring up a lab of two nodes, a and b; yields its journal; nothing is left of it after."""
     from node_agent.guests.image import build
     from testbed.box.down import remove_lab
-    from testbed.box.spec import spec_of
     from testbed.box.state import Journal
     from testbed.box.up import bring_up
+    from testbed.control.boxes import spec_of
     from testbed.control.scenario import load_scenario
 
     build()

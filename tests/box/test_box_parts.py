@@ -14,8 +14,8 @@ from testbed.box import partition as partition_module
 from testbed.box.commands import CommandError, run
 from testbed.box.order import make_in_order, remove_in_order
 from testbed.box.partition import Hierarchies, Partition, hierarchies
-from testbed.box.spec import spec_of
 from testbed.cli import lab as command
+from testbed.control.boxes import spec_of
 from testbed.control.scenario import check_scenario, load_scenario
 from testbed.errors import RunError, UserError
 

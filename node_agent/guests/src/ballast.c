@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include "kernel.h"
-#include "life.h"
+#include "report.h"
 #include "words.h"
 
 #define LANES 32768 /* words a block: 256 KiB */
@@ -29,11 +29,11 @@ static uint64_t available_mib(void)
     return kib / 1024;
 }
 
-uint64_t ballast_fill(double *touch_s)
+uint64_t ballast_fill(uint64_t seed, double *touch_s)
 {
     double begin_s = monotonic_s();
     static uint64_t lanes[LANES]; /* before the look at what is available: it is part of what the program needs */
-    stream(seed_of4(task.seed, task.job, task.task, 2), lanes, LANES);
+    stream(seed, lanes, LANES);
     uint64_t available = available_mib(), mib = available > RESERVE_MIB ? available - RESERVE_MIB : 0;
     if (mib) {
         size_t bytes = mib << 20;

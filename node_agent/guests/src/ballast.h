@@ -7,7 +7,7 @@
 /* What stays free, so that the kernel, the agent, the process manager and MPI's connections go on living. */
 #define RESERVE_MIB 28
 
-/* Fill what is available but for the reserve; return how many MiB that were and how long it took. */
-uint64_t ballast_fill(double *touch_s);
+/* Fill what is available but for the reserve with what `seed` begins; return how many MiB that were and how long it took. */
+uint64_t ballast_fill(uint64_t seed, double *touch_s);
 
 #endif

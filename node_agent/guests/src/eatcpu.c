@@ -7,6 +7,7 @@
 
 #include "kernel.h"
 #include "life.h"
+#include "report.h"
 
 #define WINDOWS 9
 #define WARM_UP_NS 50e6

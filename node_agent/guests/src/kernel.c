@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "life.h"
+#include "report.h"
 #include "words.h"
 
 struct worker {

@@ -4,86 +4,21 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ballast.h"
 #include "kernel.h"
+#include "report.h"
 #include "wire.h"
 #include "words.h"
 
 struct task task;
-void (*at_failure)(void);
-static int agent = -1;
 static volatile uint64_t *progress;
-
-double monotonic_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static const char *in_run(const char *name)
-{
-    static char path[sizeof ((struct sockaddr_un *)0)->sun_path];
-    const char *folder = getenv("DFRS_RUN"); /* another place than the guest's, for tests on a host */
-    snprintf(path, sizeof path, "%s/%s", folder ? folder : "/run", name);
-    return path;
-}
-
-static void say(const struct message *m)
-{
-    size_t length;
-    const char *body = message_body(m, &length);
-    ssize_t sent;
-    do
-        sent = send(agent, body, length, MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-}
-
-void fail(const char *format, ...)
-{
-    static bool failing;
-    static struct message m;
-    char text[1024];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    if (!failing) {
-        failing = true;
-        message_begin(&m, "error");
-        message_field(&m, "message", "%s", text);
-        if (agent >= 0)
-            say(&m);
-        fprintf(stderr, "%s\n", text);
-        if (at_failure)
-            at_failure();
-    }
-    _exit(1);
-}
-
-static void connect_agent(void)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", in_run("agent.sock"));
-    agent = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (connect(agent, (struct sockaddr *)&address, sizeof address)) {
-        int error = errno;
-        close(agent);
-        agent = -1;
-        fail("%s: %s", address.sun_path, strerror(error));
-    }
-}
 
 static char *lines[64];
 static size_t line_count;
@@ -128,7 +63,7 @@ void life_read_task(const char *name)
 {
     static char text[MAX_FRAME_BYTES];
     prctl(PR_SET_TIMERSLACK, 1000); /* short sleeps be short: the kernel's slack is 50 µs */
-    connect_agent();
+    report_open();
     const char *path = in_run("task");
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
@@ -173,18 +108,12 @@ void life_prepare(void)
 {
     static struct message m;
     double touch_s;
-    uint64_t mib = ballast_fill(&touch_s);
+    uint64_t mib = ballast_fill(seed_of4(task.seed, task.job, task.task, 2), &touch_s);
     message_begin(&m, "ready");
     message_field(&m, "ballast_mib", "%llu", (unsigned long long)mib);
     message_field(&m, "touch_s", "%.6f", touch_s);
-    say(&m);
-    char order[64];
-    ssize_t length;
-    do
-        length = recv(agent, order, sizeof order, 0);
-    while (length < 0 && errno == EINTR);
-    if (length != 2 || memcmp(order, "go", 2))
-        fail("no go from the agent");
+    report_say(&m);
+    report_wait_for_go();
 }
 
 uint64_t life_iterations(void)
@@ -220,5 +149,5 @@ void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm
     message_field(&m, "messages", "%llu", (unsigned long long)messages);
     message_field(&m, "compute_s", "%.6f", compute_s);
     message_field(&m, "comm_s", "%.6f", comm_s);
-    say(&m);
+    report_say(&m);
 }

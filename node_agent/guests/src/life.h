@@ -18,10 +18,6 @@ struct task {
 
 extern struct task task;
 
-/* Tell the agent, or who reads the output if there is none, and end with exit code 1. */
-__attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
-extern void (*at_failure)(void); /* called before the end */
-
 /* `name` is what the task must name. Raises to `fail` as task.py's checks do. */
 void life_read_task(const char *name);
 /* Ballast, `ready`, and the wait for `go`. */
@@ -31,6 +27,5 @@ uint64_t life_share(uint64_t iteration);
 /* `iterations` are done: store it where the agent looks. */
 void life_progress(uint64_t iterations);
 void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm_s);
-double monotonic_s(void);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "kernel.h"
 #include "life.h"
+#include "report.h"
 #include "topology.h"
 #include "words.h"
 

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "report.h"
+
 /* The places one step away on a line or a circle, marked as ranks `first + place * stride`. */
 static void steps(bool *near, unsigned place, unsigned length, bool wraps, unsigned first, unsigned stride)
 {
