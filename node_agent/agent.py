@@ -22,6 +22,7 @@ from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happen
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer, ImageStore
 from node_agent.lease import LeaseGuard
 from node_agent.telemetry import NodeSampler
+from node_agent.verifier import Verifier
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.messages import (
@@ -92,6 +93,8 @@ class Agent:
         self._stopping = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._memory_mib: dict[str, int] = {}
+        self._verifier = Verifier()
+        self._verifies = False
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._lease_news = asyncio.Event()
@@ -121,6 +124,7 @@ class Agent:
         )
         try:
             found = await self._driver.open(budget, self._happenings.put_nowait)
+            self._verifies = "checksums" in found.capabilities
             if config.serve_images:
                 await self._server.open(config.address)
             facts = self._facts(found)
@@ -149,6 +153,7 @@ class Agent:
         return None if self._lease.allows(command.lease) else "its lease is not the one in force here"
 
     async def _leave(self) -> None:
+        self._verifier.close()
         await self._server.close()
         await self._driver.close()
 
@@ -220,9 +225,9 @@ class Agent:
     async def _tell(self, bus: Bus) -> None:
         topic = topics.node_topic(self._config.lab, self._config.node, "event")
         while True:
-            happening = await self._happenings.get()
+            happening = await self._verifier.check(await self._happenings.get())
             if happening.event in ("done", "failed"):
-                self._memory_mib.pop(happening.guest, None)
+                self._gone(happening.guest)
             event = GuestEvent(
                 node=self._config.node,
                 guest=happening.guest,
@@ -257,6 +262,7 @@ class Agent:
             with contextlib.suppress(DriverError):
                 await self._driver.stop(guest)
         self._memory_mib.clear()
+        self._verifier.close()
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         """Do one command; returns plain data for the reply, raises `TestbedError`."""
@@ -310,17 +316,17 @@ class Agent:
                 return {"wall_ns": time.time_ns()}
             case Save():
                 saved = await self._driver.save(action.guest, action.at, self._store.path(action.image))
-                self._memory_mib.pop(action.guest, None)
+                self._gone(action.guest)
                 return asdict(saved)
             case Migrate():
                 moved = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
-                self._memory_mib.pop(action.guest, None)
+                self._gone(action.guest)
                 return asdict(moved)
             case Adopt():
                 await self._adopt(action)
             case Stop():
                 await self._driver.stop(action.guest)
-                self._memory_mib.pop(action.guest, None)
+                self._gone(action.guest)
             case Cancel() | _:
                 raise DriverError(f"{type(action).__name__} is not a command for a guest")
         return {}
@@ -334,10 +340,11 @@ class Agent:
         try:
             await self._driver.start(spec, action.cap_cores, image)
         except BaseException:
-            self._memory_mib.pop(spec.guest, None)
+            self._gone(spec.guest)
             with contextlib.suppress(DriverError):
                 await self._driver.stop(spec.guest)
             raise
+        self._verify(spec)
 
     async def _adopt(self, action: Adopt) -> None:
         spec = action.spec
@@ -348,8 +355,17 @@ class Agent:
         try:
             await self._driver.adopt(spec, action.cap_cores)
         except BaseException:
-            self._memory_mib.pop(spec.guest, None)  # it is not destroyed: it may be the only copy
+            self._gone(spec.guest)  # it is not destroyed: it may be the only copy
             raise
+        self._verify(spec)
+
+    def _verify(self, spec: GuestSpec) -> None:
+        if self._verifies and spec.guest in self._memory_mib:  # else it has ended already
+            self._verifier.begin(spec)
+
+    def _gone(self, guest: str) -> None:
+        self._memory_mib.pop(guest, None)
+        self._verifier.forget(guest)
 
     def _reserve(self, spec: GuestSpec) -> None:
         used_mib = sum(self._memory_mib.values())

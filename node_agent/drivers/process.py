@@ -66,7 +66,7 @@ class ProcessDriver:
         self._caps = await open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}", self._forced_caps)
         mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
-        return DriverFacts(("start", "cap", f"cap:{self._caps.name}", "save", *mpi), versions, FLOOR_MIB)
+        return DriverFacts(("start", "cap", f"cap:{self._caps.name}", "save", "checksums", *mpi), versions, FLOOR_MIB)
 
     async def close(self) -> None:
         """See `Driver.close`."""

@@ -78,7 +78,8 @@ class Driver(Protocol):
     """Behaviour of one kind of guest on one node; `name` is that of its entry point.
 
     Capabilities that change how it is driven: `whole`: an image holds the guest with all that runs in it; `live`: a
-    guest can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs.
+    guest can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs;
+    `checksums`: `done` carries the checksum that the task must come to.
     """
 
     @property

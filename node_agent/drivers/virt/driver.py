@@ -84,7 +84,8 @@ class LibvirtDriver:
         versions = await self._hypervisor.call(self._patience.call_s, _versions)
         target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
         capabilities = [
-            "start", "cap", "cap:vcpu_quota", "save", "whole", f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}",
+            "start", "cap", "cap:vcpu_quota", "save", "whole", "checksums",
+            f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}",
             *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
         ]  # fmt: skip
         return DriverFacts(

@@ -1,0 +1,548 @@
+"""Real virtual machines through the libvirt driver: `python benchmarks/guests.py [--repeats 10] [--sizes 128,512]`.
+
+As root. A lab in a box of two nodes is made for it and removed after it; what is measured is the driver, in this
+process, on the hypervisors of that lab.
+
+  save   hold, save, restore and release of one guest, through the driver and by bare virsh, in random order; and the
+         rate of a save against a plain write + fsync of as many random bytes in the same folder
+  start  from the order to start a guest to its first progress
+  skew   how far apart the two members of a parallel job on two nodes were held, and released
+  caps   CPU that a capped guest used against its cap
+
+Every interval is a bootstrap 95 % interval of the median (percentile method).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import psutil
+from lab import print_machine, print_table
+
+from node_agent.agent import cpu_model
+from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
+from node_agent.drivers.virt.driver import LibvirtDriver
+from node_agent.guests.image import build
+from testbed.box.down import remove_lab
+from testbed.box.network import BRIDGE
+from testbed.box.spec import NodeSpec
+from testbed.box.state import Journal, only_command
+from testbed.box.up import bring_up
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.control.boxes import spec_of
+from testbed.control.scenario import check_scenario
+from testbed.errors import RunError, TestbedError
+
+MEASURES = ("save", "start", "skew", "caps")
+ENDLESS_UNITS = 1 << 50
+NEWS_WITHIN_S, VIRSH_WITHIN_S = 120.0, 300.0
+RESAMPLES = 2000
+SKEW_TARGET_MS, CAP_TARGET_PP, CAP_WINDOW_S, CAP_SETTLE_S = 50.0, 1.0, 8.0, 0.3
+CAPS_CORES = (0.1, 0.25, 0.5, 0.75, 0.9)
+BLOCK_BYTES = 4 << 20
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- statistics
+
+
+def bootstrap(statistic: Callable[[random.Random], float]) -> tuple[float, float]:
+    """Return the 95 % interval of a statistic of resampled values."""
+    draw = random.Random(1)  # noqa: S311  # a fixed seed, so that the same values give the same interval
+    found = sorted(statistic(draw) for _ in range(RESAMPLES))
+    return found[round(0.025 * (RESAMPLES - 1))], found[round(0.975 * (RESAMPLES - 1))]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the median."""
+    return bootstrap(lambda draw: median(draw.choices(values, k=len(values))))
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """Return median / median with its interval, both sides resampled on their own."""
+    low, high = bootstrap(
+        lambda draw: median(draw.choices(above, k=len(above))) / median(draw.choices(below, k=len(below)))
+    )
+    return median(above) / median(below), low, high
+
+
+def cells(values: Sequence[float], digits: int = 3) -> tuple[int, str, str]:
+    """Return n, median and interval of a table's row."""
+    low, high = interval(values)
+    return len(values), f"{median(values):.{digits}f}", f"{low:.{digits}f} .. {high:.{digits}f}"
+
+
+# --- the lab and its nodes
+
+
+@contextlib.contextmanager
+def box(memory_mib: int) -> Iterator[Journal]:
+    """Make a lab of two nodes; whatever happens, nothing is left of it after."""
+    lab = f"bench{os.getpid():x}"
+    table: dict[str, object] = {
+        "name": lab,
+        "lab": lab,
+        "policy": "FCFS",
+        "workload": {},
+        "box": {},
+        "nodes": [{"name": name, "driver": "libvirt", "cpus": 1.0, "memory_mib": memory_mib} for name in ("a", "b")],
+    }
+    spec = spec_of(check_scenario(table, Path(__file__)))
+    try:
+        with only_command():
+            state, _ = bring_up(spec, Path(__file__), say)
+        yield Journal(state)
+    finally:
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave half of it
+        try:
+            with only_command():
+                failures = remove_lab(lab, say).failures
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if failures:
+            raise RunError(f"lab {lab}: not removed: {'; '.join(failures)}")
+
+
+@dataclass
+class Node:
+    """One node's driver in this process, and what its guests did."""
+
+    spec: NodeSpec
+    driver: LibvirtDriver
+    images: Path
+    facts: DriverFacts = field(default_factory=lambda: DriverFacts((), {}))
+    happenings: list[Happening] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+        self.news.set()
+
+    async def progress(self, guest: str) -> Happening:
+        """Wait until a guest that was started makes its first progress."""
+        async with asyncio.timeout(NEWS_WITHIN_S):
+            while True:
+                for happening in [h for h in self.happenings if h.guest == guest]:
+                    self.happenings.remove(happening)
+                    if happening.event == "progress":
+                        return happening
+                    if happening.event in ("done", "failed"):
+                        raise RunError(f"guest {guest} {happening.event}: {happening.detail}")
+                self.news.clear()
+                await self.news.wait()
+
+    def sample(self, guest: str) -> GuestSample:
+        for sample in self.driver.sample():
+            if sample.guest == guest:
+                return sample
+        raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.happenings}")
+
+
+@contextlib.asynccontextmanager
+async def opened(journal: Journal, name: str, state_dir: Path) -> AsyncIterator[Node]:
+    spec = next(node for node in journal.state.nodes if node.name == name)
+    keeper = journal.process(f"namespaces {spec.full_name}")
+    if keeper is None:
+        raise RunError(f"node {name} has no keeper of its namespaces")
+    driver = LibvirtDriver(
+        uri=spec.libvirt_uri, partition=f"/{spec.full_name}", bridge=BRIDGE, root=f"/proc/{keeper.pid}/root"
+    )
+    node = Node(spec, driver, spec.store_dir / "bench")
+    # a name of its own: the node's agent has a driver, too, and each removes only its own guests
+    budget = NodeBudget(f"bench-{name}", spec.cpus, spec.memory_mib, state_dir / name, node.images, spec.host, "dfrs-")
+    try:
+        node.facts = await driver.open(budget, node.hear)
+        yield node
+    finally:
+        await driver.close()
+        shutil.rmtree(node.images, ignore_errors=True)
+
+
+def eatcpu(memory_mib: int) -> GuestSpec:
+    program = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7)
+    return GuestSpec(
+        guest=f"dfrs-bench-{memory_mib}", run="bench", job=0, task=0, program=program, cpu_cores=1.0,
+        memory_mib=memory_mib, address="10.77.1.1/16",
+    )  # fmt: skip
+
+
+# --- save and restore
+
+
+async def timed(into: dict[str, float], part: str, doing: Awaitable[object]) -> None:
+    begin_s = time.monotonic()
+    await doing
+    into[part] = time.monotonic() - begin_s
+
+
+async def virsh(uri: str, *words: str) -> None:
+    def run() -> None:
+        argv = ["virsh", "-q", "-c", uri, *words]
+        done = subprocess.run(argv, check=False, capture_output=True, timeout=VIRSH_WITHIN_S)
+        if done.returncode:
+            raise RunError(f"{' '.join(argv)}: {done.stderr.decode(errors='replace').strip()}")
+
+    await asyncio.to_thread(run)
+
+
+async def through_testbed(node: Node, spec: GuestSpec) -> dict[str, float]:
+    """From the hold to the release, as a rescheduling to the same node is done; all in seconds."""
+    image = node.images / f"{spec.guest}.img"
+    parts: dict[str, float] = {}
+    begin_s = time.monotonic()
+    await timed(parts, "hold_s", node.driver.hold(spec.guest))
+    report = await node.driver.save(spec.guest, None, image)
+    parts |= {"write_s": report.write_s, "sync_s": report.sync_s}
+    await timed(parts, "restore_s", node.driver.start(spec, 1.0, image))
+    await timed(parts, "release_s", node.driver.release(spec.guest))
+    parts["total_s"] = time.monotonic() - begin_s
+    parts["bytes"] = report.bytes
+    image.unlink()
+    return parts
+
+
+async def by_virsh(node: Node, spec: GuestSpec) -> dict[str, float]:
+    """Do the same four steps on the same guest by virsh, with the driver looking away."""
+    uri, image = node.spec.libvirt_uri, node.images / "virsh.img"
+    guest = node.driver._guests[spec.guest]  # noqa: SLF001  # the driver has no public way to look away
+    guest.leaving = True  # so that its domain's end is not taken for a failure
+    guest.detach()
+    parts: dict[str, float] = {}
+    begin_s = time.monotonic()
+    await timed(parts, "hold_s", virsh(uri, "suspend", spec.guest))
+    await timed(parts, "write_s", virsh(uri, "save", spec.guest, str(image)))
+    await timed(parts, "restore_s", virsh(uri, "restore", str(image), "--paused"))
+    await timed(parts, "release_s", virsh(uri, "resume", spec.guest))
+    parts["total_s"] = time.monotonic() - begin_s
+    parts["bytes"] = image.stat().st_size
+    image.unlink()
+    await guest.appear()
+    guest.attach_beside()
+    return parts
+
+
+async def plain_write(node: Node, data: bytes) -> dict[str, float]:
+    """Write as many bytes to a new file in the same folder, with fsync of file and folder as a save does."""
+    path = node.images / "plain"
+
+    def write() -> float:
+        view = memoryview(data)
+        begin_s = time.monotonic()
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            while view:
+                view = view[os.write(descriptor, view[:BLOCK_BYTES]) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return time.monotonic() - begin_s
+
+    try:
+        return {"total_s": await asyncio.to_thread(write), "bytes": len(data)}
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def works(node: Node, guest: str) -> None:
+    """Wait until the driver has the guest's channel again and the guest was seen to go on."""
+    known = node.driver._guests[guest]  # noqa: SLF001  # the driver attaches beside its work and does not tell
+    channel = known._channel  # noqa: SLF001  # as above
+    seen_units = node.sample(guest).units_done
+    async with asyncio.timeout(NEWS_WITHIN_S):
+        while not channel.attached or node.sample(guest).units_done <= seen_units:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.02)
+    known.leaving = False
+
+
+async def measure_save(one: Node, two: Node, options: argparse.Namespace) -> dict[str, object]:
+    del two
+    order = random.Random(options.seed)  # noqa: S311  # the same order each time
+    version_s: list[float] = []
+    for _ in range(10):
+        found: dict[str, float] = {}
+        await timed(found, "s", virsh(one.spec.libvirt_uri, "version"))
+        version_s.append(found["s"])
+    sizes: dict[str, object] = {}
+    for memory_mib in options.sizes:
+        spec = eatcpu(memory_mib)
+        await one.driver.start(spec, 1.0, None)
+        await one.progress(spec.guest)
+        runs: dict[str, list[dict[str, float]]] = {"testbed": [], "virsh": [], "plain": []}
+        data = b""
+        for repeat in range(options.repeats + 1):  # the first warms caches up, gives the size, and is not counted
+            kinds = ["testbed", "virsh", *(["plain"] if data and repeat <= options.plain_repeats else [])]
+            order.shuffle(kinds)
+            for kind in kinds:
+                await asyncio.to_thread(os.sync)  # what is still to be written for others is not part of this
+                if kind == "plain":
+                    result = await plain_write(one, data)
+                else:
+                    result = await (through_testbed if kind == "testbed" else by_virsh)(one, spec)
+                    await works(one, spec.guest)
+                if repeat:
+                    runs[kind].append(result)
+                elif kind == "testbed":
+                    data = await asyncio.to_thread(os.urandom, int(result["bytes"]))
+            say(f"save, {memory_mib} MiB: {repeat} of {options.repeats}")
+        await one.driver.stop(spec.guest)
+        sizes[str(memory_mib)] = {"runs": runs, "summary": table_of_save(memory_mib, runs)}
+    print_table(
+        "Start of a virsh process and its connection, contained in each of its four steps above; nothing is deducted",
+        ("s", "n", "median", "95 %"),
+        [("virsh version", *cells(version_s, 4))],
+    )
+    return {"sizes": sizes, "virsh_version_s": version_s}
+
+
+def table_of_save(memory_mib: int, runs: dict[str, list[dict[str, float]]]) -> dict[str, object]:
+    def column(kind: str, part: str) -> list[float]:
+        return [run[part] for run in runs[kind]]
+
+    parts = {
+        "testbed": ("total_s", "hold_s", "write_s", "sync_s", "restore_s", "release_s"),
+        "virsh": ("total_s", "hold_s", "write_s", "restore_s", "release_s"),
+        "plain": ("total_s",),
+    }
+    size_mib = median(column("testbed", "bytes")) / (1 << 20)
+    print_table(
+        f"Guest of {memory_mib} MiB, image of {size_mib:.0f} MiB: seconds (virsh: each step with a process of its own)",
+        ("s", "n", "median", "95 %"),
+        [(f"{kind} {part[:-2]}", *cells(column(kind, part))) for kind, names in parts.items() for part in names],
+    )
+    ours, theirs = column("testbed", "total_s"), column("virsh", "total_s")
+    pairwise = [a / b for a, b in zip(ours, theirs, strict=True)]
+    undurable = [total_s - sync_s for total_s, sync_s in zip(ours, column("testbed", "sync_s"), strict=True)]
+    undurable_pairwise = [a / b for a, b in zip(undurable, theirs, strict=True)]
+    plain_s_per_byte = [run["total_s"] / run["bytes"] for run in runs["plain"]]
+    durable_s_per_byte = [(run["write_s"] + run["sync_s"]) / run["bytes"] for run in runs["testbed"]]
+    virsh_s_per_byte = [run["write_s"] / run["bytes"] for run in runs["virsh"]]
+    ratios = {
+        "testbed / virsh, save + restore: medians": ratio_of_medians(ours, theirs),
+        "same, median of pairs": (median(pairwise), *interval(pairwise)),
+        "same without durability (less sync): medians": ratio_of_medians(undurable, theirs),
+        "same without durability, median of pairs": (median(undurable_pairwise), *interval(undurable_pairwise)),
+        "save rate (durable) / plain write + fsync": ratio_of_medians(plain_s_per_byte, durable_s_per_byte),
+        "virsh save rate (not durable) / plain write + fsync": ratio_of_medians(plain_s_per_byte, virsh_s_per_byte),
+    }
+    print_table(
+        f"Ratios, guest of {memory_mib} MiB; plain write + fsync {1 / median(plain_s_per_byte) / (1 << 20):.0f} MiB/s, "
+        f"durable save {1 / median(durable_s_per_byte) / (1 << 20):.0f} MiB/s",
+        ("ratio", "value", "95 %"),
+        [(name, value, f"{low:.3f} .. {high:.3f}") for name, (value, low, high) in ratios.items()],
+    )
+    return {name: {"value": value, "low": low, "high": high} for name, (value, low, high) in ratios.items()}
+
+
+# --- start
+
+
+async def measure_start(one: Node, two: Node, options: argparse.Namespace) -> dict[str, object]:
+    del two
+    spec = eatcpu(128)
+    returned_s, progress_s = [], []
+    for repeat in range(options.start_repeats):
+        begin_ns = time.monotonic_ns()
+        await one.driver.start(spec, 1.0, None)
+        returned_s.append((time.monotonic_ns() - begin_ns) / 1e9)
+        progress_s.append(((await one.progress(spec.guest)).mono_ns - begin_ns) / 1e9)
+        await one.driver.stop(spec.guest)
+        say(f"start: {repeat + 1} of {options.start_repeats}")
+    rows = [
+        ("order to start returned (memory filled)", *cells(returned_s)),
+        ("order to first progress", *cells(progress_s)),
+    ]
+    print_table("Start of a guest of 128 MiB", ("s", "n", "median", "95 %"), rows)
+    return {"returned_s": returned_s, "progress_s": progress_s}
+
+
+# --- coordinated checkpoint
+
+
+async def measure_skew(one: Node, two: Node, options: argparse.Namespace) -> dict[str, object]:
+    pause = random.Random(options.seed)  # noqa: S311  # the same pauses each time
+    base = eatcpu(144)
+    specs = [
+        msgspec.structs.replace(
+            base, guest=f"dfrs-bench-t{rank}", task=rank, address=f"10.77.2.{rank + 1}/16",
+            program=msgspec.structs.replace(base.program, name="patterns", rank=rank, ranks=2, message_bytes=5000),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    members = list(zip((one, two), specs, strict=True))
+    await asyncio.gather(*(node.driver.start(spec, 1.0, None) for node, spec in members))
+    launch = await one.driver.mpi_open(specs[0].guest, {spec.guest: spec.address for spec in specs})
+    await asyncio.gather(*(node.driver.mpi_join(spec.guest, launch[spec.guest]) for node, spec in members))
+    for node, spec in members:
+        await node.progress(spec.guest)
+
+    async def returned_ns(doing: Awaitable[object]) -> int:
+        await doing
+        return time.monotonic_ns()
+
+    skews_ms: dict[str, list[float]] = {"hold": [], "release": []}
+    for repeat in range(options.skew_repeats):
+        for verb, skews in skews_ms.items():
+            at_ns = await asyncio.gather(
+                *(returned_ns(getattr(node.driver, verb)(spec.guest)) for node, spec in members)
+            )
+            skews.append(abs(at_ns[0] - at_ns[1]) / 1e6)
+            if verb == "release":
+                for node, spec in members:
+                    await works(node, spec.guest)
+            await asyncio.sleep(pause.uniform(0.05, 0.25))  # not in step with the job's rounds
+        say(f"skew: {repeat + 1} of {options.skew_repeats}")
+    await asyncio.gather(*(node.driver.stop(spec.guest) for node, spec in members))
+    rows = [
+        (verb, *cells(skews), f"{max(skews):.3f}", "yes" if max(skews) <= SKEW_TARGET_MS else "NO")
+        for verb, skews in skews_ms.items()
+    ]
+    columns = ("ms", "n", "median", "95 %", "max", f"all <= {SKEW_TARGET_MS:g} ms")
+    print_table("Skew of a coordinated checkpoint: 2 ranks on 2 nodes", columns, rows)
+    return {f"{verb}_skew_ms": skews for verb, skews in skews_ms.items()}
+
+
+# --- caps
+
+
+async def measure_caps(one: Node, two: Node, options: argparse.Namespace) -> dict[str, object]:
+    del two
+    spec = eatcpu(128)
+    plan = [cap_cores for cap_cores in CAPS_CORES for _ in range(options.cap_repeats)]
+    random.Random(options.seed).shuffle(plan)  # noqa: S311  # the same order each time
+    await one.driver.start(spec, 1.0, None)
+    await one.progress(spec.guest)
+    used_cores: dict[float, list[float]] = {cap_cores: [] for cap_cores in CAPS_CORES}
+    for number, cap_cores in enumerate(plan):
+        await one.driver.set_cap(spec.guest, cap_cores)
+        await asyncio.sleep(CAP_SETTLE_S)
+        begin_cpu_s, begin_s = one.sample(spec.guest).cpu_s, time.monotonic()
+        await asyncio.sleep(CAP_WINDOW_S)
+        cpu_s, end_s = one.sample(spec.guest).cpu_s, time.monotonic()
+        used_cores[cap_cores].append((cpu_s - begin_cpu_s) / (end_s - begin_s))
+        say(f"caps: {number + 1} of {len(plan)}")
+    await one.driver.stop(spec.guest)
+    errors_pp = {cap: [abs(used - cap) * 100 for used in found] for cap, found in used_cores.items()}
+    rows = [
+        (f"{cap:.2f}", f"{median(used_cores[cap]):.4f}", *cells(errors), f"{max(errors):.3f}",
+         "yes" if max(errors) <= CAP_TARGET_PP else "NO")
+        for cap, errors in errors_pp.items()
+    ]  # fmt: skip
+    columns = ("cap (cores)", "used", "n", "|error| pp", "95 %", "max", f"all <= {CAP_TARGET_PP:g} pp")
+    print_table(f"Caps over {CAP_WINDOW_S:g} s: error in percentage points of a core", columns, rows)
+    return {"used_cores": {f"{cap:g}": used for cap, used in used_cores.items()}}
+
+
+# --- all of it
+
+
+def filesystem_of(path: Path) -> str:
+    mounts = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
+    found = max(mounts, key=lambda part: len(part.mountpoint), default=None)
+    return "unknown" if found is None else f"{found.fstype} on {found.device}"
+
+
+async def measure(journal: Journal, options: argparse.Namespace, results: dict[str, object]) -> None:
+    todo = {"save": measure_save, "start": measure_start, "skew": measure_skew, "caps": measure_caps}
+    with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as folder:
+        async with (
+            asyncio.timeout(options.deadline_s),
+            opened(journal, "a", Path(folder)) as one,
+            opened(journal, "b", Path(folder)) as two,
+        ):
+            accelerator = next(c.partition(":")[2] for c in one.facts.capabilities if c.startswith("accel:"))
+            print_machine()
+            versions = ", ".join(f"{name} {one.facts.versions[name]}" for name in ("qemu", "libvirt"))
+            filesystem = filesystem_of(one.images)
+            print(f"{versions}, accelerator {accelerator}; images on {filesystem}; seed {options.seed}")
+            results["machine"] = {
+                "cpu": cpu_model(), "cores": os.cpu_count(), "kernel": os.uname().release,
+                "versions": one.facts.versions, "accelerator": accelerator, "images_on": filesystem,
+                "load_1min": os.getloadavg()[0], "driver_facts": asdict(one.facts),
+            }  # fmt: skip
+            for name in options.only:
+                results[name] = await todo[name](one, two, options)
+            results["load_1min_at_end"] = os.getloadavg()[0]
+
+
+def _numbers(text: str) -> list[int]:
+    sizes = [int(word) for word in text.split(",")]
+    if min(sizes) < 128:
+        raise argparse.ArgumentTypeError(f"{text}: expected guests of at least 128 MiB")
+    return sizes
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return count
+
+
+def _measures(text: str) -> list[str]:
+    if unknown := [word for word in text.split(",") if word not in MEASURES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {','.join(MEASURES)}")
+    return text.split(",")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=_measures, default=list(MEASURES), help="of save,start,skew,caps")
+    parser.add_argument("--sizes", type=_numbers, default=[128, 512, 1024], help="MiB of the guests that are saved")
+    parser.add_argument("--repeats", type=_count, default=10, help="of save and restore, each way and size")
+    parser.add_argument("--plain-repeats", type=_count, default=5, help="of the plain write; at most --repeats")
+    parser.add_argument("--start-repeats", type=_count, default=10)
+    parser.add_argument("--skew-repeats", type=_count, default=10)
+    parser.add_argument("--cap-repeats", type=_count, default=3, help="of each cap")
+    parser.add_argument("--seed", type=int, default=1, help="of the random order")
+    parser.add_argument("--deadline-s", type=float, default=3600.0, help="for all measures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single measurement there")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("a lab in a box needs root")
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    chosen = {name: value for name, value in vars(options).items() if name != "json"}
+    results: dict[str, object] = {"options": chosen}
+    try:
+        build()
+        with box(max([1536, *(size + 512 for size in options.sizes)])) as journal:
+            asyncio.run(measure(journal, options, results))
+    except TestbedError as error:
+        say(f"error: {error}")
+        return 1
+    except TimeoutError:
+        say(f"error: a wait of {NEWS_WITHIN_S:g} s for a guest, or the deadline of {options.deadline_s:g} s, is over")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    finally:
+        if options.json is not None:
+            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What a task must come to is known without doing it; a guest that comes to something else has failed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from twins import expected, task
+
+from node_agent.drivers.protocol import Happening
+from node_agent.programs.expected import expected_checksum
+from node_agent.programs.task import IMBALANCES, TOPOLOGIES
+from node_agent.verifier import Verifier
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 30), st.integers(1, 3), st.integers(1, 6), st.sampled_from(TOPOLOGIES),
+    st.sampled_from(IMBALANCES), st.integers(8, 70), st.data(),
+)  # fmt: skip
+def test_it_is_what_the_work_itself_comes_to(units, step, workers, ranks, topology, imbalance, message_bytes, data):
+    one = task(
+        name="patterns", work_units=units, units_per_iteration=step, workers=workers, ranks=ranks,
+        rank=data.draw(st.integers(0, ranks - 1)), topology=topology, imbalance=imbalance,
+        message_bytes=message_bytes,
+    )  # fmt: skip
+    assert expected_checksum(one) == expected(one)[0]
+
+
+def spec_of(one) -> GuestSpec:
+    fields = asdict(one)
+    names = ProgramSpec.__struct_fields__
+    return GuestSpec(
+        guest=one.guest, run=one.run, job=one.job, task=one.task, memory_mib=one.memory_mib, cpu_cores=1.0,
+        program=msgspec.convert({name: fields[name] for name in names}, ProgramSpec),
+    )  # fmt: skip
+
+
+def test_a_guest_is_verified_or_fails():
+    one = task(work_units=10**7, units_per_iteration=10**6)
+
+    async def outcome(checksum: str, *, forgotten: bool = False) -> Happening:
+        verifier = Verifier()
+        verifier.begin(spec_of(one))
+        progress = Happening("a", "progress", 1, {"units": 3})
+        assert await verifier.check(progress) is progress
+        if forgotten:
+            verifier.forget("a")
+        try:
+            return await verifier.check(Happening("a", "done", 2, {"units": 10**7, "checksum": checksum}))
+        finally:
+            verifier.close()
+
+    right = expected_checksum(one)
+    assert asyncio.run(outcome(right)).detail == {"units": 10**7, "checksum": right, "verified": True}
+    wrong = asyncio.run(outcome("0" * 16))
+    assert wrong.event == "failed"
+    assert right in wrong.detail["reason"]
+    assert asyncio.run(outcome("0" * 16, forgotten=True)).detail == {"units": 10**7, "checksum": "0" * 16}
+
+
+def test_what_nobody_waits_for_ends_at_once():
+    endless = task(name="patterns", ranks=2, work_units=2**50, units_per_iteration=1)
+
+    async def main() -> None:
+        verifier = Verifier()
+        verifier.begin(spec_of(endless))
+        verifier.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))  # waits for the thread
