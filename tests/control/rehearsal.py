@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +64,6 @@ def rehearse(
     path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
     main = run_session(chosen, parse(policy, chosen.period_s), jobs, path, dry_lab, watcher)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node_agent.drivers.null.NullDriver", partial(NullDriver, extras))
+        patch.setattr("node_agent.drivers.null.NullDriver", lambda *_extras: NullDriver(extras))
         result = run_in_virtual_time(main)
     return result, read_journal(path / "events.jsonl")
