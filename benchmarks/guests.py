@@ -16,170 +16,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
 from pathlib import Path
 from statistics import median
 
+import libvirt
+import libvirt_qemu
 import msgspec
 import psutil
+from guest_lab import NEWS_WITHIN_S, Node, box, eatcpu, opened, say
+from intervals import cells, interval, ratio_of_medians
 from lab import print_machine, print_table
 
 from node_agent.agent import cpu_model
-from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
-from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.guests.image import build
-from testbed.box.down import remove_lab
-from testbed.box.network import BRIDGE
-from testbed.box.spec import NodeSpec
-from testbed.box.state import Journal, only_command
-from testbed.box.up import bring_up
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
-from testbed.control.boxes import spec_of
-from testbed.control.scenario import check_scenario
+from testbed.box.state import Journal
+from testbed.bus.messages import GuestSpec
 from testbed.errors import RunError, TestbedError
 
 MEASURES = ("save", "start", "skew", "caps")
-ENDLESS_UNITS = 1 << 50
-NEWS_WITHIN_S, VIRSH_WITHIN_S = 120.0, 300.0
-RESAMPLES = 2000
+VIRSH_WITHIN_S = 300.0
 SKEW_TARGET_MS, CAP_TARGET_PP, CAP_WINDOW_S, CAP_SETTLE_S = 50.0, 1.0, 8.0, 0.3
 CAPS_CORES = (0.1, 0.25, 0.5, 0.75, 0.9)
 BLOCK_BYTES = 4 << 20
-_serial = itertools.count()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-# --- statistics
-
-
-def bootstrap(statistic: Callable[[random.Random], float]) -> tuple[float, float]:
-    """Return the 95 % interval of a statistic of resampled values."""
-    draw = random.Random(1)  # noqa: S311  # a fixed seed, so that the same values give the same interval
-    found = sorted(statistic(draw) for _ in range(RESAMPLES))
-    return found[round(0.025 * (RESAMPLES - 1))], found[round(0.975 * (RESAMPLES - 1))]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median."""
-    return bootstrap(lambda draw: median(draw.choices(values, k=len(values))))
-
-
-def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
-    """Return median / median with its interval, both sides resampled on their own."""
-    low, high = bootstrap(
-        lambda draw: median(draw.choices(above, k=len(above))) / median(draw.choices(below, k=len(below)))
-    )
-    return median(above) / median(below), low, high
-
-
-def cells(values: Sequence[float], digits: int = 3) -> tuple[int, str, str]:
-    """Return n, median and interval of a table's row."""
-    low, high = interval(values)
-    return len(values), f"{median(values):.{digits}f}", f"{low:.{digits}f} .. {high:.{digits}f}"
-
-
-# --- the lab and its nodes
-
-
-@contextlib.contextmanager
-def box(memory_mib: int) -> Iterator[Journal]:
-    """Make a lab of two nodes; whatever happens, nothing is left of it after."""
-    lab = f"bench{os.getpid():x}"
-    nodes = [{"name": name, "driver": "libvirt", "cpus": 1.0, "memory_mib": memory_mib} for name in ("a", "b")]
-    table: dict[str, object] = {"name": lab, "lab": lab, "policy": "FCFS", "workload": {}, "box": {}, "nodes": nodes}
-    spec = spec_of(check_scenario(table, Path(__file__)))
-    try:
-        with only_command():
-            state, _ = bring_up(spec, Path(__file__), say)
-        yield Journal(state)
-    finally:
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave half of it
-        try:
-            with only_command():
-                failures = remove_lab(lab, say).failures
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        if failures:
-            raise RunError(f"lab {lab}: not removed: {'; '.join(failures)}")
-
-
-@dataclass
-class Node:
-    """One node's driver in this process, and what its guests did."""
-
-    spec: NodeSpec
-    driver: LibvirtDriver
-    images: Path
-    facts: DriverFacts = field(default_factory=lambda: DriverFacts((), {}))
-    happenings: list[Happening] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def hear(self, happening: Happening) -> None:
-        self.happenings.append(happening)
-        self.news.set()
-
-    async def progress(self, guest: str) -> Happening:
-        """Wait until a guest that was started makes its first progress."""
-        async with asyncio.timeout(NEWS_WITHIN_S):
-            while True:
-                for happening in [h for h in self.happenings if h.guest == guest]:
-                    self.happenings.remove(happening)
-                    if happening.event == "progress":
-                        return happening
-                    if happening.event in ("done", "failed"):
-                        raise RunError(f"guest {guest} {happening.event}: {happening.detail}")
-                self.news.clear()
-                await self.news.wait()
-
-    def sample(self, guest: str) -> GuestSample:
-        for sample in self.driver.sample():
-            if sample.guest == guest:
-                return sample
-        raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.happenings}")
-
-
-@contextlib.asynccontextmanager
-async def opened(journal: Journal, name: str, state_dir: Path) -> AsyncIterator[Node]:
-    spec = next(node for node in journal.state.nodes if node.name == name)
-    keeper = journal.process(f"namespaces {spec.full_name}")
-    if keeper is None:
-        raise RunError(f"node {name} has no keeper of its namespaces")
-    driver = LibvirtDriver(
-        uri=spec.libvirt_uri, partition=f"/{spec.full_name}", bridge=BRIDGE, root=f"/proc/{keeper.pid}/root"
-    )
-    node = Node(spec, driver, spec.store_dir / "bench")
-    # a name of its own: the node's agent has a driver, too, and each removes only its own guests
-    budget = NodeBudget(f"bench-{name}", spec.cpus, spec.memory_mib, state_dir / name, node.images, spec.host, "dfrs-")
-    try:
-        node.facts = await driver.open(budget, node.hear)
-        yield node
-    finally:
-        await driver.close()
-        shutil.rmtree(node.images, ignore_errors=True)
-
-
-def eatcpu(memory_mib: int) -> GuestSpec:
-    """Return a guest of a new name, so that what an earlier one told is not taken for its word."""
-    program = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7)
-    return GuestSpec(
-        guest=f"dfrs-bench-{memory_mib}-{next(_serial)}", run="bench", job=0, task=0, program=program, cpu_cores=1.0,
-        memory_mib=memory_mib, address="10.77.1.1/16",
-    )  # fmt: skip
+QEMU_EVENTS_BY_REGEX = 1  # VIR_CONNECT_DOMAIN_QEMU_MONITOR_EVENT_REGISTER_REGEX
 
 
 # --- save and restore
@@ -388,30 +256,78 @@ async def measure_skew(one: Node, two: Node, options: argparse.Namespace) -> dic
     for node, spec in members:
         await node.progress(spec.guest)
 
-    async def returned_ns(doing: Awaitable[object]) -> int:
-        await doing
-        return time.monotonic_ns()
-
-    skews_ms: dict[str, list[float]] = {"hold": [], "release": []}
-    for repeat in range(options.skew_repeats):
-        for verb, skews in skews_ms.items():
-            at_ns = await asyncio.gather(
-                *(returned_ns(getattr(node.driver, verb)(spec.guest)) for node, spec in members)
-            )
-            skews.append(abs(at_ns[0] - at_ns[1]) / 1e6)
-            if verb == "release":
-                for node, spec in members:
-                    await works(node, spec.guest)
-            await asyncio.sleep(pause.uniform(0.05, 0.25))  # not in step with the job's rounds
-        say(f"skew: {repeat + 1} of {options.skew_repeats}")
+    instants = {node.spec.name: QemuInstants(node) for node in (one, two)}
+    by_call: dict[str, list[float]] = {"hold": [], "release": []}
+    by_qemu: dict[str, list[float]] = {"hold": [], "release": []}
+    try:
+        for instant in instants.values():
+            await asyncio.to_thread(instant.open)
+        for repeat in range(options.skew_repeats):
+            for verb, event in (("hold", "STOP"), ("release", "RESUME")):
+                at_ns = await asyncio.gather(
+                    *(returned_ns(getattr(node.driver, verb)(spec.guest)) for node, spec in members)
+                )
+                by_call[verb].append(abs(at_ns[0] - at_ns[1]) / 1e6)
+                told_s = [await instants[node.spec.name].next(event) for node, _ in members]
+                by_qemu[verb].append(abs(told_s[0] - told_s[1]) * 1e3)
+                if verb == "release":
+                    for node, spec in members:
+                        await works(node, spec.guest)
+                await asyncio.sleep(pause.uniform(0.05, 0.25))  # not in step with the job's rounds
+            say(f"skew: {repeat + 1} of {options.skew_repeats}")
+    finally:
+        for instant in instants.values():
+            await asyncio.to_thread(instant.close)
     await asyncio.gather(*(node.driver.stop(spec.guest) for node, spec in members))
     rows = [
-        (verb, *cells(skews), f"{max(skews):.3f}", "yes" if max(skews) <= SKEW_TARGET_MS else "NO")
-        for verb, skews in skews_ms.items()
+        (f"{verb}, {how}", *cells(skews), f"{max(skews):.3f}", "yes" if max(skews) <= SKEW_TARGET_MS else "NO")
+        for how, found in (("by QEMU", by_qemu), ("calls returned", by_call))
+        for verb, skews in found.items()
     ]
     columns = ("ms", "n", "median", "95 %", "max", f"all <= {SKEW_TARGET_MS:g} ms")
     print_table("Skew of a coordinated checkpoint: 2 ranks on 2 nodes", columns, rows)
-    return {f"{verb}_skew_ms": skews for verb, skews in skews_ms.items()}
+    return {
+        f"{verb}_skew_ms_{how}": skews
+        for how, found in (("qemu", by_qemu), ("calls", by_call))
+        for verb, skews in found.items()
+    }
+
+
+async def returned_ns(doing: Awaitable[object]) -> int:
+    await doing
+    return time.monotonic_ns()
+
+
+class QemuInstants:
+    """When QEMU itself stopped and resumed the guests of a node, by the time stamps of its events."""
+
+    def __init__(self, node: Node) -> None:
+        self._uri = node.spec.libvirt_uri
+        self._connection: libvirt.virConnect | None = None
+        self._registered: int | None = None
+        self._loop = asyncio.get_running_loop()
+        self._told: dict[str, asyncio.Queue[float]] = {"STOP": asyncio.Queue(), "RESUME": asyncio.Queue()}
+
+    def open(self) -> None:
+        self._connection = libvirt.open(self._uri)
+        self._registered = libvirt_qemu.qemuMonitorEventRegister(
+            self._connection, None, "^(STOP|RESUME)$", self._hear, None, QEMU_EVENTS_BY_REGEX
+        )
+
+    def _hear(
+        self, _connection: object, _domain: object, event: str, seconds: int, micros: int, *_rest: object
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._told[event].put_nowait, seconds + micros / 1e6)
+
+    async def next(self, event: str) -> float:
+        async with asyncio.timeout(NEWS_WITHIN_S):
+            return await self._told[event].get()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            if self._registered is not None:
+                libvirt_qemu.qemuMonitorEventDeregister(self._connection, self._registered)
+            self._connection.close()
 
 
 # --- caps

@@ -1,0 +1,120 @@
+"""A lab in a box of two nodes for benchmarks, with a driver of each node in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
+from node_agent.drivers.virt.driver import LibvirtDriver
+from testbed.box.down import remove_lab
+from testbed.box.network import BRIDGE
+from testbed.box.spec import NodeSpec
+from testbed.box.state import Journal, only_command
+from testbed.box.up import bring_up
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.control.boxes import spec_of
+from testbed.control.scenario import check_scenario
+from testbed.errors import RunError
+
+NEWS_WITHIN_S = 120.0
+ENDLESS_UNITS = 1 << 50
+_serial = itertools.count()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def box(memory_mib: int) -> Iterator[Journal]:
+    """Make a lab of two nodes; whatever happens, nothing is left of it after."""
+    lab = f"bench{os.getpid():x}"
+    nodes = [{"name": name, "driver": "libvirt", "cpus": 1.0, "memory_mib": memory_mib} for name in ("a", "b")]
+    table: dict[str, object] = {"name": lab, "lab": lab, "policy": "FCFS", "workload": {}, "box": {}, "nodes": nodes}
+    spec = spec_of(check_scenario(table, Path(__file__)))
+    try:
+        with only_command():
+            state, _ = bring_up(spec, Path(__file__), say)
+        yield Journal(state)
+    finally:
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave half of it
+        try:
+            with only_command():
+                failures = remove_lab(lab, say).failures
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if failures:
+            raise RunError(f"lab {lab}: not removed: {'; '.join(failures)}")
+
+
+@dataclass
+class Node:
+    """One node's driver in this process, and what its guests did."""
+
+    spec: NodeSpec
+    driver: LibvirtDriver
+    images: Path
+    facts: DriverFacts = field(default_factory=lambda: DriverFacts((), {}))
+    happenings: list[Happening] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+        self.news.set()
+
+    async def progress(self, guest: str) -> Happening:
+        """Wait until a guest that was started makes its first progress."""
+        async with asyncio.timeout(NEWS_WITHIN_S):
+            while True:
+                for happening in [h for h in self.happenings if h.guest == guest]:
+                    self.happenings.remove(happening)
+                    if happening.event == "progress":
+                        return happening
+                    if happening.event in ("done", "failed"):
+                        raise RunError(f"guest {guest} {happening.event}: {happening.detail}")
+                self.news.clear()
+                await self.news.wait()
+
+    def sample(self, guest: str) -> GuestSample:
+        for sample in self.driver.sample():
+            if sample.guest == guest:
+                return sample
+        raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.happenings}")
+
+
+@contextlib.asynccontextmanager
+async def opened(journal: Journal, name: str, state_dir: Path) -> AsyncIterator[Node]:
+    spec = next(node for node in journal.state.nodes if node.name == name)
+    keeper = journal.process(f"namespaces {spec.full_name}")
+    if keeper is None:
+        raise RunError(f"node {name} has no keeper of its namespaces")
+    driver = LibvirtDriver(
+        uri=spec.libvirt_uri, partition=f"/{spec.full_name}", bridge=BRIDGE, root=f"/proc/{keeper.pid}/root"
+    )
+    node = Node(spec, driver, spec.store_dir / "bench")
+    # a name of its own: the node's agent has a driver, too, and each removes only its own guests
+    budget = NodeBudget(f"bench-{name}", spec.cpus, spec.memory_mib, state_dir / name, node.images, spec.host, "dfrs-")
+    try:
+        node.facts = await driver.open(budget, node.hear)
+        yield node
+    finally:
+        await driver.close()
+        shutil.rmtree(node.images, ignore_errors=True)
+
+
+def eatcpu(memory_mib: int) -> GuestSpec:
+    """Return a guest of a new name, so that what an earlier one told is not taken for its word."""
+    program = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7)
+    return GuestSpec(
+        guest=f"dfrs-bench-{memory_mib}-{next(_serial)}", run="bench", job=0, task=0, program=program, cpu_cores=1.0,
+        memory_mib=memory_mib, address="10.77.1.1/16",
+    )  # fmt: skip
