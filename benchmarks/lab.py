@@ -23,7 +23,7 @@ async def lab(
     nodes: int = 2, cpus: float = 1.0, memory_mib: int = 1024, broker: str = "auto"
 ) -> AsyncIterator[tuple[Fleet, Bus]]:
     """Bring up broker and agents as a run does; yields the fleet, every node announced."""
-    table = {
+    table: dict[str, object] = {
         "name": "bench",
         "policy": "FCFS",
         "workload": {},

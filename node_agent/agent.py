@@ -36,6 +36,7 @@ from testbed.bus.messages import (
     GuestEvent,
     GuestSpec,
     Hold,
+    ImageRef,
     ListGuests,
     Migrate,
     MpiJoin,
@@ -95,6 +96,7 @@ class Agent:
         self._memory_mib: dict[str, int] = {}
         self._verifier = Verifier()
         self._verifies = False
+        self._checks_images = False  # the driver's guests do not do it themselves
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._lease_news = asyncio.Event()
@@ -125,6 +127,7 @@ class Agent:
         try:
             found = await self._driver.open(budget, self._happenings.put_nowait)
             self._verifies = "checksums" in found.capabilities
+            self._checks_images = {"whole", "checksums"} <= set(found.capabilities)
             if config.serve_images:
                 await self._server.open(config.address)
             facts = self._facts(found)
@@ -336,15 +339,26 @@ class Agent:
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
         self._reserve(spec)
-        image = None if action.image is None else self._store.path(action.image.image)
         try:
-            await self._driver.start(spec, action.cap_cores, image)
+            await self._start_from(action, action.image)
         except BaseException:
             self._gone(spec.guest)
             with contextlib.suppress(DriverError):
                 await self._driver.stop(spec.guest)
             raise
         self._verify(spec)
+
+    async def _start_from(self, action: Start, image: ImageRef | None) -> None:
+        path = None if image is None else self._store.path(image.image)
+        starting = self._driver.start(action.spec, action.cap_cores, path)
+        if image is None or not self._checks_images:
+            await starting
+            return
+        # read beside the hypervisor, which leaves the guest held: a wrong one never gets to work
+        outcomes = await asyncio.gather(starting, asyncio.to_thread(self._store.verify, image), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
     async def _adopt(self, action: Adopt) -> None:
         spec = action.spec

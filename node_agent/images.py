@@ -54,6 +54,16 @@ class ImageStore:
             raise DriverError(f"image name {image!r}: expected lower-case letters, digits, '-' and '.', ending in .img")
         return self.folder / image
 
+    def verify(self, image: ImageRef) -> None:
+        """Read an image; raises `DriverError` if it is not the one that was saved."""
+        try:
+            with self.path(image.image).open("rb") as file:
+                found = _digest_so_far(file).hexdigest()
+        except OSError as error:
+            raise DriverError(f"image {image.image}: {error.strerror}") from error
+        if found != image.digest:
+            raise DriverError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
+
     def drop(self, image: str) -> None:
         """Delete an image and what a broken transfer left of it."""
         path = self.path(image)

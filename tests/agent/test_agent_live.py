@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import xxhash
 from click.testing import CliRunner
 
 from node_agent.agent import Agent, AgentConfig, make_driver
@@ -13,7 +14,7 @@ from node_agent.cli import cli
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, DriverFacts, NodeBudget
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import Adopt, GuestSpec, ListGuests, Migrate, ProgramSpec, Start
+from testbed.bus.messages import Adopt, GuestSpec, Hold, ImageRef, ListGuests, Migrate, ProgramSpec, Save, Start, Stop
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 
@@ -122,3 +123,28 @@ def test_options_that_are_no_pairs_are_refused(options: list[str], words: str) -
     result = CliRunner().invoke(cli, ["--node", "n1", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_an_image_that_was_altered_never_gets_to_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        agent, _ = pair.agents
+        agent._checks_images = True
+        await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        await agent.perform(Hold(guest="a"))
+        await agent.perform(Save(guest="a", image="a.img"))
+        path = tmp_path / "0" / "images" / "a.img"
+        content = path.read_bytes()
+        image = ImageRef(image="a.img", bytes=len(content), digest=xxhash.xxh3_128(content).hexdigest())
+        path.write_bytes(content + b" ")
+        for _ in range(2):  # the first try holds nothing against the second
+            with pytest.raises(DriverError, match=f"expected {image.digest[:12]}"):
+                await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
+            assert pair.drivers[0].sample() == []
+        path.write_bytes(content)
+        await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
+        assert [sample.guest for sample in pair.drivers[0].sample()] == ["a"]
+        await agent.perform(Stop(guest="a"))
+
+    asyncio.run(main())
