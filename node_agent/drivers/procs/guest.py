@@ -18,6 +18,7 @@ from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.child import Child, Log, ending
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
+from node_agent.drivers.procs.segments import segments_of
 from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Happening, SaveReport
 from node_agent.guests.channel import VERSION, ChannelError, Message
@@ -73,6 +74,7 @@ class ProcessGuest:
         self._stopping = False
         self._trouble = ""
         self._usage = Usage()
+        self._segments: set[Path] = set()
         self._greeting: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -109,6 +111,8 @@ class ProcessGuest:
         """Wait until the program has its memory, set the cap, and let it work."""
         self.state = State.STARTING
         await self._wait_for("ready")
+        if self._link.pid is not None and self.spec.program.ranks > 1:
+            self._segments = segments_of(self._link.pid)
         await self.release()
         self._made = True
 
@@ -292,6 +296,8 @@ class ProcessGuest:
             await self._greeting
         await self._caps.remove(self.spec.guest)
         self._link.close()
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
         if self._program is not None:
             os.close(self._program)
             self._program = None

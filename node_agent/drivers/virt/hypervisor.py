@@ -7,6 +7,8 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +21,7 @@ T = TypeVar("T")
 KEEPALIVE_S = 5
 KEEPALIVE_TRIES = 3
 RECONNECT_EVERY_S = 0.5
+THREADS = 32
 _log = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
 _loop_runs = False
@@ -66,6 +69,8 @@ class Hypervisor:
         self._root = root
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+        # its own: a hold must not wait for a thread until some save of another guest is over
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="libvirt")
         self._connection: Any = None
         self._up = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -98,11 +103,12 @@ class Hypervisor:
         self._up.clear()
         if connection is not None:
             with contextlib.suppress(libvirt.libvirtError):
-                await asyncio.to_thread(connection.close)
+                await self._in_thread(connection.close)
+        self._threads.shutdown(wait=False)
 
     async def _connect(self) -> None:
-        connection = await asyncio.to_thread(libvirt.open, self.uri)
-        await asyncio.to_thread(self._watch, connection)
+        connection = await self._in_thread(partial(libvirt.open, self.uri))
+        await self._in_thread(partial(self._watch, connection))
         self._connection = connection
         self._up.set()
 
@@ -157,12 +163,15 @@ class Hypervisor:
         try:
             async with asyncio.timeout(deadline_s):
                 await self._up.wait()
-                return await asyncio.to_thread(function, self._connection)
+                return await self._in_thread(partial(function, self._connection))
         except TimeoutError:
             state = "did not answer" if self._up.is_set() else "is away"
             raise DriverError(f"libvirt at {self.uri} {state} for {deadline_s:g} s") from None
         except libvirt.libvirtError as error:
             raise DriverError(f"libvirt: {error}") from error
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._threads, function)
 
     async def find(self, name: str, deadline_s: float) -> Any | None:
         """Return the domain of that name, or None."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -29,19 +28,19 @@ class Sealed:
 @contextlib.asynccontextmanager
 async def written_back(path: Path) -> AsyncIterator[None]:
     """Have the disk follow what the block writes to `path`, so that little is left to wait for at its end."""
-    over = threading.Event()
-    follower = asyncio.create_task(asyncio.to_thread(_follow, path, over), name=f"write back {path.name}")
+    follower = asyncio.create_task(_follow(path), name=f"write back {path.name}")
     try:
         yield
     finally:
-        over.set()
-        await follower
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
 
 
-def _follow(path: Path, over: threading.Event) -> None:
-    while not over.wait(_SYNC_EVERY_S):
+async def _follow(path: Path) -> None:
+    while True:
+        await asyncio.sleep(_SYNC_EVERY_S)
         with contextlib.suppress(OSError):  # it may not be there yet
-            _sync(path)
+            await asyncio.to_thread(_sync, path)
 
 
 async def seal(path: Path) -> Sealed:
