@@ -97,7 +97,12 @@ class ProcessGuest:
         child.exited.add_done_callback(lambda _exited: self._check_end())
         return child
 
+    def _note_segments(self) -> None:
+        if self._link.pid is not None and self.spec.program.ranks > 1:
+            self._segments |= segments_of(self._link.pid)
+
     def _kill(self) -> None:
+        self._note_segments()
         if self._program is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._program, signal.SIGKILL)
@@ -111,8 +116,7 @@ class ProcessGuest:
         """Wait until the program has its memory, set the cap, and let it work."""
         self.state = State.STARTING
         await self._wait_for("ready")
-        if self._link.pid is not None and self.spec.program.ranks > 1:
-            self._segments = segments_of(self._link.pid)
+        self._note_segments()
         await self.release()
         self._made = True
 
@@ -233,6 +237,7 @@ class ProcessGuest:
                 self._progress = (fields["units"], self._done[0])
                 self._fail_waiter("it is done")
             case "error":
+                self._note_segments()
                 self._trouble = self._trouble or str(fields["message"])
             case _:
                 if self._answer is not None and message.kind in self._answer[0] and not self._answer[1].done():
