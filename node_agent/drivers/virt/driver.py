@@ -227,9 +227,12 @@ class LibvirtDriver:
         """See `Driver.save`."""
         del at
         held = self._get(guest)
-        async with written_back(image):
-            written_s = await held.save(image)
-        self._forget(held)
+        try:
+            async with written_back(image):
+                written_s = await held.save(image)
+        finally:
+            if held.state is State.ENDED:  # else it was not written, and is held still
+                self._forget(held)
         sealed = await seal(image)
         return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
 
@@ -239,13 +242,10 @@ class LibvirtDriver:
         migration = self._migrations[guest] = Migration(going, to_uri, budget_s, no_progress_s)
         try:
             report = await migration.run()
-        except BaseException:
-            if going.state is State.ENDED:  # it is not here any more, whatever the error says
-                self._forget(going)
-            raise
         finally:
             del self._migrations[guest]
-        self._forget(going)
+            if going.state is State.ENDED:  # it is not here any more, whatever an error says
+                self._forget(going)
         return report
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
