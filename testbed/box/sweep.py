@@ -48,7 +48,8 @@ def leftovers(lab: str) -> list[list[Part]]:
     processes = processes_of(lab)
     folders = [Folders(lab_dir(lab), ()), Folders(store_dir(lab), ())]
     found: list[list[Part]] = [
-        [folder for folder in folders if folder.top.exists()],
+        # a process that was being started may make its folder as late as it is killed
+        [folder for folder in folders if processes or folder.top.exists()],
         [Leftover(f"network {name}", _network(name)) for name in namespaces() if _is_of(lab, name)],
         [Leftover(f"partition {name}", _partition(name)) for name in partitions() if _is_of(lab, name)],
         [Leftover(f"processes {', '.join(str(process.pid) for process in processes)}", _processes(lab))]

@@ -205,7 +205,7 @@ def test_a_rank_migrates_while_its_job_talks(lab: object, tmp_path: Path):
 
 def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(60_000)
+        spec = serial(80_000, memory_mib=700)
         await one.driver.start(spec, 1.0, None)
         await one.until(spec.guest, "progress")
         with pytest.raises(DriverError, match="still runs here"):
@@ -263,6 +263,7 @@ def test_a_guest_that_is_killed_fails_alone(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         doomed, other = serial(1_000_000, 1), serial(8_000, 2)
         await asyncio.gather(one.driver.start(doomed, 0.5, None), one.driver.start(other, 0.5, None))
+        one.driver.domain_stopped(other.guest)  # late word of an earlier domain of that name
         os.kill(one.pid(doomed.guest), signal.SIGKILL)
         failed = await one.until(doomed.guest, "failed", "done")
         assert failed.event == "failed"

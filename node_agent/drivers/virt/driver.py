@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 import libvirt
@@ -320,8 +320,20 @@ class LibvirtDriver:
         """A domain ended: ours, of itself, if nobody here made it."""
         self._arrived.discard(name)
         guest = self._guests.get(name)
-        if guest is not None and not guest.leaving:
-            guest.fail("its virtual machine ended by itself")
+        if guest is not None and guest.created and not guest.leaving:
+            self._beside(self._check_end(guest), f"has {name} ended")
+
+    async def _check_end(self, guest: VirtualGuest) -> None:
+        """The word may be of an earlier domain of that name: ask."""
+        _, hypervisor, _, _ = self._opened()
+        with contextlib.suppress(DriverError):
+            if await hypervisor.find(guest.name, self._patience.call_s) is None and not guest.leaving:
+                guest.fail("its virtual machine ended by itself")
+
+    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def domain_arrived(self, name: str) -> None:
         """A domain came by migration and runs."""
@@ -335,9 +347,7 @@ class LibvirtDriver:
 
     def connection_back(self) -> None:
         """Libvirt is there again: look for domains that ended meanwhile."""
-        task = asyncio.get_running_loop().create_task(self._reconcile(), name="reconcile with libvirt")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._beside(self._reconcile(), "reconcile with libvirt")
 
     async def _reconcile(self) -> None:
         _, hypervisor, _, _ = self._opened()

@@ -87,12 +87,14 @@ class VirtualGuest:
         self._attaching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._late: Happening | None = None  # an end that was told while it was leaving
+        self.created = False  # it has a domain here: what is told of one before that is of an earlier life
         self.leaving = False  # a save, a migration or a stop explains that the domain stops
 
     # --- its domain
 
     async def appear(self) -> None:
         """Take over the running or paused domain: find its control groups."""
+        self.created = True
         self._groups = await asyncio.to_thread(vcpu_groups, self._hypervisor.file(pid_path(self.name)))
 
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
