@@ -205,7 +205,7 @@ def test_a_rank_migrates_while_its_job_talks(lab: object, tmp_path: Path):
 
 def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(80_000, memory_mib=700)
+        spec = serial(10_000_000, memory_mib=700)
         await one.driver.start(spec, 1.0, None)
         await one.until(spec.guest, "progress")
         with pytest.raises(DriverError, match="still runs here"):
@@ -215,7 +215,11 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
         assert one.sample(spec.guest).state == "running"
         with pytest.raises(DriverError, match="not here"):
             await two.driver.adopt(spec, 1.0)
-        assert await ends([(one, spec)]) == [twin(spec)]
+        done = one.sample(spec.guest).units_done
+        async with asyncio.timeout(WITHIN_S):
+            while one.sample(spec.guest).units_done <= done:  # noqa: ASYNC110  # beats set no event
+                await asyncio.sleep(0.1)
+        await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
 
@@ -291,6 +295,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
 
 def test_guests_outlive_a_restart_of_their_libvirtd(lab: object, tmp_path: Path):
     from testbed.box.hypervisor import Libvirtd
+    from testbed.box.processes import end
 
     async def play(one: Node, two: Node) -> None:
         spec = serial(15_000)
@@ -298,7 +303,7 @@ def test_guests_outlive_a_restart_of_their_libvirtd(lab: object, tmp_path: Path)
         await one.until(spec.guest, "progress")
         place = next(place for place in lab.state.nodes if place.name == "a")  # type: ignore[attr-defined]
         daemon = Libvirtd(place, lab)  # type: ignore[arg-type]
-        os.kill(daemon.process.pid, signal.SIGKILL)
+        await asyncio.to_thread(end, [daemon.process], 30.0)
         await asyncio.to_thread(daemon.make)
         assert await one.driver.set_cap(spec.guest, 0.6) == pytest.approx(0.6)
         await one.driver.hold(spec.guest)
