@@ -41,11 +41,11 @@ def up(*, scenario: Path, as_json: bool) -> int:
     """
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.box.state import only_command  # noqa: PLC0415
-    from testbed.box.status import report  # noqa: PLC0415
-    from testbed.box.up import bring_up  # noqa: PLC0415
-    from testbed.control.boxes import spec_of  # noqa: PLC0415
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415
+    from testbed.box.state import only_command  # noqa: PLC0415  # as above
+    from testbed.box.status import report  # noqa: PLC0415  # as above
+    from testbed.box.up import bring_up  # noqa: PLC0415  # as above
+    from testbed.control.boxes import spec_of  # noqa: PLC0415  # as above
+    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
 
     spec = spec_of(load_scenario(scenario))
     _need_root("up")
@@ -53,7 +53,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with only_command():
         if any(node.has_hypervisor for node in spec.nodes):
-            from node_agent.guests.image import build  # noqa: PLC0415
+            from node_agent.guests.image import build  # noqa: PLC0415  # as above
 
             build(progress=_say)  # what its guests boot; nothing to do when it is there
         _, made = bring_up(spec, scenario, _say)
@@ -77,7 +77,7 @@ def down(*, which: str | None, dry_run: bool) -> int:
     something is left.
     """
     from testbed.box.down import list_lab, remove_lab  # noqa: PLC0415  # --help stays quick
-    from testbed.box.state import only_command  # noqa: PLC0415
+    from testbed.box.state import only_command  # noqa: PLC0415  # as above
 
     _need_root("down")
     name = _which(which)
@@ -108,8 +108,8 @@ def status(*, name: str | None, as_json: bool) -> int:
     """Show the lab NAME, or all on this machine. Exit code 1 if a part of one is missing, or there is none of NAME."""
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.box.status import report  # noqa: PLC0415
-    from testbed.box.sweep import known_labs  # noqa: PLC0415
+    from testbed.box.status import report  # noqa: PLC0415  # as above
+    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
 
     _need_root("status")
     found = [report(known) for known in known_labs() if name in {None, known}]
@@ -140,8 +140,8 @@ def _need_root(command: str) -> None:
 def _which(given: str | None) -> str | None:
     """Return the name of the lab that is meant, None if there is none at all."""
     from testbed.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
-    from testbed.bus.topics import check_name  # noqa: PLC0415
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415
+    from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
+    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
 
     known = known_labs()
     if given is None:
@@ -163,7 +163,7 @@ def _told(found: LabReport) -> int:
 
 def _print(found: LabReport) -> None:
     from rich.console import Console  # noqa: PLC0415  # --help stays quick
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415  # as above
 
     table = Table(
         "node", "driver", "libvirtd", "agent", "address", "CPUs", "memory MiB", "guests", "socket",
