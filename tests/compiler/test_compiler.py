@@ -1,0 +1,86 @@
+"""Kernels run as they stand and compiled, to the same bits, from a cache that knows their sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernels_to_compile import Series, difference, weighted_sum
+
+from testbed import compiler
+
+
+@pytest.fixture
+def series():
+    random = np.random.default_rng(5)
+    return Series(random.random(1000), random.random(1000))
+
+
+def test_a_kernel_and_those_that_it_calls_compile_to_the_same_bits(series):
+    twin, machine = np.zeros(1), np.zeros(1)
+    assert compiler.compiled(difference)(series, machine) == difference(series, twin)
+    assert machine.tobytes() == twin.tobytes()
+    assert twin[0] == pytest.approx(1.9 * np.sum(series.values * series.weights))
+
+
+def test_compiling_leaves_the_twins_as_they_were(series):
+    compiler.compiled(difference)
+    assert not hasattr(difference, "signatures")
+    assert difference.__globals__["weighted_sum"] is weighted_sum
+    assert compiler.compiled(weighted_sum) is compiler.compiled(weighted_sum)
+
+
+def test_only_kernels_are_compiled():
+    with pytest.raises(TypeError, match="Series is not a kernel"):
+        compiler.compiled(Series)
+
+
+def test_without_numba_the_twin_is_the_fastest(monkeypatch):
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda _name: None)
+    assert compiler.fastest(difference) is difference
+
+
+_COMPILE = """
+import numpy as np
+from kernels_to_compile import Series, difference
+from testbed import compiler
+function = compiler.compiled(difference)
+was = compiler.is_cached()
+function(Series(np.ones(3), np.ones(3)), np.zeros(1))
+print(was, sum(function.stats.cache_hits.values()), compiler.is_cached())
+"""
+
+
+def _in_a_process(home, **more):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(Path(__file__).parent), **more}
+    run = [sys.executable, "-W", "error", "-c", _COMPILE]
+    return subprocess.run(run, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+
+
+def test_machine_code_is_kept_for_the_next_process(tmp_path):
+    assert _in_a_process(tmp_path) == ["False", "0", "True"]
+    assert _in_a_process(tmp_path) == ["True", "1", "True"]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert _in_a_process(blocked, TMPDIR=str(tmp_path)) == ["False", "0", "False"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_changed_kernel_has_another_cache(tmp_path, monkeypatch):
+    (tmp_path / "policies").mkdir()
+    source = tmp_path / "policies" / "kernels.py"
+    monkeypatch.setattr(compiler, "__file__", str(tmp_path / "compiler.py"))
+    folders = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        source.write_text(text)
+        compiler.cache_folder.cache_clear()
+        folders.append(compiler.cache_folder())
+    compiler.cache_folder.cache_clear()
+    assert folders[0] == folders[2] != folders[1]
