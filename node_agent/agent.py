@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -93,6 +94,7 @@ class Agent:
         self._boot = uuid.uuid4().hex
         self._stopping = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
+        self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
         self._verifier = Verifier()
         self._verifies = False
@@ -213,6 +215,7 @@ class Agent:
             image_free_mib=self._store.free_mib(),
             guest_floor_mib=facts.floor_mib,
             migration_uri=facts.migration_uri,
+            programs=facts.programs,
         )
 
     async def _report(self, bus: Bus) -> None:
@@ -257,18 +260,40 @@ class Agent:
                 await self._abandon("the lease ran out")
 
     async def _abandon(self, why: str) -> None:
-        """Nobody drives this node any more: what runs here belongs to nobody."""
+        """Nobody drives this node any more: what runs here belongs to nobody.
+
+        Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
+        """
+        if doing := set(self._doing):
+            _log.warning("%s: giving up %d commands", why, len(doing))
+            for task in doing:
+                task.cancel()
+            await asyncio.wait(doing)
         guests = sorted({sample.guest for sample in self._driver.sample()} | set(self._memory_mib))
         if guests:
             _log.warning("%s: destroying %s", why, ", ".join(guests))
-        for guest in guests:
-            with contextlib.suppress(DriverError):
+        await asyncio.gather(*(self._destroy(guest) for guest in guests))
+
+    async def _destroy(self, guest: str) -> None:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            try:
                 await self._driver.stop(guest)
-        self._memory_mib.clear()
-        self._verifier.close()
+            except DriverError as error:
+                _log.warning("guest %s: %s", guest, error)
+            self._gone(guest)
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         """Do one command; returns plain data for the reply, raises `TestbedError`."""
+        task = asyncio.current_task()
+        if task is None or isinstance(action, Quit):
+            return await self._perform(action)
+        self._doing.add(task)
+        try:
+            return await self._perform(action)
+        finally:
+            self._doing.discard(task)
+
+    async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
         if guest is None:
             return await self._on_node(action)
@@ -335,12 +360,12 @@ class Agent:
         return {}
 
     async def _start(self, action: Start) -> None:
-        spec = action.spec
+        spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
         self._reserve(spec)
         try:
-            await self._start_from(action, action.image)
+            await self._start_from(spec, action.cap_cores, action.image)
         except BaseException:
             self._gone(spec.guest)
             with contextlib.suppress(DriverError):
@@ -348,9 +373,9 @@ class Agent:
             raise
         self._verify(spec)
 
-    async def _start_from(self, action: Start, image: ImageRef | None) -> None:
+    async def _start_from(self, spec: GuestSpec, cap_cores: float, image: ImageRef | None) -> None:
         path = None if image is None else self._store.path(image.image)
-        starting = self._driver.start(action.spec, action.cap_cores, path)
+        starting = self._driver.start(spec, cap_cores, path)
         if image is None or not self._checks_images:
             await starting
             return
@@ -361,7 +386,7 @@ class Agent:
                 raise outcome
 
     async def _adopt(self, action: Adopt) -> None:
-        spec = action.spec
+        spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:  # an answer that was lost: it is asked for again
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return

@@ -121,9 +121,9 @@ async def _serve(
     image_dir: Path,
 ) -> None:
     from node_agent.agent import Agent, AgentConfig, make_driver  # noqa: PLC0415  # --help stays quick
-    from testbed.bus.address import BrokerAddress  # noqa: PLC0415
-    from testbed.bus.client import MqttBus  # noqa: PLC0415
-    from testbed.bus.topics import check_name  # noqa: PLC0415
+    from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.client import MqttBus  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.topics import check_name  # noqa: PLC0415  # --help stays quick
 
     config = AgentConfig(
         check_name("lab", lab),

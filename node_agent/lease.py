@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -34,6 +35,12 @@ class LeaseGuard:
     def token(self) -> str:
         """The token of the live lease, or an empty string."""
         return self._token if self.live else ""
+
+    @property
+    def name(self) -> str:
+        """What the live lease may be called in public: its holder and a digest of its token; else an empty string."""
+        digest = hashlib.sha256(self._token.encode()).hexdigest()[:12]
+        return f"{self._holder}/{digest}" if self.live else ""
 
     @property
     def remaining_s(self) -> float:

@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from node_agent.drivers.protocol import Happening
+from node_agent.programs.catalogue import find_program
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import Task
 from testbed.bus.messages import GuestSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a task must come to, or why nobody knows."""
+
+    checksum: str = ""
+    unknown: str = ""
+
+
+def _expected(task: Task, given_up: Callable[[], bool]) -> _Answer:
+    try:
+        program = find_program(task.name)
+        if program.expected is None:
+            return _Answer(unknown=f"program {task.name!r} does not say what its tasks must come to")
+        return _Answer(expected_checksum(task, given_up, program.expected))
+    except Exception as error:  # noqa: BLE001  # a mistake in a plug-in must not end the agent
+        _log.exception("expected checksum of %s", task.guest)
+        return _Answer(unknown=f"program {task.name!r}: {type(error).__name__}: {error}")
 
 
 class Verifier:
     """Checksums of the guests of one node."""
 
     def __init__(self) -> None:
-        self._expected: dict[str, tuple[asyncio.Task[str], threading.Event]] = {}
+        self._expected: dict[str, tuple[asyncio.Task[_Answer], threading.Event]] = {}
 
     def begin(self, spec: GuestSpec) -> None:
         """Work out, beside everything else, what a guest's checksum must be."""
@@ -26,7 +50,7 @@ class Verifier:
         task = Task.from_spec(msgspec.to_builtins(spec))
         given_up = threading.Event()
         computing = asyncio.create_task(
-            asyncio.to_thread(expected_checksum, task, given_up.is_set), name=f"expected checksum of {spec.guest}"
+            asyncio.to_thread(_expected, task, given_up.is_set), name=f"expected checksum of {spec.guest}"
         )
         self._expected[spec.guest] = computing, given_up
 
@@ -41,12 +65,18 @@ class Verifier:
             self.forget(guest)
 
     async def check(self, happening: Happening) -> Happening:
-        """Return what happened, marked `verified` if its checksum is right, as a failure if it is wrong."""
+        """Return what happened, marked `verified` if its checksum is right, as a failure if it is wrong.
+
+        Where nobody knows what is right it is marked as not `verified`, with the reason as `unverified`.
+        """
         if happening.event != "done" or happening.guest not in self._expected:
             return happening
         computing, _ = self._expected.pop(happening.guest)
-        expected, found = await computing, happening.detail["checksum"]
-        if found == expected:
+        found = happening.detail["checksum"]
+        expected = await computing
+        if expected.unknown:
+            return replace(happening, detail={**happening.detail, "verified": False, "unverified": expected.unknown})
+        if found == expected.checksum:
             return replace(happening, detail={**happening.detail, "verified": True})
-        reason = f"it is done with checksum {found}; its work comes to {expected}"
+        reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
         return replace(happening, event="failed", detail={"reason": reason})

@@ -12,6 +12,7 @@ from typing import ClassVar
 import xxhash
 
 from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget, SaveReport
+from node_agent.programs.catalogue import installed
 from testbed.bus.messages import GuestSample, GuestSpec
 from testbed.errors import UserError
 
@@ -63,7 +64,7 @@ class NullDriver:
             self._uri = f"null://{budget.node}/{id(self)}"
             self.reachable[self._uri] = self
         capabilities = ("start", "cap", "save", "mpi", *self._extras)
-        return DriverFacts(capabilities=capabilities, versions={}, migration_uri=self._uri)
+        return DriverFacts(capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri)
 
     async def close(self) -> None:
         """See `Driver.close`."""

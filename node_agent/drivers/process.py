@@ -26,6 +26,7 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
 )
+from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSample, GuestSpec
 
 FLOOR_MIB = 56  # a rank with numpy and MPI takes 40 MiB, process manager and proxy beside the first of them 8
@@ -45,6 +46,7 @@ class ProcessDriver:
     def __init__(self, caps: str | None = None) -> None:
         self._forced_caps = caps or os.environ.get("DFRS_CAPS") or None
         self._guests: dict[str, ProcessGuest] = {}
+        self._programs: tuple[str, ...] = ()
         self._count = 0
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
@@ -65,8 +67,10 @@ class ProcessDriver:
             left.unlink()
         self._caps = await open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}", self._forced_caps)
         mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
+        self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
-        return DriverFacts(("start", "cap", f"cap:{self._caps.name}", "save", "checksums", *mpi), versions, FLOOR_MIB)
+        capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", *mpi)
+        return DriverFacts(capabilities, versions, FLOOR_MIB, programs=self._programs)
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -85,6 +89,8 @@ class ProcessDriver:
             raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
+        if spec.program.name not in self._programs:
+            raise DriverError(unknown(spec.program.name, self._programs))
         budget, caps, records = self._opened()
         self._count += 1
         guest = ProcessGuest(

@@ -35,12 +35,13 @@ class NodeBudget:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver found when it opened: its abilities, how it caps, versions."""
+    """What the driver found when it opened: its abilities, how it caps, versions, the programs of its guests."""
 
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     floor_mib: int = 0  # the least memory of a guest
     migration_uri: str = ""  # at which the drivers of other nodes reach this one's hypervisor for a live migration
+    programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
 
 
 @dataclass(frozen=True, slots=True)

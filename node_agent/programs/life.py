@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
+from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.image import ImageError, ImageReader, write_image
-from node_agent.programs.kernel import Kernel
 from node_agent.programs.task import Task, TaskError
 from node_agent.programs.words import seed_of
 
@@ -33,6 +33,7 @@ class Life:
     def __init__(self, control: Control, task: Task, image: Path | None) -> None:
         self._control = control
         self._task = task
+        program = find_program(task.name)
         self._fabric: Fabric | None = None
         self._exchange: Exchange | None = None
         if task.ranks > 1:
@@ -41,7 +42,7 @@ class Life:
 
             self._fabric = Fabric(task)
             self._exchange = Exchange(task, self._fabric, self._while_waiting)
-        self._kernel = Kernel(task.seed, task.rank, task.workers)
+        self._work = program.work(task)
         self._iteration = 0
         self._compute_s = 0.0
         self._told_ns = 0  # 0: no progress told in this life
@@ -75,7 +76,7 @@ class Life:
 
     def _iterate(self) -> None:
         begin_ns = time.monotonic_ns()
-        self._kernel.run(self._task.share(self._iteration))
+        self._work.run(self._task.share(self._iteration))
         self._compute_s += (time.monotonic_ns() - begin_ns) / 1e9
         self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
         if self._exchange is not None:
@@ -130,7 +131,7 @@ class Life:
                 raise ImageError(
                     f"cannot be written at iteration {order.at}: it is at {self._iteration} of {self._task.iterations}"
                 )
-            parts = [*(array.data for array in self._kernel.arrays), self._ballast.bytes]
+            parts = [*(array.data for array in self._work.arrays), self._ballast.bytes]
             written = write_image(Path(order.path), header, parts)
         except ImageError as error:
             self._control.say("save_failed", error=str(error))
@@ -149,7 +150,7 @@ class Life:
             if header["task"].get(name) != value:
                 raise TaskError(f"image {image}: {name} = {header['task'].get(name)!r}: expected {value!r}")
         ballast = Ballast(header["parts"][-1] >> 20)
-        reader.load([*(array.data for array in self._kernel.arrays), ballast.bytes])
+        reader.load([*(array.data for array in self._work.arrays), ballast.bytes])
         self._iteration, self._compute_s = header["iteration"], header["compute_s"]
         if self._exchange is not None:
             self._exchange.wall_s = header["comm_s"]
@@ -158,7 +159,7 @@ class Life:
 
     def _tell_done(self) -> None:
         exchange = self._exchange
-        checksum = seed_of(self._kernel.checksum(), exchange.digest if exchange else 0)
+        checksum = seed_of(self._work.checksum(), exchange.digest if exchange else 0)
         self._control.say(
             "done", units=self._task.work_units, checksum=f"{checksum:016x}",
             messages=exchange.messages if exchange else 0, compute_s=self._compute_s,

@@ -9,7 +9,6 @@ from testbed.errors import TestbedError
 
 TOPOLOGIES = ("linear", "ring", "mesh", "torus", "all-to-all", "tree")
 IMBALANCES = ("uniform", "1/i")
-PROGRAMS = ("eatcpu", "patterns")
 
 
 class TaskError(TestbedError):
@@ -67,7 +66,7 @@ class Task:
 
     def check(self) -> None:
         """Raise `TaskError` for values that make no sense together."""
-        for name, known in (("name", PROGRAMS), ("topology", TOPOLOGIES), ("imbalance", IMBALANCES)):
+        for name, known in (("topology", TOPOLOGIES), ("imbalance", IMBALANCES)):
             if getattr(self, name) not in known:
                 raise TaskError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(known)}")
         for name in ("work_units", "units_per_iteration", "workers", "ranks"):

@@ -100,7 +100,9 @@ class Libvirtd:
     def make(self) -> None:
         """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
         node = self.node
-        end(marked(node.lab, node.name, "libvirtd"), _STOP_GRACE_S)  # it did not answer, or nobody wrote it down
+        # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
+        # disk, pid file and port are taken; that thread may have no environment any more.
+        end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], _STOP_GRACE_S)
         (node.run_dir / "etc" / "libvirtd.conf").write_text(_text(_daemon_settings(node)), encoding="utf-8")
         (node.run_dir / "etc" / "qemu.conf").write_text(_text(_driver_settings(node)), encoding="utf-8")
         node.socket.unlink(missing_ok=True)

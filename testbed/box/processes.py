@@ -21,7 +21,7 @@ from testbed.errors import RunError
 MARK = "DFRS_TESTBED_BOX"
 _PROC = Path("/proc")
 _LOOK_EVERY_S = 0.02
-_KILLED_WITHIN_S = 5.0
+_KILLED_WITHIN_S = 60.0  # a thread that waits for a slow disk ends only with its write, SIGKILL or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,14 @@ def mark(lab: str, node: str, role: str) -> str:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return who has this id now, or None; a process that has ended and waits for its parent is none."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
-    return None if fields[0] in {"Z", "X"} else ProcessId(pid, int(fields[19]))
+    """Return who has this id now, or None; a process that has ended and waits for its parent is none.
+
+    One of which only the first thread has ended is still there: the others have its files, locks and sockets.
+    """
+    fields = _stat(_PROC / str(pid))
+    threads = int(fields[17]) if fields else 0
+    ended = not fields or fields[0] == "X" or (fields[0] == "Z" and threads <= 1)
+    return None if ended else ProcessId(pid, int(fields[19]))
 
 
 def alive(process: ProcessId | None) -> bool:
@@ -93,7 +94,7 @@ def marked(lab: str, node: str | None = None, role: str | None = None) -> list[P
     found = []
     for pid in _pids():
         with contextlib.suppress(OSError):
-            variables = (_PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+            variables = _environment(pid).decode(errors="replace").split("\0")
             marks = [text.removeprefix(f"{MARK}=").split("/") for text in variables if text.startswith(f"{MARK}=")]
             if any(_fits(have, wanted) for have in marks) and pid != os.getpid():
                 found.append(identify(pid))
@@ -134,7 +135,7 @@ def end(processes: Sequence[ProcessId], grace_s: float) -> None:
         left = [process for process in left if alive(process)]
         if not left:
             return
-    raise RunError(f"processes {', '.join(str(process.pid) for process in left)} do not end, even by SIGKILL")
+    raise RunError(f"even SIGKILL does not end {', '.join(_waits_for(process.pid) for process in left)}")
 
 
 def kill_all(find: Callable[[], Sequence[ProcessId]]) -> int:
@@ -155,7 +156,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(_LOOK_EVERY_S)  # the kernel tells no event of a process that is no child
+        time.sleep(_LOOK_EVERY_S)  # conditions are of many kinds: not all have an event
     return True
 
 
@@ -167,8 +168,46 @@ def _pids() -> list[int]:
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
 
 
-def _mount_namespace(pid: str) -> Path | None:
+def _threads(pid: int | str) -> list[Path]:
+    """Return the folders of a process and of its threads: when the first has ended, the others know what it knew."""
     try:
-        return (_PROC / pid / "ns" / "mnt").readlink()
+        others = [path for path in (_PROC / str(pid) / "task").iterdir() if path.name != str(pid)]
     except OSError:
-        return None
+        others = []
+    return [_PROC / str(pid), *others]
+
+
+def _stat(folder: Path) -> list[str]:
+    """Return the fields of a process or thread from its state on, or none if it is not there."""
+    try:
+        text = (folder / "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
+
+
+def _environment(pid: int) -> bytes:
+    for folder in _threads(pid):
+        with contextlib.suppress(OSError):
+            content = (folder / "environ").read_bytes()
+            if content:
+                return content
+    return b""
+
+
+def _mount_namespace(pid: str) -> Path | None:
+    for folder in _threads(pid):
+        with contextlib.suppress(OSError):
+            return (folder / "ns" / "mnt").readlink()
+    return None
+
+
+def _waits_for(pid: int) -> str:
+    """Return a process with what its threads wait for in the kernel, for who reads why it does not end."""
+    waits = set()
+    for folder in _threads(pid):
+        if (_stat(folder) or "Z")[0] != "Z":
+            with contextlib.suppress(OSError):
+                waits.add((folder / "wchan").read_text(encoding="ascii"))
+    waits -= {"", "0"}
+    return f"process {pid}{' (in ' if waits else ''}{', '.join(sorted(waits))}{')' if waits else ''}"

@@ -64,6 +64,7 @@ class GuestSpec(Value, frozen=True):
 
     `cpu_cores` is what the task uses at full speed: CPU need times the node's cores. `address` is the guest's own on
     the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none ignore it.
+    `lease` names the lease that the guest was last started or adopted under; the agent writes it, whatever it was told.
     """
 
     guest: str
@@ -74,6 +75,7 @@ class GuestSpec(Value, frozen=True):
     cpu_cores: float
     memory_mib: int
     address: str = ""
+    lease: str = ""
 
 
 class ImageRef(Value, frozen=True):
@@ -262,7 +264,7 @@ class Reply(Record, frozen=True):
 
 
 class NodeFacts(Value, frozen=True):
-    """What a node is: budget, machine, driver and what the driver can do."""
+    """What a node is: budget, machine, driver, what the driver can do, and the programs that its guests can run."""
 
     cpus: float
     memory_mib: int
@@ -278,6 +280,7 @@ class NodeFacts(Value, frozen=True):
     image_free_mib: int
     guest_floor_mib: int = 0
     migration_uri: str = ""
+    programs: tuple[str, ...] = ()
 
 
 class NodeStatus(Record, frozen=True):

@@ -18,13 +18,13 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
       testbed nodes --broker mqtt://127.0.0.1:1883 --lab local
     """  # noqa: D301  # \b keeps click from wrapping the example
     import asyncio  # noqa: PLC0415  # --help stays quick
-    import json  # noqa: PLC0415
+    import json  # noqa: PLC0415  # --help stays quick
 
-    import msgspec  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    import msgspec  # noqa: PLC0415  # --help stays quick
+    from rich.console import Console  # noqa: PLC0415  # --help stays quick
+    from rich.table import Table  # noqa: PLC0415  # --help stays quick
 
-    from testbed.control.inventory import listen  # noqa: PLC0415
+    from testbed.control.inventory import listen  # noqa: PLC0415  # --help stays quick
 
     found = asyncio.run(listen(broker, lab, wait_s))
     if as_json:

@@ -19,8 +19,8 @@ def report(*, runs: tuple[Path, ...], as_json: bool) -> None:
     """  # noqa: D301  # \b keeps click from wrapping the example
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.measure.rundir import read_json  # noqa: PLC0415
-    from testbed.report.text import print_comparison, print_run, wide_console  # noqa: PLC0415
+    from testbed.measure.rundir import read_json  # noqa: PLC0415  # --help stays quick
+    from testbed.report.text import print_comparison, print_run, wide_console  # noqa: PLC0415  # --help stays quick
 
     if as_json:
         click.echo(json.dumps([{"run": str(path), **read_json(path / "summary.json")} for path in runs], indent=2))

@@ -58,14 +58,18 @@ def run(
       testbed run scenarios/quickstart.toml --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"
     """  # noqa: D301  # \b keeps click from wrapping the examples
     from testbed.cli.launch import launch  # noqa: PLC0415  # --help stays quick
-    from testbed.control.jobs import load_jobs  # noqa: PLC0415
-    from testbed.control.scenario import load_scenario, override  # noqa: PLC0415
-    from testbed.policies.catalogue import parse  # noqa: PLC0415
+    from testbed.control.jobs import load_jobs  # noqa: PLC0415  # --help stays quick
+    from testbed.control.scenario import load_scenario, override  # noqa: PLC0415  # --help stays quick
+    from testbed.measure.recorders import find_recorders  # noqa: PLC0415  # --help stays quick
+    from testbed.policies.catalogue import parse  # noqa: PLC0415  # --help stays quick
 
     chosen: Scenario = override(
         load_scenario(scenario), policies=policies, trace=trace, time_scale=time_scale, seed=seed
     )
     parsed: Sequence[Policy] = [parse(name, chosen.period_s) for name in chosen.policy]
     jobs: Sequence[Job] = load_jobs(chosen, scenario)
+    find_recorders(chosen.recorders)  # a name that is wrong is told now
+    if dry_run:  # a rehearsal measures nothing that anybody should keep
+        chosen = chosen.model_copy(update={"recorders": ()})
     results: Sequence[RunResult] = launch(chosen, parsed, jobs, out, dry_run=dry_run, as_json=as_json)
     return 0 if all(result.summary["done"] == result.summary["jobs"] for result in results) else 1

@@ -30,7 +30,7 @@ def _program(
     name = programs.parallel if parallel else programs.serial
     work_units = max(1, math.ceil(units_per_core_s * cores * run_wall_s))
     iterations = max(1, round(run_wall_s / programs.iteration_s))
-    member = parallel and name == "patterns"
+    member = parallel and name != "eatcpu"  # eatcpu has nothing to say to others
     return ProgramSpec(
         name=name,
         work_units=work_units,

@@ -46,6 +46,21 @@ class Recorder:
     def journal(self, kind: str, **entry: object) -> None:
         """Append one entry, with trace time."""
         self.directory.journal(self.now_s(), kind, {"trace_s": round(self.trace_s(), 3), **entry})
+        self._report_recorders()
+
+    def close(self) -> None:
+        """Let the recorders that are plugged in finish, and close the run directory."""
+        self.directory.recorders.close()
+        try:
+            self._report_recorders()
+        finally:
+            self.directory.close()
+
+    def _report_recorders(self) -> None:
+        """Say once of a recorder that failed that it is left out from here on."""
+        for name, reason in self.directory.recorders.failures():
+            self.journal("recorder", name=name, error=reason)
+            self.say(f"recorder {name} is left out: {reason}")
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value]) -> None:
         """Append one point, stamped now."""

@@ -90,14 +90,14 @@ class BrokerTable(_Table):
 
 
 class ProgramsTable(_Table):
-    """What the jobs run.
+    """What the jobs run: `eatcpu`, `patterns` (ranks of an MPI job with messages between them), or a plug-in's name.
 
     `iteration_s` is the dedicated time between two looks at the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
     """
 
-    serial: Literal["eatcpu", "patterns"] = "eatcpu"
-    parallel: Literal["eatcpu", "patterns"] = "patterns"
+    serial: Name = "eatcpu"
+    parallel: Name = "patterns"
     topologies: Annotated[tuple[Topology, ...], Field(min_length=1)] = (
         "ring",
         "linear",
@@ -172,7 +172,10 @@ class BoundTable(_Table):
 
 
 class Scenario(_Table):
-    """One scenario file. Trace seconds divided by `time_scale` are wall seconds."""
+    """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
+
+    `recorders` names plug-ins that are told everything that the run records.
+    """
 
     name: Name
     description: str = ""
@@ -189,6 +192,7 @@ class Scenario(_Table):
     migration: MigrationTable = MigrationTable()
     bound: BoundTable = BoundTable()
     box: BoxTable | None = None
+    recorders: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

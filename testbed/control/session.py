@@ -36,7 +36,8 @@ from testbed.control.recorder import Recorder
 from testbed.control.results import job_row, summarize
 from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
-from testbed.errors import TestbedError, UserError
+from testbed.errors import TestbedError, UserError, nearest
+from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.view import Policy
 from testbed.workload.jobs import Job
@@ -82,6 +83,22 @@ def check_disk(path: Path, scenario: Scenario) -> None:
         )
 
 
+def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:
+    """Raise `UserError` if a node lacks a program that the jobs run.
+
+    `programs` are those of each node, by its name; none if it does not say.
+    """
+    table = scenario.programs
+    for parallel, key, name in ((False, "serial", table.serial), (True, "parallel", table.parallel)):
+        if any((job.tasks > 1) == parallel for job in jobs):
+            for node, known in programs.items():
+                if known and name not in known:
+                    raise UserError(
+                        f"programs.{key} = {name!r}: node {node} has {', '.join(known)}"
+                        + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
+                    )
+
+
 async def run_session(
     scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: OpenLab, display: Display
 ) -> RunResult:
@@ -94,7 +111,8 @@ async def run_session(
     run_tag = os.urandom(3).hex()
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
-    directory = RunDirectory(path, {"run": path.name, "lab": scenario.lab, "policy": policy.name})
+    tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
+    directory = RunDirectory(path, tags, Recorders(make_recorders(scenario.recorders)))
     directory.open()
     clock = ReplayClock(scenario.time_scale)
     recorder = Recorder(
@@ -118,7 +136,7 @@ async def run_session(
             session.finish(complete=False)
         raise
     finally:
-        directory.close()
+        recorder.close()
 
 
 class _Session:
@@ -154,6 +172,7 @@ class _Session:
                 raise UserError(f"{error}{last_words(self._path)}") from error
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
+            check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
             rates = await self._rates(fleet)
             await self._replay(fleet, rates)

@@ -12,6 +12,7 @@ from typing import IO
 
 from testbed.errors import RunError, UserError
 from testbed.measure.points import Value, to_line
+from testbed.measure.recorders import Recorders
 
 JOB_COLUMNS = (
     "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s", "start_time_s", "end_time_s",
@@ -33,10 +34,12 @@ class RunDirectory:
     """Writes one run. Journal lines reach the file at once, so that a killed controller loses none.
 
     `journal` entries carry `t_s`, seconds by the controller's monotonic clock since the run began, and `kind`.
+    `recorders` are told what was written, after it was.
     """
 
-    def __init__(self, path: Path, tags: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, tags: Mapping[str, str], recorders: Recorders | None = None) -> None:
         self.path = path
+        self.recorders = recorders or Recorders()
         self._tags = dict(tags)
         self._events: IO[str] | None = None
         self._points: IO[str] | None = None
@@ -69,20 +72,25 @@ class RunDirectory:
             self._events.write(line + "\n")
         except OSError as error:
             raise RunError(f"{self.path / 'events.jsonl'}: cannot write: {error.strerror}") from error
+        self.recorders.journal(line)
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
         """Append one point, tagged with the run."""
         if self._points is None:
             raise RunError(f"{self.path}: the points file is not open")
-        line = to_line(measurement, {**self._tags, **tags}, fields, time_ns)
+        tags = {**self._tags, **tags}
+        line = to_line(measurement, tags, fields, time_ns)
         try:
             self._points.write(line + "\n")
         except OSError as error:
             raise RunError(f"{self.path / 'points.lp'}: cannot write: {error.strerror}") from error
+        self.recorders.point(measurement, tags, fields, time_ns)
 
     def write_manifest(self, manifest: Mapping[str, object]) -> None:
         """Write manifest.json."""
-        _write_atomically(self.path / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+        text = json.dumps(manifest, indent=2, allow_nan=False)
+        _write_atomically(self.path / "manifest.json", text + "\n")
+        self.recorders.open(self.path, text)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write summary.json."""

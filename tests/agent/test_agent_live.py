@@ -14,7 +14,20 @@ from node_agent.cli import cli
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, DriverFacts, NodeBudget
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import Adopt, GuestSpec, Hold, ImageRef, ListGuests, Migrate, ProgramSpec, Save, Start, Stop
+from testbed.bus.messages import (
+    Adopt,
+    GuestSpec,
+    Hold,
+    ImageRef,
+    Lease,
+    ListGuests,
+    Migrate,
+    ProgramSpec,
+    Save,
+    Start,
+    Stop,
+    encode,
+)
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 
@@ -100,6 +113,58 @@ def test_a_settled_list_waits_for_the_command_under_way(tmp_path: Path) -> None:
         assert moving.done()
         assert [guest["guest"] for guest in at_once["guests"]] == ["a"]
         assert settled["guests"] == []
+        for driver in pair.drivers:
+            await driver.close()
+
+    run_in_virtual_time(main())
+
+
+class SlowDriver(NullDriver):
+    """Makes guests slowly, and cannot destroy one that it has not made: the moment after the lease has gone."""
+
+    def __init__(self) -> None:
+        super().__init__("whole,live")
+        self.starting = asyncio.Event()
+
+    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        self.starting.set()
+        await asyncio.sleep(10.0)
+        await super().start(spec, cap_cores, image)
+
+
+def test_a_guest_that_is_being_made_when_the_lease_goes_is_not_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        driver = SlowDriver()
+        agent = Agent(AgentConfig("t", "n0", 1.0, MEMORY_MIB, tmp_path, tmp_path), driver, lambda _presence: None)
+        await driver.open(NodeBudget("n0", 1.0, MEMORY_MIB, tmp_path, tmp_path, "127.0.0.1", "dfrs-"), lambda _: None)
+        first = asyncio.create_task(agent.perform(Start(spec=spec("a", 60), cap_cores=1.0)))
+        await driver.starting.wait()
+        behind = asyncio.create_task(agent.perform(Hold(guest="a")))  # waits for its turn
+        await asyncio.sleep(1.0)
+        await agent._abandon("the lease was released")
+        assert first.cancelled()
+        assert behind.cancelled()
+        await asyncio.sleep(60.0)
+        assert driver.sample() == []
+        again = await asyncio.create_task(agent.perform(Start(spec=spec("b", MEMORY_MIB), cap_cores=1.0)))
+        assert again == {}, "the memory of what was given up is free"
+
+    run_in_virtual_time(main())
+
+
+def test_a_guest_knows_the_lease_it_runs_under_by_name_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        secret = "f" * 32
+        lease = Lease(token=secret, holder="host:7", ttl_s=60.0, expires_unix_s=1e12)
+        for agent in pair.agents:
+            agent._lease.hear("t", encode(lease))
+        await pair.agents[0].perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        (guest,) = pair.drivers[0]._guests.values()
+        assert guest.spec.lease == pair.agents[0]._lease.name
+        assert guest.spec.lease.startswith("host:7/")
+        assert secret not in str(guest.spec)
         for driver in pair.drivers:
             await driver.close()
 

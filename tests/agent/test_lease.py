@@ -22,7 +22,7 @@ class Clock:
 
 
 def record(token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False) -> bytes:
-    return encode(Lease(token=token, holder=token, ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released))
+    return encode(Lease(token=token, holder="host:7", ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released))
 
 
 def test_nobody_is_obeyed_before_a_lease_is_heard() -> None:
@@ -40,6 +40,22 @@ def test_the_holder_is_obeyed_until_it_lets_go() -> None:
     assert not guard.hear(TOPIC, record("b", released=True)), "a stranger cannot release it"
     assert guard.hear(TOPIC, record("a", released=True))
     assert not guard.allows("a")
+
+
+def test_a_lease_has_a_name_that_does_not_give_its_token_away() -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    assert guard.name == ""
+    guard.hear(TOPIC, record("f" * 32))
+    first = guard.name
+    assert first.startswith("host:7/")
+    assert "f" * 32 not in first
+    guard.hear(TOPIC, record("f" * 32, expires_unix_s=2e12))
+    assert guard.name == first, "a renewal is the same lease"
+    clock.now_s = 10.5
+    assert guard.name == ""
+    guard.hear(TOPIC, record("e" * 32))
+    assert guard.name not in {"", first}
 
 
 def test_another_token_is_ignored_while_the_lease_lives_and_taken_when_it_has_run_out() -> None:

@@ -17,7 +17,7 @@ import pytest
 from driver_conformance import DriverConformance
 from libvirt_box import driver_options, libvirt_box, needs_hypervisor
 
-from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
+from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, MigrationReport, NodeBudget
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
@@ -50,6 +50,11 @@ class Node:
                         return happening
                 self.news.clear()
                 await self.news.wait()
+
+    async def work(self, spec: GuestSpec) -> None:
+        """Start a guest, and wait for its first progress."""
+        await self.driver.start(spec, 1.0, None)
+        await self.until(spec.guest, "progress")
 
     def pid(self, guest: str) -> int:
         return self.driver._guests[guest]._groups.pid
@@ -116,6 +121,21 @@ async def start_job(members: list[tuple[Node, GuestSpec]]) -> None:
     await asyncio.gather(*(place.driver.mpi_join(spec.guest, launch[spec.guest]) for place, spec in members))
 
 
+async def pair_at_work(one: Node, two: Node, work_units: int) -> list[tuple[Node, GuestSpec]]:
+    """Start a job with a member on each node; returns them when both have made progress."""
+    members = list(zip((one, two), parallel(work_units, 2), strict=True))
+    await start_job(members)
+    for place, spec in members:
+        await place.until(spec.guest, "progress")
+    return members
+
+
+async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> MigrationReport:
+    report = await one.driver.migrate(spec.guest, two.facts.migration_uri, 60, 20)
+    await two.driver.adopt(spec, cap_cores)
+    return report
+
+
 async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
     results = []
     for place, spec in members:
@@ -136,11 +156,8 @@ def twin(spec: GuestSpec) -> str:
 
 def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        specs = parallel(12_000, 2)
-        members = list(zip((one, two), specs, strict=True))
-        await start_job(members)
-        for place, spec in members:
-            await place.until(spec.guest, "progress")
+        members = await pair_at_work(one, two, 12_000)
+        specs = [spec for _, spec in members]
         await asyncio.gather(*(place.driver.hold(spec.guest) for place, spec in members))
         images = [place.images / f"{spec.guest}.img" for place, spec in members]
         reports = await asyncio.gather(
@@ -173,13 +190,11 @@ def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: P
 def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         spec = serial(25_000, memory_mib=256)
-        await one.driver.start(spec, 1.0, None)
-        await one.until(spec.guest, "progress")
-        report = await one.driver.migrate(spec.guest, two.facts.migration_uri, 60, 20)
+        await one.work(spec)
+        report = await migrate(one, two, spec, 0.8)
         assert report.bytes > 200 << 20  # its memory is full of what cannot be compressed
         assert 0 < report.downtime_s < report.elapsed_s < 60
         assert one.driver.sample() == []
-        await two.driver.adopt(spec, 0.8)
         await two.driver.adopt(spec, 0.9)  # asked twice, as after a lost answer
         assert two.sample(spec.guest).cap_cores == pytest.approx(0.9)
         await two.until(spec.guest, "progress")
@@ -191,13 +206,8 @@ def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
 
 def test_a_rank_migrates_while_its_job_talks(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        specs = parallel(15_000, 2)
-        members = list(zip((one, two), specs, strict=True))
-        await start_job(members)
-        for place, spec in members:
-            await place.until(spec.guest, "progress")
-        await one.driver.migrate(specs[0].guest, two.facts.migration_uri, 60, 20)
-        await two.driver.adopt(specs[0], 1.0)
+        specs = [spec for _, spec in await pair_at_work(one, two, 15_000)]
+        await migrate(one, two, specs[0], 1.0)
         assert await ends([(two, spec) for spec in specs]) == [twin(spec) for spec in specs]
 
     on_both(lab, tmp_path, play)
@@ -206,8 +216,7 @@ def test_a_rank_migrates_while_its_job_talks(lab: object, tmp_path: Path):
 def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         spec = serial(10_000_000, memory_mib=700)
-        await one.driver.start(spec, 1.0, None)
-        await one.until(spec.guest, "progress")
+        await one.work(spec)
         with pytest.raises(DriverError, match="still runs here"):
             await one.driver.migrate(spec.guest, "qemu+tcp://10.77.255.9/system#partition=&bridge=&node=x", 4, 3)
         with pytest.raises(DriverError, match=r"longer than 0\.2 s; it still runs here"):
@@ -227,8 +236,7 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
 def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         spec = serial(1_000_000)
-        await one.driver.start(spec, 1.0, None)
-        await one.until(spec.guest, "progress")
+        await one.work(spec)
         for cap_cores in (0.1, 0.3, 0.5, 0.7, 0.9):
             assert await one.driver.set_cap(spec.guest, cap_cores) == pytest.approx(cap_cores)
             await asyncio.sleep(0.3)  # the period in which it was set
@@ -281,8 +289,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
     async def play(one: Node, two: Node) -> None:
         spec = serial(1_000_000)
         one.driver._patience = replace(one.driver._patience, silence_s=1.5)
-        await one.driver.start(spec, 1.0, None)
-        await one.until(spec.guest, "progress")
+        await one.work(spec)
         os.kill(one.pid(spec.guest), signal.SIGSTOP)
         async with asyncio.timeout(30):
             while not any(happening.event == "failed" for happening in one.happenings):
@@ -293,22 +300,23 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
     on_both(lab, tmp_path, play)
 
 
-def test_guests_outlive_a_restart_of_their_libvirtd(lab: object, tmp_path: Path):
+def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Path):
     from testbed.box.hypervisor import Libvirtd
-    from testbed.box.processes import end
 
     async def play(one: Node, two: Node) -> None:
         spec = serial(15_000)
-        await one.driver.start(spec, 1.0, None)
-        await one.until(spec.guest, "progress")
+        await one.work(spec)
         place = next(place for place in lab.state.nodes if place.name == "a")  # type: ignore[attr-defined]
         daemon = Libvirtd(place, lab)  # type: ignore[arg-type]
-        await asyncio.to_thread(end, [daemon.process], 30.0)
+        killed, emulator = daemon.process, one.pid(spec.guest)
+        os.kill(killed.pid, signal.SIGKILL)
         await asyncio.to_thread(daemon.make)
+        assert daemon.process != killed
         assert await one.driver.set_cap(spec.guest, 0.6) == pytest.approx(0.6)
         await one.driver.hold(spec.guest)
         await one.driver.release(spec.guest)
         await one.driver.set_cap(spec.guest, 1.0)
+        assert one.pid(spec.guest) == emulator
         assert await ends([(one, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)

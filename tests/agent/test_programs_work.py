@@ -123,7 +123,6 @@ def test_subtrees_of_the_reduction_tree_part_the_ranks(ranks):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"name": "eat"}, "name = 'eat': expected one of eatcpu, patterns"),
         ({"topology": "star"}, "topology = 'star': expected one of linear"),
         ({"work_units": 0}, "work_units = 0: expected at least 1"),
         ({"work_units": -1}, "work_units = -1: expected a count"),

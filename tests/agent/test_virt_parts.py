@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -22,10 +23,12 @@ from node_agent.drivers.virt import channel as channel_module
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_xml, mac_of, moved_xml, owner_of
 from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
+from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.migration import migration_target, read_target
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",
+    lease="host:7/0123456789ab",
     program=ProgramSpec(name="patterns", work_units=9, units_per_iteration=3, seed=5, workers=2, rank=1, ranks=2),
 )  # fmt: skip
 MACHINE = Machine("qemu", Path("/k/vmlinuz"), Path("/k/initramfs"))
@@ -112,6 +115,7 @@ def test_a_domain_says_whose_it_is_and_what_it_has():
     root = ET.fromstring(xml)  # noqa: S314  # our own
     assert owner_of(xml) == {
         "guest": SPEC.guest, "run": "ab12", "job": "3", "task": "1", "node": "alpha", "address": "10.77.1.5/16",
+        "lease": "host:7/0123456789ab",
     }  # fmt: skip
     assert root.findtext("memory") == "200"
     assert root.findtext("vcpu") == "2"
@@ -133,6 +137,9 @@ def test_a_moved_domain_differs_only_in_what_belongs_to_the_node():
         return sorted((e.tag, e.text, sorted(e.attrib.items())) for e in ET.fromstring(xml).iter())  # noqa: S314  # our own
 
     assert parts(moved) == parts(wanted)
+    restored = moved_xml(domain_xml(SPEC, "alpha", MACHINE, here), "beta", there, "host:8/ba9876543210")
+    assert parts(restored) != parts(wanted)
+    assert owner_of(restored) == {**owner_of(wanted), "lease": "host:8/ba9876543210"}
 
 
 def test_the_domain_of_somebody_else_is_nobody_s():
@@ -158,6 +165,61 @@ def test_a_migration_target_is_read_as_it_was_written(partition: str, bridge: st
 def test_what_is_no_migration_target_is_refused(target: str):
     with pytest.raises(DriverError, match="migration target"):
         read_target(target)
+
+
+# --- the connection to libvirt
+
+
+class Silent:
+    """A listener that nothing is told."""
+
+    def unexpected(self, *_arguments: object) -> None:
+        raise AssertionError
+
+    domain_stopped = domain_arrived = job_completed = connection_back = unexpected
+
+
+class HangsUpBadly:
+    """A connection whose end fails, or never comes."""
+
+    def __init__(self, hangs: threading.Event | None) -> None:
+        self._hangs = hangs
+
+    def close(self) -> None:
+        if self._hangs is None:
+            raise RuntimeError("broken")
+        self._hangs.wait(20)
+
+
+def test_threads_of_a_connection_that_never_came_about_are_let_go():
+    async def main() -> None:
+        hypervisor = Hypervisor("nonsense:///x", Silent())
+        with pytest.raises(DriverError, match="libvirt at nonsense"):
+            await hypervisor.open(5.0)
+        await hypervisor.close()
+        await hypervisor.close()  # again is no error
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await hypervisor._in_thread(lambda: None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_threads_are_let_go_whatever_hanging_up_comes_to(monkeypatch: pytest.MonkeyPatch, hangs: bool):
+    monkeypatch.setattr("node_agent.drivers.virt.hypervisor.HANG_UP_WITHIN_S", 0.05)
+    over = threading.Event() if hangs else None
+
+    async def main() -> None:
+        hypervisor = Hypervisor("nonsense:///x", Silent())
+        hypervisor._connection = HangsUpBadly(over)
+        with contextlib.nullcontext() if hangs else pytest.raises(RuntimeError, match="broken"):
+            await hypervisor.close()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await hypervisor._in_thread(lambda: None)
+        if over is not None:
+            over.set()
+
+    asyncio.run(main())
 
 
 # --- control groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -13,9 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.box import processes
 from testbed.box import spec as spec_module
 from testbed.box import state as state_module
-from testbed.box.processes import ProcessId, alive, end, identify, mark, marked, spawn, wait_until
+from testbed.box.processes import (
+    ProcessId,
+    alive,
+    end,
+    identify,
+    mark,
+    marked,
+    spawn,
+    wait_until,
+    with_housemates,
+)
 from testbed.box.spec import BoxSpec, NodeSpec
 from testbed.box.state import BoxState, Journal, Thing, check_distinct, find, labs, only_command
 from testbed.errors import RunError, UserError
@@ -150,6 +162,50 @@ def test_processes_are_found_by_lab_node_and_role_when_nobody_wrote_them_down(tm
         for process in started:
             os.waitpid(process.pid, 0)
     assert marked("xmark") == []
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, fcntl, sys, threading
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+threading.Thread(target=threading.Event().wait).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_lives_until_its_last_thread_has_ended_and_its_locks_are_free(tmp_path):
+    # so it is with a killed process whose first thread ends at once while another waits for the disk
+    argv = [sys.executable, "-c", FIRST_THREAD_ENDS, str(tmp_path / "locked")]
+    process = spawn(argv, mark("xhalf", "a", "libvirtd"), tmp_path / "log")
+    try:
+        status = Path(f"/proc/{process.pid}/stat")
+        assert wait_until(lambda: ") Z " in status.read_text(), 10), (tmp_path / "log").read_text()
+        assert alive(process)
+        assert marked("xhalf", "a", "libvirtd") == [process]
+        assert with_housemates([process]) == [process]
+        with (tmp_path / "locked").open("w") as file:
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end([process], grace_s=0)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not alive(process)
+        assert marked("xhalf") == []
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+
+
+def test_a_process_that_does_not_end_is_told_with_what_it_waits_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_KILLED_WITHIN_S", 0.1)
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # as when it waits for a disk
+    sleeper = spawn(["sleep", "60"], "xstuck/a/agent", tmp_path / "log")
+    try:
+        with pytest.raises(RunError, match=rf"even SIGKILL does not end process {sleeper.pid}( \(in \w+\))?$"):
+            end([sleeper], grace_s=0)
+    finally:
+        monkeypatch.undo()
+        os.kill(sleeper.pid, signal.SIGKILL)
+        os.waitpid(sleeper.pid, 0)
 
 
 def test_what_cannot_be_started_is_told(tmp_path):

@@ -10,13 +10,14 @@ import sys
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import aiomqtt
 import pytest
-from bus_worlds import MQTT_KINDS, PATIENCE_S, Mailbox, lost, run, world
+from bus_worlds import MQTT_KINDS, PATIENCE_S, Mailbox, MqttWorld, lost, run, world
 
 from testbed.bus import client as client_module
 from testbed.bus.broker import broker
@@ -35,6 +36,18 @@ async def refusal(address: BrokerAddress, timeout_s: float = 1.0) -> str:
     assert time.monotonic() - began_s < timeout_s + 1.5
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+PRESENCE = Presence("lab/b", lambda: b"online", b"offline", b"lost")
+
+
+@asynccontextmanager
+async def watched(kind: str) -> AsyncIterator[tuple[MqttWorld, Mailbox]]:
+    """Open a world, with a mailbox for what others hear of b's presence."""
+    async with world(kind) as w, w.bus("a") as a:
+        seen = Mailbox()
+        await a.subscribe("lab/b", seen)
+        yield w, seen
 
 
 def unused_port() -> int:
@@ -189,8 +202,8 @@ import asyncio, sys
 from testbed.bus.client import BrokerAddress, MqttBus, Presence
 
 async def main():
-    presence = Presence("lab/c", lambda: b"online", b"offline", b"lost")
-    async with MqttBus(BrokerAddress.parse(sys.argv[1]), "c", presence):
+    presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
+    async with MqttBus(BrokerAddress.parse(sys.argv[1]), "b", presence):
         print("up", flush=True)
         await asyncio.Event().wait()
 
@@ -202,9 +215,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(("number", "last_word"), [(signal.SIGKILL, b"lost"), (signal.SIGINT, b"offline")])
 def test_the_end_of_a_process_is_seen(kind: str, number: signal.Signals, last_word: bytes) -> None:
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a:
-            seen = Mailbox()
-            await a.subscribe("lab/c", seen)
+        async with watched(kind) as (w, seen):
             child = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", CLIENT, w.address.url, stdout=PIPE, stderr=PIPE
             )
@@ -220,15 +231,11 @@ def test_the_end_of_a_process_is_seen(kind: str, number: signal.Signals, last_wo
 @by_broker
 def test_a_client_that_falls_silent_is_given_up(kind: str) -> None:
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a:
-            seen = Mailbox()
-            await a.subscribe("lab/b", seen)
-            presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
-            async with w.bus("b", presence, keepalive_s=1, close_timeout_s=0.05):
-                await seen.count(1)
-                w.wires["b"].freeze()
-                w.wires["b"].accepts = False
-                assert await seen.count(2) == [b"online", b"lost"]
+        async with watched(kind) as (w, seen), w.bus("b", PRESENCE, keepalive_s=1, close_timeout_s=0.05):
+            await seen.count(1)
+            w.wires["b"].freeze()
+            w.wires["b"].accepts = False
+            assert await seen.count(2) == [b"online", b"lost"]
 
     run(scenario())
 
@@ -310,11 +317,8 @@ def test_what_a_client_sends_before_it_leaves_is_handed_on(kind: str) -> None:
 @by_broker
 def test_a_client_that_cannot_say_farewell_leaves_its_last_will(kind: str) -> None:
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a:
-            seen = Mailbox()
-            await a.subscribe("lab/b", seen)
-            presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
-            async with w.bus("b", presence, outbox_limit=0):
+        async with watched(kind) as (w, seen):
+            async with w.bus("b", PRESENCE, outbox_limit=0):
                 await seen.count(1)
             assert await seen.count(2) == [b"online", b"lost"]
 

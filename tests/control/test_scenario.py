@@ -31,6 +31,8 @@ def test_every_scenario_that_is_shipped_is_valid(path: Path) -> None:
         ({"nodes": []}, ["nodes"]),
         ({"nodes": [{"name": "a"}, {"name": "a"}]}, ["nodes with different names"]),
         ({"nodes": [{"name": "a", "memory_mb": 5}]}, ["nodes.0.memory_mb", "nearest: memory_mib"]),
+        ({"programs": {"serial": "os; system"}}, ["programs.serial = 'os; system'"]),
+        ({"recorders": "influx"}, ["recorders = 'influx'"]),
         ({"programs": {"topologies": ["rign"]}}, ["programs.topologies.0 = 'rign'", "'ring'"]),
         ({"workload": {"trace": "x.csv", "segment": {"week": 1, "jobs": 3}}}, ["workload.segment", "one of"]),
         ({"workload": {"trace": "x.csv", "segment": {"start_s": 1}}}, ["together"]),

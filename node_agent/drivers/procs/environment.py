@@ -35,7 +35,9 @@ def tethered(argv: list[str]) -> list[str]:
 def environment(control: Path | None = None, address: str | None = None) -> dict[str, str]:
     """Return the whole environment of a process: nothing of the agent's own goes in.
 
-    `control` is the socket of the guest's control channel; `address`, for MPI, is the node's.
+    `control` is the socket of the guest's control channel; `address`, for MPI, is the node's. Hydra's proxy writes the
+    machine's topology to a file right in /tmp, wherever TMPDIR points, and one that is killed leaves it there; it does
+    not when such a file is named already. That one does not exist: proxy and ranks then ask the kernel themselves.
     """
     found = {
         "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
@@ -48,6 +50,7 @@ def environment(control: Path | None = None, address: str | None = None) -> dict
         found["PYTHONDONTWRITEBYTECODE"] = os.environ["PYTHONDONTWRITEBYTECODE"]
     if control is not None:
         found["DFRS_CONTROL"] = str(control)
+        found["HWLOC_XMLFILE"] = f"{control}.no-topology"
     if address is not None:
         found |= _mpi_network(address)
     return found

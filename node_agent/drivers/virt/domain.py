@@ -59,14 +59,17 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
     """Return the domain of a guest.
 
     Its virtual CPUs are as many as its program has workers, all uncapped; disks it has none: its memory holds all of
-    it. Run, job, task and node are in its metadata.
+    it. Run, job, task, node and lease are in its metadata.
     """
     root = ET.Element("domain", type=machine.accelerator)
     _child(root, "name", spec.guest)
     metadata = _child(root, "metadata")
     ET.SubElement(
         metadata, f"{{{METADATA}}}guest",
-        {"run": spec.run, "job": str(spec.job), "task": str(spec.task), "node": node, "address": spec.address},
+        {
+            "run": spec.run, "job": str(spec.job), "task": str(spec.task), "node": node, "address": spec.address,
+            "lease": spec.lease,
+        },
     )  # fmt: skip
     _child(root, "memory", str(spec.memory_mib), unit="MiB")
     vcpu = _child(root, "vcpu", str(spec.program.workers))
@@ -102,12 +105,17 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
     return ET.tostring(root, encoding="unicode")
 
 
-def moved_xml(xml: str, node: str, place: Place) -> str:
-    """Return a domain's XML as it is to be on another node; the guest itself must see no difference."""
+def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> str:
+    """Return a domain's XML as it is to be on another node; the guest itself must see no difference.
+
+    `lease` is the one that it is restored under; by default it stays what it was.
+    """
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
     if owner is not None:
         owner.set("node", node)
+        if lease is not None:
+            owner.set("lease", lease)
     resource = root.find("resource")
     if resource is not None:
         root.remove(resource)
@@ -132,7 +140,7 @@ def channel_path(xml: str) -> Path:
 
 
 def owner_of(xml: str) -> Mapping[str, str]:
-    """Return name, run, job, task and node of one of our domains; empty for a domain that is not ours."""
+    """Return name, run, job, task, node and lease of one of our domains; empty for a domain that is not ours."""
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
     return {} if owner is None else {"guest": root.findtext("name") or "", **owner.attrib}

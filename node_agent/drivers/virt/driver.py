@@ -22,6 +22,7 @@ from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.images import seal, written_back
 from node_agent.drivers.virt.migration import Migration, migration_target
 from node_agent.guests.image import GuestImage, current
+from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 
 MANAGER = "/usr/bin/mpiexec.hydra"
@@ -89,8 +90,9 @@ class LibvirtDriver:
             *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
         ]  # fmt: skip
         return DriverFacts(
-            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target
-        )
+            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target,
+            tuple(PROGRAMS),
+        )  # fmt: skip
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -133,7 +135,7 @@ class LibvirtDriver:
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in PROGRAMS:
-            raise DriverError(f"program {spec.program.name!r}: expected one of {', '.join(PROGRAMS)}")
+            raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
             if image is None:
@@ -174,7 +176,7 @@ class LibvirtDriver:
         found = owner_of(xml).get("guest")
         if found != guest.name:
             raise DriverError(f"image {path} is of guest {found}: expected {guest.name}")
-        here = moved_xml(xml, budget.node, self._place)
+        here = moved_xml(xml, budget.node, self._place, guest.spec.lease)
         await hypervisor.call(
             self._patience.memory_s,
             lambda connection: connection.restoreFlags(path, here, libvirt.VIR_DOMAIN_SAVE_PAUSED),

@@ -22,6 +22,7 @@ KEEPALIVE_S = 5
 KEEPALIVE_TRIES = 3
 RECONNECT_EVERY_S = 0.5
 THREADS = 32
+HANG_UP_WITHIN_S = 5.0
 _log = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
 _loop_runs = False
@@ -94,17 +95,20 @@ class Hypervisor:
             ) from error
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up and let the threads go, connected or not; a libvirt that does not answer is not waited for."""
         self._closing = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.gather(self._reconnecting, return_exceptions=True)
         connection, self._connection = self._connection, None
         self._up.clear()
-        if connection is not None:
-            with contextlib.suppress(libvirt.libvirtError):
-                await self._in_thread(connection.close)
-        self._threads.shutdown(wait=False)
+        try:
+            if connection is not None:
+                with contextlib.suppress(libvirt.libvirtError, TimeoutError):
+                    async with asyncio.timeout(HANG_UP_WITHIN_S):
+                        await self._in_thread(connection.close)
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _connect(self) -> None:
         connection = await self._in_thread(partial(libvirt.open, self.uri))
