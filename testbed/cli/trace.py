@@ -1,4 +1,4 @@
-"""`testbed trace`: look at traces, cut them, make them."""
+"""`testbed trace`: look at traces, cut, change and convert them, make them."""
 
 # ruff: noqa: PLC0415 - what a command needs is imported in it, so that the others start fast.
 
@@ -18,27 +18,31 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value", int, float)
 
 _FILE = click.Path(path_type=Path)
+_trace_file = click.argument("trace_file", metavar="TRACE", type=_FILE)
+_out = click.argument("out", metavar="OUT", type=_FILE)
 _reading = click.option(
-    "--reading", metavar="NAME", help="How an SWF log becomes tasks, such as hpc2n [RR 5.3.1]; job tables take none."
+    "--reading",
+    metavar="NAME",
+    help="How an SWF log becomes tasks: hpc2n [RR 5.3.1], processors, processors-estimates; job tables take none.",
 )
 
 
 @click.group(
-    short_help="Look at job traces, cut them, make them.",
+    short_help="Look at job traces; cut, change, convert, make them.",
     epilog="\b\nExample:\n  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv",
 )
 def trace() -> None:
-    """Look at job traces, cut them, make them.
+    """Look at job traces; cut, change, convert, make them.
 
     A trace is a job table (.csv, .csv.gz) or a log in the Standard Workload Format (.swf, .swf.gz) of the Parallel
-    Workloads Archive, which needs a reading.
+    Workloads Archive, which needs a reading; `testbed trace convert --help` tells of them.
     """
 
 
 @trace.command(
     epilog="\b\nExample:\n  testbed trace info HPC2N-2002-2.2-cln.swf.gz --reading hpc2n --nodes 120",
 )
-@click.argument("trace_file", metavar="TRACE", type=_FILE)
+@_trace_file
 @click.option("--nodes", type=int, help="Nodes of the cluster, for the loads.")
 @_reading
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -55,26 +59,124 @@ def info(trace_file: Path, nodes: int | None, reading: str | None, as_json: bool
 
 
 @trace.command(
-    epilog="\b\nExample, the 11th week of HPC2N as [RR] cuts it:\n"
-    "  testbed trace segment HPC2N-2002-2.2-cln.swf.gz week10.csv --reading hpc2n --week 10",
+    epilog="\b\nExamples, the 11th week of HPC2N as [RR] cuts it, and all 182:\n"
+    "  testbed trace segment HPC2N-2002-2.2-cln.swf.gz week10.csv --reading hpc2n --week 10\n"
+    "  testbed trace segment HPC2N-2002-2.2-cln.swf.gz --reading hpc2n --weeks hpc2n-weeks",
 )
-@click.argument("trace_file", metavar="TRACE", type=_FILE)
-@click.argument("out", metavar="OUT", type=_FILE)
+@_trace_file
+@click.argument("out", metavar="[OUT]", type=_FILE, required=False)
 @click.option("--jobs", metavar="FIRST:COUNT", help="COUNT jobs from index FIRST, 0 the first; re-based to the first.")
 @click.option("--window", metavar="START:DURATION", help="Jobs submitted in it, in seconds; re-based to its start.")
 @click.option("--week", metavar="K", type=int, help="Jobs with submit time // 604800 = K; re-based to its start.")
+@click.option("--weeks", metavar="DIR", type=_FILE, help="Every week, as week-000.csv and so on in a folder; no OUT.")
 @_reading
 def segment(
-    trace_file: Path, out: Path, jobs: str | None, window: str | None, week: int | None, reading: str | None
+    trace_file: Path,
+    out: Path | None,
+    jobs: str | None,
+    window: str | None,
+    week: int | None,
+    weeks: Path | None,
+    reading: str | None,
 ) -> None:
-    """Cut a segment out of TRACE and write it to OUT, a job table (.csv or .csv.gz)."""
+    """Cut a segment out of TRACE and write it to OUT, a job table (.csv or .csv.gz); or all its weeks to a folder.
+
+    Weeks without jobs have no file. A new folder appears with all its weeks or not at all, and writing the same
+    weeks again leaves it as it is.
+    """
     from testbed.workload.segments import cut
     from testbed.workload.trace import load_trace, save_trace
+    from testbed.workload.week_folder import write_weeks
 
-    chosen = _segment(jobs, window, week)
-    segment_jobs = cut(load_trace(trace_file, reading), chosen)
-    save_trace(out, segment_jobs)
-    click.echo(f"{out}: {len(segment_jobs)} jobs", err=True)
+    chosen = _segment(jobs, window, week, weeks)
+    if (out is None) == (weeks is None):
+        raise UserError("expected OUT, a job table, for one segment, and none beside --weeks DIR")
+    trace_jobs = load_trace(trace_file, reading)
+    if out is not None and chosen is not None:
+        segment_jobs = cut(trace_jobs, chosen)
+        save_trace(out, segment_jobs)
+        click.echo(f"{out}: {len(segment_jobs)} jobs", err=True)
+    elif weeks is not None:
+        click.echo(f"{weeks}: {len(write_weeks(weeks, trace_jobs))} weeks, {len(trace_jobs)} jobs", err=True)
+
+
+@trace.command(
+    epilog="\b\nExample, a log without memory as the synthetic traces of [RR 5.3.2]:\n"
+    "  testbed trace annotate CTC-SP2-1996-3.1-cln.swf.gz ctc.csv --seed 1",
+)
+@_trace_file
+@_out
+@click.option("--seed", type=int, required=True, help="0 or more; the same seed gives the same needs.")
+@_reading
+def annotate(trace_file: Path, out: Path, seed: int, reading: str | None) -> None:
+    """Give the jobs of TRACE synthetic CPU needs and memory, and write them to OUT, a job table (.csv or .csv.gz).
+
+    [RR 5.3.2]: the task of a one-task job needs a quarter of a node's CPU, any other task all of it. With
+    probability 0.55 the tasks of a job need a tenth of a node's memory, else two tenths to ten, each as likely.
+    Needs that TRACE has are replaced. A log is read as `processors`, unless --reading says otherwise.
+    """
+    from testbed.workload.synthetic import annotate as with_needs
+    from testbed.workload.trace import is_log, load_trace, save_trace
+
+    if reading is None and is_log(trace_file):
+        reading = "processors"
+    jobs = with_needs(load_trace(trace_file, reading), seed)
+    save_trace(out, jobs)
+    click.echo(f"{out}: {len(jobs)} jobs", err=True)
+
+
+@trace.command(
+    epilog="\b\nExample:\n  testbed trace scale trace.csv trace-0.7.csv --nodes 128 --load 0.7",
+)
+@_trace_file
+@_out
+@click.option("--nodes", type=int, required=True, help="Nodes of the cluster that the load is for.")
+@click.option("--load", type=float, required=True, help="Offered load to come to; [RR] has 0.1 to 0.9.")
+@_reading
+def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | None) -> None:
+    """Stretch the inter-arrival times of TRACE to an offered load, and write it to OUT, a job table (.csv or .csv.gz).
+
+    The offered load is sum(tasks x run time) / (nodes x (last - first submission)); jobs, their order and the first
+    submission stay [RR 5.3.2].
+    """
+    from testbed.workload.load import offered_load, scale_load
+    from testbed.workload.trace import load_trace, save_trace
+
+    jobs = load_trace(trace_file, reading)
+    scaled = scale_load(jobs, nodes, load)
+    save_trace(out, scaled)
+    click.echo(f"{out}: {len(jobs)} jobs, offered load {offered_load(jobs, nodes):.4g} -> {load:.4g}", err=True)
+
+
+@trace.command(
+    epilog="\b\nExamples:\n"
+    "  testbed trace convert HPC2N-2002-2.2-cln.swf.gz hpc2n.csv.gz --reading hpc2n\n"
+    "  testbed trace convert KTH-SP2-1996.swf.gz checked.swf",
+)
+@_trace_file
+@_out
+@_reading
+def convert(trace_file: Path, out: Path, reading: str | None) -> None:
+    """Write TRACE to OUT in the form of its name: a job table (.csv, .csv.gz), or a log again (.swf, .swf.gz).
+
+    A log becomes a job table under a reading:
+
+    \b
+    hpc2n                 nodes of two cores and 2 GiB, memory as the log tells it [RR 5.3.1]
+    processors            a task of CPU need 1 and memory 1, so a node of its own, for each
+                          processor; run times serve as estimates
+    processors-estimates  the same; the requested times (field 9) are the estimates
+
+    Processors are the requested ones (field 8), else the allocated ones (field 5). Run time 0 becomes 1 s. Records
+    without run time or processors (-1) and those of partial executions give no job. A missing requested time leaves the
+    run time as the estimate. Whatever is left out or adjusted is counted on standard error.
+
+    From log to log every field stays as it was; the lines are checked and put in the archive's columns.
+    """  # noqa: D301  # \b keeps click from wrapping the list
+    from testbed.workload.trace import convert_trace
+
+    count = convert_trace(trace_file, out, reading)
+    click.echo(f"{out}: {count} jobs", err=True)
 
 
 @trace.group(short_help="Make synthetic traces.")
@@ -110,17 +212,20 @@ def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out:
         save_trace(out, made)
 
 
-def _segment(jobs: str | None, window: str | None, week: int | None) -> Segment:
+def _segment(jobs: str | None, window: str | None, week: int | None, weeks: Path | None) -> Segment | None:
+    """Return the one segment that was asked for, None for all weeks."""
     from testbed.workload.segments import JobRange, Week, Window
 
-    match jobs, window, week:
-        case str(text), None, None:
+    match jobs, window, week, weeks:
+        case str(text), None, None, None:
             return JobRange(*_pair("--jobs", text, "FIRST:COUNT", int))
-        case None, str(text), None:
+        case None, str(text), None, None:
             return Window(*_pair("--window", text, "START:DURATION", float))
-        case None, None, int(index):
+        case None, None, int(index), None:
             return Week(index)
-    raise UserError("expected exactly one of --jobs FIRST:COUNT, --window START:DURATION, --week K")
+        case None, None, None, Path():
+            return None
+    raise UserError("expected exactly one of --jobs FIRST:COUNT, --window START:DURATION, --week K, --weeks DIR")
 
 
 def _pair(option: str, text: str, form: str, convert: Callable[[str], _Value]) -> tuple[_Value, _Value]:

@@ -39,6 +39,9 @@ class Window:
                 "START >= 0 and DURATION > 0"
             )
 
+    def __str__(self) -> str:
+        return f"window {self.start_s:g}:{self.duration_s:g}"
+
 
 @dataclass(frozen=True, slots=True)
 class Week:
@@ -49,6 +52,9 @@ class Week:
     def __post_init__(self) -> None:
         if self.index < 0:
             raise UserError(f"segment week {self.index}: expected 0 or more")
+
+    def __str__(self) -> str:
+        return f"week {self.index}"
 
 
 Segment = JobRange | Window | Week

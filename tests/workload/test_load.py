@@ -50,6 +50,14 @@ def test_an_impossible_load_is_refused(load):
         scale_load([Job(1, 0.0, 1, 1.0, 1.0, 1.0), Job(2, 9.0, 1, 1.0, 1.0, 1.0)], 4, load)
 
 
+@pytest.mark.parametrize("nodes", [0, -3])
+def test_an_impossible_cluster_is_refused(nodes):
+    jobs = [Job(1, 0.0, 1, 1.0, 1.0, 1.0), Job(2, 9.0, 1, 1.0, 1.0, 1.0)]
+    for load in (offered_load, cpu_load, lambda jobs, nodes: scale_load(jobs, nodes, 0.5)):
+        with pytest.raises(UserError, match=f"{nodes} nodes: expected 1 or more"):
+            load(jobs, nodes)
+
+
 def test_jobs_at_one_instant_have_no_load():
     jobs = [Job(1, 5.0, 1, 1.0, 1.0, 1.0), Job(2, 5.0, 1, 1.0, 1.0, 1.0)]
     for instant in (jobs, jobs[:1], []):

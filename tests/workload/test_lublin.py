@@ -1,17 +1,20 @@
 import ctypes
 import hashlib
 import math
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammainc
-from workload_strategies import deterministic
+from workload_strategies import deterministic, traces
 
 from testbed.errors import UserError
 from testbed.workload.drand48 import Drand48
+from testbed.workload.jobs import Job
 from testbed.workload.lublin import generate
 from testbed.workload.synthetic import annotate, synthetic_trace
 from testbed.workload.variates import gamma_cdf, gamma_variate
@@ -77,9 +80,9 @@ def test_traces_are_those_of_the_authors_program_bit_for_bit(mode, seed):
 
 
 def test_large_sample_statistics_of_mixed_traces():
-    traces = [generate(128, 1000, seed) for seed in range(60)]
-    jobs = [job for trace in traces for job in trace]
-    gaps_s = [(trace[-1].submit_time_s - trace[0].submit_time_s) / 999 for trace in traces]
+    made = [generate(128, 1000, seed) for seed in range(60)]
+    jobs = [job for trace in made for job in trace]
+    gaps_s = [(trace[-1].submit_time_s - trace[0].submit_time_s) / 999 for trace in made]
     found = {
         "serial": fmean(job.nodes == 1 for job in jobs),
         "powers of two": fmean(job.nodes.bit_count() == 1 for job in jobs),
@@ -92,6 +95,44 @@ def test_large_sample_statistics_of_mixed_traces():
     tolerance = {"serial": 0.005, "powers of two": 0.005, "mean size": 0.25, "mean gap": 60, "interactive": 0.025}
     for name, value in expected.items():
         assert abs(found[name] - value) < tolerance[name], (name, found)
+
+
+# Published constants: serial share, share of powers of two, ULow, UMed, UHi, UProb.
+SIZES = {
+    "batch": (0.2927, 0.6686, 1.2, 5, 7, 0.875),
+    "interactive": (0.1541, 0.625, 1, 3, 5.5, 0.705),
+    "typeless": (0.244, 0.576, 0.8, 4.5, 7, 0.86),
+}
+
+
+def _expected_shares(serial, pow2, low, med, high, prob):
+    """Serial share, share of powers of two and mean size, by quadrature over log2 of the size."""
+    steps = 100_000
+    powers_of_two = mean = 0.0
+    for weight, start, end in ((prob, low, med), (1 - prob, med, high)):
+        for i in range(steps):
+            log2_size = start + (end - start) * (i + 0.5) / steps
+            rounded, free = 2 ** math.floor(log2_size + 0.5), math.floor(2**log2_size + 0.5)
+            powers_of_two += weight / steps * (free.bit_count() == 1)
+            mean += weight / steps * (pow2 * rounded + (1 - serial - pow2) * free)
+    return serial, serial + pow2 + (1 - serial - pow2) * powers_of_two, serial + mean
+
+
+@cache
+def _large_trace(mode):
+    return generate(128, 15_000, 17, mode)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_sizes_follow_the_published_distribution(kind):
+    mode, job_class = ("typeless", None) if kind == "typeless" else ("mixed", kind)
+    sizes = [job.nodes for job in _large_trace(mode) if job.job_class == job_class]
+    serial, pow2, mean = _expected_shares(*SIZES[kind])
+    count = len(sizes)
+    assert count > 1_500
+    for found, expected in ((fmean(n == 1 for n in sizes), serial), (fmean(n.bit_count() == 1 for n in sizes), pow2)):
+        assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+    assert abs(fmean(sizes) - mean) < 4 * pstdev(sizes) / math.sqrt(count)
 
 
 @deterministic
@@ -111,18 +152,45 @@ def test_a_larger_machine_has_larger_jobs_and_the_same_share_of_serial_ones():
     assert max(job.nodes for job in small) == 32
 
 
-def test_needs_follow_the_paper():
-    model_jobs = generate(128, 20_000, 3)
-    jobs = annotate(model_jobs, 3)
+def test_a_synthetic_trace_is_the_models_with_ids_and_needs():
+    model_jobs = generate(128, 500, 3)
+    jobs = synthetic_trace(128, 500, 3)
     assert [(job.submit_time_s, job.tasks, job.run_time_s, job.job_class) for job in jobs] == [
         (job.submit_time_s, job.nodes, job.run_time_s, job.job_class) for job in model_jobs
     ]
-    assert [job.job_id for job in jobs] == list(range(1, 20_001))
+    assert [job.job_id for job in jobs] == list(range(1, 501))
+
+
+def test_needs_follow_the_paper():
+    jobs = annotate([Job(index, 0.0, 1 + index % 3, 1.0, 1.0, 1.0) for index in range(20_000)], 3)
     assert all(job.cpu_need_frac == (0.25 if job.tasks == 1 else 1.0) for job in jobs)
-    share = {mem: fmean(job.mem_req_frac == mem for job in jobs) for mem in {job.mem_req_frac for job in jobs}}
-    assert set(share) == {x / 10 for x in range(1, 11)}
-    assert abs(share.pop(0.1) - 0.55) < 0.011  # three standard errors, here and below
-    assert all(abs(part - 0.05) < 0.005 for part in share.values())
+    for alike in (jobs, [job for job in jobs if job.tasks == 1]):  # memory does not depend on the size
+        share = {mem: fmean(job.mem_req_frac == mem for job in alike) for mem in {job.mem_req_frac for job in alike}}
+        assert set(share) == {x / 10 for x in range(1, 11)}
+        three_errors = 3 / math.sqrt(len(alike))
+        assert abs(share.pop(0.1) - 0.55) < three_errors * math.sqrt(0.55 * 0.45)
+        assert all(abs(part - 0.05) < 1.2 * three_errors * math.sqrt(0.05 * 0.95) for part in share.values())
+
+
+@deterministic
+@given(traces(max_size=12), st.integers(0, 2**40))
+def test_annotating_changes_nothing_but_the_needs(jobs, seed):
+    annotated = annotate(jobs, seed)
+    assert annotate(jobs, seed) == annotated == annotate(annotated, seed)
+    kept = [
+        replace(new, cpu_need_frac=old.cpu_need_frac, mem_req_frac=old.mem_req_frac)
+        for old, new in zip(jobs, annotated, strict=True)
+    ]
+    assert kept == jobs
+    assert all(job.cpu_need_frac == (0.25 if job.tasks == 1 else 1.0) for job in annotated)
+    assert {job.mem_req_frac for job in annotated} <= {x / 10 for x in range(1, 11)}
+
+
+def test_needs_depend_on_the_seed_alone():
+    assert annotate(synthetic_trace(64, 200, 9), 9) == synthetic_trace(64, 200, 9)
+    assert annotate(synthetic_trace(64, 200, 9), 10) != synthetic_trace(64, 200, 9)
+    with pytest.raises(UserError, match="seed -1 of the needs: expected 0 or more"):
+        annotate([], -1)
 
 
 def test_the_seed_decides_everything():

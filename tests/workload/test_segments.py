@@ -36,7 +36,7 @@ def test_a_range_of_jobs_starts_at_zero_and_keeps_gaps(jobs, data):
 def test_a_window_holds_exactly_its_jobs(jobs, start_s, duration_s):
     inside = [job for job in jobs if start_s <= job.submit_time_s < start_s + duration_s]
     if not inside:
-        with pytest.raises(UserError, match="no job was submitted in Window"):
+        with pytest.raises(UserError, match="no job was submitted in window"):
             cut(jobs, Window(start_s, duration_s))
         return
     segment = cut(jobs, Window(start_s, duration_s))
@@ -70,7 +70,10 @@ def test_other_fields_of_a_job_stay():
         (lambda: Window(0, math.inf), "finite"),
         (lambda: Week(-1), "expected 0 or more"),
         (lambda: cut([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], JobRange(0, 2)), "past the end: the trace has 1 jobs"),
-        (lambda: cut([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], Week(3)), r"in Week\(index=3\); the trace spans 0 to 0 s"),
+        (
+            lambda: cut([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], Week(3)),
+            "no job was submitted in week 3; the trace spans 0 to 0 s",
+        ),
     ],
 )
 def test_bad_segments_are_refused(make, message):
