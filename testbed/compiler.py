@@ -18,16 +18,21 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__kernel__"
 _SOURCES = ("policies", "simulation", "measure")  # the rooms that have kernels
+_MONOTONIC = time.CLOCK_MONOTONIC
 _lock = threading.RLock()
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -41,6 +46,16 @@ def kernel(function: F) -> F:
 def can_compile() -> bool:
     """Whether numba is installed (the extra `simulate`)."""
     return importlib.util.find_spec("numba") is not None
+
+
+@kernel
+def clock_ns(scratch: NDArray[np.int64]) -> int:
+    """Return nanoseconds of the monotonic clock, for kernels that time a part of themselves.
+
+    `scratch` (2,) int64 is overwritten by the compiled form, which asks the C library.
+    """
+    del scratch
+    return time.perf_counter_ns()
 
 
 def compiled(function: F) -> F:
@@ -105,6 +120,8 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
 
     if not _compiled:
         numba.config.CACHE_DIR = str(_writable_folder())  # type: ignore[attr-defined]  # numba makes it at run time
+    if function is clock_ns:
+        return _compiled.setdefault(clock_ns, numba.njit(cache=True, nogil=True)(_native_clock()))
     names = {name: value for name, value in function.__globals__.items() if name in _names(function)}
     for name, value in names.items():
         if getattr(value, _MARK, False):
@@ -116,6 +133,26 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
     result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy")(clone))
     _compiled[function] = result
     return result
+
+
+def _native_clock() -> Callable[..., Any]:
+    """Return what numba compiles in the place of `clock_ns`, which needs the interpreter."""
+    from numba import types  # noqa: PLC0415  # half a second, and an extra
+
+    # A name that the linker resolves may be cached with the machine code, unlike the address of a function. It is a
+    # global of the clone: what a closure holds becomes part of the key of the cache, and this is new each time.
+    signature: Any = types.int32
+    clock = types.ExternalFunction("clock_gettime", signature(types.int32, types.uintp))
+    return FunctionType(_ask_clock.__code__, {**globals(), "_clock_gettime": clock})
+
+
+def _ask_clock(scratch: Any) -> Any:
+    _clock_gettime(_MONOTONIC, scratch.ctypes.data)
+    return scratch[0] * 1_000_000_000 + scratch[1]
+
+
+def _clock_gettime(clock: int, timespec: int) -> int:
+    raise NotImplementedError(f"the C function stands here when compiled: {clock}, {timespec}")
 
 
 def _names(function: FunctionType) -> set[str]:

@@ -12,15 +12,14 @@ unavailable goes back to its place in the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from testbed.policies.backfill import BatchJobs, start_jobs, take_lowest
 from testbed.policies.capacity import CAPACITY_FRAC, offsets
 from testbed.policies.moves import keep_places
-from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, Floats, Ints, JobState
+from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, Ints, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,55 +63,26 @@ class BatchPolicy:
                 nodes[:] = NOT_PLACED
                 running[row] = False
 
-        def start(row: int) -> None:
-            nodes = np.flatnonzero(free)[: view.tasks[row]]
-            task_node[offset[row] : offset[row + 1]] = nodes
-            free[nodes] = False
+        jobs = _jobs(view)
+        ending: Ints = np.zeros(free.size, dtype=np.int64)
+        rows = np.flatnonzero(running)
+        ending[: rows.size] = rows[np.argsort(-jobs.expected_end_s[rows], kind="stable")]
+        queue = np.flatnonzero(~running)
+        started = start_jobs(
+            self.backfill, self.before_shadow, view.time_s, int(np.count_nonzero(free)), queue, ending, rows.size, jobs
+        )
+        lowest = 0
+        for row in queue[:started]:
+            lowest = take_lowest(free, task_node[offset[row] : offset[row + 1]], lowest)
             running[row] = True
-
-        queue = [int(row) for row in np.flatnonzero(~running)]
-        while queue and view.tasks[queue[0]] <= np.count_nonzero(free):
-            start(queue.pop(0))
-        if queue and self.backfill:
-            self._backfill(view, queue, running, free, start)
         return Decision(
             task_node=keep_places(offset, view.task_node, task_node, free.size),
             yield_frac=running.astype(np.float64),
         )
 
-    def _backfill(
-        self,
-        view: ClusterView,
-        queue: list[int],
-        running: NDArray[np.bool_],
-        free: NDArray[np.bool_],
-        start: Callable[[int], None],
-    ) -> None:
-        begun_s = np.where(np.isnan(view.start_time_s), view.time_s, view.start_time_s)
-        ends_s = np.maximum(begun_s + view.estimate_s, view.time_s)
-        shadow_s, extra = reservation(
-            int(view.tasks[queue[0]]), int(np.count_nonzero(free)), ends_s[running], view.tasks[running]
-        )
-        for row in queue[1:]:
-            tasks = int(view.tasks[row])
-            if tasks > np.count_nonzero(free):
-                continue
-            if self.before_shadow and view.time_s + view.estimate_s[row] <= shadow_s:
-                start(row)
-            elif tasks <= extra:
-                extra -= tasks
-                start(row)
 
-
-def reservation(tasks: int, free: int, ends_s: Floats, sizes: Ints) -> tuple[float, int]:
-    """Return the shadow time of a head of `tasks` nodes and the extra nodes that are free beside it then.
-
-    `free` nodes are free now; running jobs of `sizes` nodes end at `ends_s`, and all that end at exactly the
-    shadow time count. If the head does not fit even when all have ended (nodes are missing), there is no
-    reservation to protect: infinite time.
-    """
-    for end_s in np.unique(ends_s):
-        at_end = free + int(sizes[ends_s <= end_s].sum())
-        if at_end >= tasks:
-            return float(end_s), at_end - tasks
-    return np.inf, 0
+def _jobs(view: ClusterView) -> BatchJobs:
+    # A job that runs and has no start time yet is about to get the present one.
+    missing = (view.state == JobState.RUNNING) & np.isnan(view.start_time_s)
+    start_time_s = np.where(missing, view.time_s, view.start_time_s)
+    return BatchJobs(view.tasks, view.estimate_s, start_time_s, start_time_s + view.estimate_s)

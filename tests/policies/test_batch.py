@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from policy_views import Row, places_of, view_of, views
 
-from testbed.policies.batch import reservation
+from testbed.policies.backfill import BatchJobs, insert, remove, reservation
 from testbed.policies.catalogue import parse
 from testbed.policies.view import Event
 
@@ -64,11 +65,29 @@ def test_a_job_that_ends_by_the_shadow_leaves_the_extra_nodes():
 
 def test_all_that_end_at_exactly_the_shadow_time_count():
     ends = np.array([1500.0, 1500.0, 1400.0, 1600.0])
-    sizes = np.array([2, 3, 1, 9])
-    assert reservation(3, 1, ends, sizes) == (1500.0, 4)
-    assert reservation(2, 1, ends, sizes) == (1400.0, 0)
-    assert reservation(8, 1, ends, sizes) == (1600.0, 8)
-    assert reservation(17, 1, ends, sizes) == (np.inf, 0)
+    jobs = BatchJobs(tasks=np.array([2, 3, 1, 9]), estimate_s=ends, start_time_s=np.zeros(4), expected_end_s=ends)
+    ending = np.array([3, 1, 0, 2])
+    assert reservation(3, 1, NOW, ending, 4, jobs) == (1500.0, 4)
+    assert reservation(2, 1, NOW, ending, 4, jobs) == (1400.0, 0)
+    assert reservation(8, 1, NOW, ending, 4, jobs) == (1600.0, 8)
+    assert reservation(17, 1, NOW, ending, 4, jobs) == (np.inf, 0)
+    assert reservation(2, 1, 1550.0, ending, 4, jobs) == (1550.0, 5)  # three are overdue: they end together, now
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_an_order_by_end_survives_coming_and_going(ends, random):
+    end_s = np.array(ends, dtype=np.float64)
+    order, inside = np.full(len(ends), -1), []
+    for row in random.sample(range(2 * len(ends)), 2 * len(ends)):
+        if row < len(ends):
+            insert(order, len(inside), end_s, row)
+            inside.append(row)
+        elif inside:
+            gone = inside.pop(row % len(inside))
+            remove(order, len(inside) + 1, end_s, gone)
+        now = order[: len(inside)]
+        assert sorted(now.tolist()) == sorted(inside)
+        assert (np.diff(end_s[now]) <= 0).all()
 
 
 def test_jobs_that_start_now_count_for_the_shadow():
@@ -93,6 +112,14 @@ def test_a_job_that_lost_a_node_queues_again_in_its_place():
     for policy in (FCFS, EASY, EASY_2011):
         decision = policy.decide(view, Event(changed=True))
         assert places_of(decision, view) == [[0, 3], [2], []]  # the task on node 0 stays
+
+
+@pytest.mark.parametrize(("estimate_s", "place"), [(500.0, [3]), (501.0, [])])
+def test_a_job_that_starts_again_is_expected_to_end_as_at_its_first_start(estimate_s, place):
+    # A began at 0 for 1500 s, loses node 0 at 1000 and starts again at once; the head of 3 still looks at 1500.
+    rows = [running((0, 1), 1500.0), waiting(3), waiting(1, estimate_s)]
+    view = view_of(rows, 4, down=[0])
+    assert places_of(EASY.decide(view, Event(changed=True)), view) == [[2, 1], [], place]
 
 
 @pytest.mark.parametrize("policy", [FCFS, EASY, EASY_2011])
