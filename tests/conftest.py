@@ -1,7 +1,12 @@
-"""Settings of all tests."""
+"""Settings of all tests, and plug-ins that are installed for one of them."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # the same examples at every run and no deadline: a test must not depend on luck or on the machine's load
@@ -9,3 +14,21 @@ settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("deterministic")
+
+
+@pytest.fixture
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Path]:
+    """Return what installs a distribution of one module, by name, code and entry points; it returns the folder."""
+
+    def install(module: str, code: str, entry_points: str) -> Path:
+        folder = tmp_path / "site"
+        about = folder / f"{module}-1.0.dist-info"
+        about.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(code)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(entry_points)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return folder
+
+    return install
