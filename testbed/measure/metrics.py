@@ -87,6 +87,26 @@ def normalised_underutilisation(
     return float(np.sum((np.minimum(demand, nodes) - useful) * lengths)) / work
 
 
+def capped_demand_cpu_s(submit_s: ArrayLike, end_s: ArrayLike, need_cpu: ArrayLike, nodes: int) -> float:
+    """Return the integral over time of min(|P|, demand) in node seconds: what could be useful at best [RR 6.4.1].
+
+    Demand is the sum of `need_cpu` (J,), tasks * CPU need in nodes, over jobs between `submit_s` and `end_s` (J,).
+    """
+    need = np.asarray(need_cpu, dtype=np.float64)
+    times = np.concatenate((np.asarray(submit_s, dtype=np.float64), np.asarray(end_s, dtype=np.float64)))
+    order = np.argsort(times, kind="stable")
+    demand = np.cumsum(np.concatenate((need, -need))[order])[:-1]
+    return float(np.sum(np.clip(demand, 0.0, nodes) * np.diff(times[order])))
+
+
+def underutilisation_of_integrals(demand_cpu_s: float, useful_cpu_s: float, work: float) -> float:
+    """Return (`capped_demand_cpu_s` - useful CPU) / work, no unit: `normalised_underutilisation` from its integrals.
+
+    The useful CPU of a job in node seconds is tasks * CPU need * virtual time, which stands still during penalties.
+    """
+    return (demand_cpu_s - useful_cpu_s) / work
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A measure over several traces or runs, in the unit of its values."""
