@@ -4,13 +4,14 @@ A function marked with `kernel` stays what it is: the *twin*, which needs nothin
 function, and every kernel that it calls, compiled by numba. Both come to the same bits: kernels sum in loops of
 their own (a library is free to choose the order), and nothing is compiled with relaxed arithmetic.
 
-Machine code is kept in the user's cache folder, under a digest of the sources of all kernels, so that a
-change of one is never answered with old code of another.
+Machine code is kept in the user's cache folder, under a digest of all that it comes from, so that a change of one
+kernel is never answered with old code of another.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -31,7 +32,6 @@ from numpy.typing import NDArray
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__kernel__"
-_SOURCES = ("policies", "simulation", "measure")  # the rooms that have kernels
 _MONOTONIC = time.CLOCK_MONOTONIC
 _lock = threading.RLock()
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -74,25 +74,18 @@ def fastest(function: F) -> F:
     return compiled(function) if can_compile() else function
 
 
-def is_cached() -> bool:
-    """Whether some kernels of this very version have been compiled before: what comes now is quick."""
-    return any(cache_folder().glob("**/*.nbc"))
+def is_cached(function: Callable[..., Any]) -> bool:
+    """Whether this very kernel has been compiled before, in whatever process: its first call is quick."""
+    return any((cache_folder() / _digest(function)).glob("**/*.nbc"))
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept, each in a folder of its own."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return base / "dfrs-testbed" / "kernels"
 
 
 @cache
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: one folder for each state of their sources."""
-    digest = hashlib.sha256(sys.version.encode())
-    for name in ("numba", "llvmlite", "numpy"):
-        digest.update(_version(name).encode())
-    root = Path(__file__).parent
-    for source in sorted(file for room in _SOURCES for file in (root / room).glob("**/*.py")):
-        digest.update(source.relative_to(root).as_posix().encode())
-        digest.update(source.read_bytes())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return base / "dfrs-testbed" / "kernels" / digest.hexdigest()[:16]
-
-
 def _writable_folder() -> Path:
     """Return the cache folder, or one for this process alone where the user's cannot be written."""
     folder = cache_folder()
@@ -104,6 +97,34 @@ def _writable_folder() -> Path:
         folder = Path(tempfile.mkdtemp(prefix="dfrs-testbed-kernels-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
+
+
+@cache
+def _digest(function: Callable[..., Any]) -> str:
+    """Digest all that the machine code of a kernel comes from: its code, its constants, and the kernels that it calls.
+
+    So an edit elsewhere, or the same version installed again, leaves what was compiled as it is.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    for name in ("numba", "llvmlite", "numpy"):
+        digest.update(_version(name).encode())
+    kernel_function = cast("FunctionType", function)
+    digest.update(repr((_code(kernel_function.__code__), kernel_function.__defaults__)).encode())
+    for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):
+        value = kernel_function.__globals__[name]
+        if getattr(value, _MARK, False):
+            text = _digest(value)
+        elif isinstance(value, type):
+            text = f"{value.__qualname__} {getattr(value, '_fields', '')}"
+        else:
+            text = getattr(value, "__name__", repr(value))
+        digest.update(f"{name} {text}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def _code(code: CodeType) -> tuple[object, ...]:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return (code.co_name, code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)
 
 
 def _version(package: str) -> str:
@@ -118,24 +139,37 @@ def _version(package: str) -> str:
 def _compile(function: FunctionType) -> Callable[..., Any]:
     import numba  # noqa: PLC0415  # half a second, and an extra
 
-    if not _compiled:
-        numba.config.CACHE_DIR = str(_writable_folder())  # type: ignore[attr-defined]  # numba makes it at run time
-    if function is clock_ns:
-        return _compiled.setdefault(clock_ns, numba.njit(cache=True, nogil=True)(_native_clock()))
     names = {name: value for name, value in function.__globals__.items() if name in _names(function)}
     for name, value in names.items():
         if getattr(value, _MARK, False):
             names[name] = compiled(value)
-    # The twin's own globals keep the plain kernels; the clone sees the compiled ones under the same names.
-    clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
-    clone.__qualname__ = function.__qualname__
-    clone.__module__ = function.__module__
+    if function is clock_ns:
+        clone = _native_clock()
+    else:
+        # The twin's own globals keep the plain kernels; the clone sees the compiled ones under the same names.
+        clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+        clone.__defaults__ = function.__defaults__
+        clone.__module__ = function.__module__
+    folder = _writable_folder() / _digest(function)
+    clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes it at run time
     result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy")(clone))
     _compiled[function] = result
     return result
 
 
-def _native_clock() -> Callable[..., Any]:
+def _source(folder: Path) -> Path:
+    """Return a file that stands for a kernel's source: numba asks for its time, which must not change.
+
+    That of the true source does, by an edit of another function and by each installation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), (folder / "kernel.py").open("x") as file:
+        file.write("# The source of this machine code is in the package.\n")
+    return folder / "kernel.py"
+
+
+def _native_clock() -> FunctionType:
     """Return what numba compiles in the place of `clock_ns`, which needs the interpreter."""
     from numba import types  # noqa: PLC0415  # half a second, and an extra
 

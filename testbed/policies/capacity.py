@@ -7,9 +7,10 @@ without end, so that no kernel needs a second test for it.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from testbed.policies.view import NOT_PLACED, Floats, Ints
+from testbed.compiler import kernel
+from testbed.policies.state import Cluster, Jobs
+from testbed.policies.view import Floats, Ints
 
 # Fractions such as 0.1 have no exact sum: ten tasks of 0.1 fill a node, and equal loads must compare equal.
 TOLERANCE_FRAC = 1e-9
@@ -23,24 +24,25 @@ def offsets(tasks: Ints) -> Ints:
     return offset
 
 
-def node_usage(task_node: Ints, tasks: Ints, amount_frac: Floats, nodes: int) -> Floats:
-    """Sum `amount_frac` (J,) of every placed task over its node; return (nodes,) fractions of a node."""
-    placed = task_node != NOT_PLACED
-    weights = np.repeat(amount_frac, tasks)[placed]
-    return np.bincount(task_node[placed], weights=weights, minlength=nodes).astype(np.float64)
-
-
-def node_memory(task_node: Ints, tasks: Ints, mem_req_frac: Floats, node_available: NDArray[np.bool_]) -> Floats:
-    """Return the (N,) memory in use, infinite on nodes that are not available."""
-    used = node_usage(task_node, tasks, mem_req_frac, node_available.size)
-    used[~node_available] = np.inf
+@kernel
+def node_usage(rows: Ints, jobs: Jobs, cluster: Cluster, amount_frac: Floats) -> Floats:
+    """Sum `amount_frac` (J,) of every task of the running `rows` over its node; return (N,) fractions of a node."""
+    used = np.zeros(cluster.node_available.size)
+    for row in rows:
+        if cluster.running[row]:
+            for task in range(jobs.offset[row], jobs.offset[row + 1]):
+                used[cluster.task_node[task]] += amount_frac[row]
     return used
 
 
-def occupy(nodes: Ints, amount: float, used: Floats | Ints) -> None:
-    """Add `amount` (negative to release) to `used` (N,) in place, once for each element of `nodes`."""
-    for node in nodes:
-        used[node] += amount
+@kernel
+def node_memory(rows: Ints, jobs: Jobs, cluster: Cluster) -> Floats:
+    """Return the (N,) memory that the running `rows` use, infinite on nodes that are not available."""
+    used = node_usage(rows, jobs, cluster, jobs.mem_req_frac)
+    for node in range(used.size):
+        if not cluster.node_available[node]:
+            used[node] = np.inf
+    return used
 
 
 def tasks_per_node(mem_req_frac: float) -> int:

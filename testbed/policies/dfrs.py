@@ -1,38 +1,58 @@
-"""Dynamic fractional resource scheduling: one decision from the shared kernels [RR 4].
+"""Dynamic fractional resource scheduling as a policy: the shared kernel on the arrays of a view [RR 4].
 
-At one instant completions are handled first, then submissions one by one, then the periodic pass; yields are
-computed once, at the end. A job that runs on a node that is no longer available has lost its place: it is
-paused for the decision, and can be placed anew like any other. A change of the nodes frees resources or takes
-them, so it is handled as a completion is.
+Decisions are made by the plain kernel, at once, until somebody who has the time calls `use_compiled`; both forms
+come to the same bits, so nobody can tell from a decision which of them made it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from testbed.policies.capacity import node_memory, node_usage, offsets, tasks_per_node
-from testbed.policies.configuration import Configuration, Limit, OnSubmission, Periodic
-from testbed.policies.greedy import make_room, place
+from testbed.compiler import compiled
+from testbed.policies.capacity import offsets, tasks_per_node
+from testbed.policies.decision import decide
+from testbed.policies.ipdps import next_retry_s
 from testbed.policies.moves import keep_places
-from testbed.policies.packing import mcb8
-from testbed.policies.priority import by_decreasing_priority, priorities
-from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, Floats, Ints, JobState
-from testbed.policies.yields import max_min_yields
+from testbed.policies.state import NO_PASS, Cluster, Jobs, Rules
+from testbed.policies.view import ClusterView, Decision, Event, Ints, JobState
+
+Decide = Callable[[Rules, Jobs, Cluster, float, Ints, Ints, bool, bool], None]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """Which form of the kernel decides in this process."""
+
+    decide: Decide = decide
+
+
+_engine = _Engine()
+
+
+def use_compiled() -> None:
+    """Compile the kernel, or load it, and let it decide from now on in this process.
+
+    It takes a minute when nothing is cached: call it from a thread where decisions must go on. Raises ImportError
+    without numba.
+    """
+    kernel = compiled(decide)
+    nobody = np.zeros(0, dtype=np.int64)
+    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0), np.zeros(0))
+    cluster = Cluster(np.ones(1, dtype=np.bool_), np.zeros(0), np.zeros(0, dtype=np.bool_), nobody.copy(), np.zeros(0))
+    idle = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
+    kernel(idle, jobs, cluster, 0.0, nobody, nobody, False, False)
+    _engine.decide = kernel
 
 
 @dataclass(frozen=True, slots=True)
 class DfrsPolicy:
-    """An algorithm of [RR] Table 1 with OPT=MIN."""
+    """An algorithm of [RR] Table 1 or of [IPDPS III]: its catalogue name, and its rules."""
 
-    configuration: Configuration
-
-    @property
-    def name(self) -> str:
-        """The catalogue name."""
-        return self.configuration.name
+    name: str
+    rules: Rules
 
     @property
     def needs_estimates(self) -> bool:
@@ -42,134 +62,60 @@ class DfrsPolicy:
     @property
     def period_s(self) -> float | None:
         """Seconds of trace time between packings of all jobs, None without them."""
-        periodic = self.configuration.periodic
-        return None if periodic is Periodic.NOTHING else self.configuration.period_s
+        return None if self.rules.periodic == NO_PASS else self.rules.period_s
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
         """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never stands in the way."""
         return tasks <= nodes * tasks_per_node(mem_req_frac)
 
+    def next_wake_s(self, view: ClusterView) -> float | None:
+        """Return the next instant at which a waiting job is to be tried again, None if there is none."""
+        if not self.rules.backs_off:
+            return None
+        waiting = view.submit_time_s[view.state != JobState.RUNNING]
+        return min((next_retry_s(float(submit_time_s), view.time_s) for submit_time_s in waiting), default=None)
+
+    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
+        """Return the ids of waiting jobs to be tried again after `since_s`, and by the time of the view."""
+        if not self.rules.backs_off:
+            return ()
+        waiting = np.flatnonzero((view.state != JobState.RUNNING) & (view.submit_time_s <= since_s))
+        return tuple(
+            int(view.job_id[row])
+            for row in waiting
+            if next_retry_s(float(view.submit_time_s[row]), since_s) <= view.time_s
+        )
+
     def decide(self, view: ClusterView, event: Event) -> Decision:
         """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
-        configuration = self.configuration
-        work = _Mapping(view, configuration)
-        submitted = [_row(view, job_id) for job_id in event.submitted]
-        work.known[submitted] = False
-        if configuration.opportunistic and (event.completed or event.changed):
-            work.fill()
-        for row in submitted:
-            work.known[row] = True
-            work.admit(row)
-        if event.periodic and configuration.periodic is Periodic.MCB8:
-            work.pack()
+        # Copies: arrays that refuse writing would be other types to the compiled kernel, and have it compiled again.
+        jobs = Jobs(
+            submit_time_s=view.submit_time_s.copy(),
+            offset=offsets(view.tasks),
+            cpu_need_frac=view.cpu_need_frac.copy(),
+            mem_req_frac=view.mem_req_frac.copy(),
+        )
+        cluster = Cluster(
+            node_available=view.node_available.copy(),
+            virtual_time_s=view.virtual_time_s.copy(),
+            running=view.state == JobState.RUNNING,
+            task_node=view.task_node.copy(),
+            yield_frac=np.zeros(view.tasks.size),
+        )
+        _engine.decide(
+            self.rules,
+            jobs,
+            cluster,
+            float(view.time_s),
+            np.arange(view.tasks.size),
+            np.array([_row(view, job_id) for job_id in event.submitted], dtype=np.int64),
+            bool(event.completed or event.changed),
+            event.periodic,
+        )
         return Decision(
-            task_node=keep_places(work.offset, view.task_node, work.task_node, view.node_available.size),
-            yield_frac=max_min_yields(work.offset, view.cpu_need_frac, work.task_node, view.node_available.size),
+            task_node=keep_places(jobs.offset, view.task_node, cluster.task_node, view.node_available.size),
+            yield_frac=cluster.yield_frac,
         )
-
-
-class _Mapping:
-    """The map while it is being changed within one decision."""
-
-    def __init__(self, view: ClusterView, configuration: Configuration) -> None:
-        self.view = view
-        self.configuration = configuration
-        self.offset = offsets(view.tasks)
-        self.task_node: Ints = view.task_node.copy()
-        self.running = view.state == JobState.RUNNING
-        self.known = np.ones(view.tasks.size, dtype=np.bool_)
-        self.order = by_decreasing_priority(priorities(view.time_s, view.submit_time_s, view.virtual_time_s))
-        for row in np.flatnonzero(self.running):
-            if not view.node_available[self.nodes_of(row)].all():
-                self.nodes_of(row)[:] = NOT_PLACED
-                self.running[row] = False
-        self.cpu: Floats = self._loads()
-        self.mem: Floats = self._memory()
-
-    def nodes_of(self, row: int | np.int64) -> Ints:
-        """Return the tasks of a row in the map, to read or to write."""
-        return self.task_node[self.offset[row] : self.offset[row + 1]]
-
-    def fill(self) -> None:
-        """Start what can be started, after something was freed."""
-        if self.configuration.on_submission is OnSubmission.MCB8:
-            self.pack()
-            return
-        for row in self.order:
-            if self.known[row] and not self.running[row]:
-                self._place(row)
-
-    def admit(self, row: int) -> None:
-        """Handle the submission of the job in `row`."""
-        match self.configuration.on_submission:
-            case OnSubmission.GREEDY:
-                self._place(row)
-            case OnSubmission.GREEDY_P:
-                self._place_by_force(row, migrate=False)
-            case OnSubmission.GREEDY_PM:
-                self._place_by_force(row, migrate=True)
-            case OnSubmission.MCB8:
-                self.pack()
-            case OnSubmission.NOTHING:
-                pass
-
-    def pack(self) -> None:
-        """Map all known jobs anew with MCB8."""
-        view = self.view
-        self.task_node = mcb8(
-            self.known,
-            self.running & self._protected(),
-            self.order,
-            self.offset,
-            view.cpu_need_frac,
-            view.mem_req_frac,
-            self.task_node,
-            view.node_available,
-        )
-        self.running = self.task_node[self.offset[:-1]] != NOT_PLACED
-        self.cpu = self._loads()
-        self.mem = self._memory()
-
-    def _protected(self) -> NDArray[np.bool_]:
-        """Return (J,) which jobs keep their nodes if they go on running: those strictly below the limit."""
-        view, limit_s = self.view, self.configuration.limit_s
-        match self.configuration.limit:
-            case Limit.VIRTUAL_TIME:
-                return view.virtual_time_s < limit_s
-            case Limit.FLOW_TIME:
-                return view.time_s - view.submit_time_s < limit_s
-            case None:
-                return np.zeros(view.tasks.size, dtype=np.bool_)
-
-    def _place(self, row: int | np.int64) -> None:
-        view = self.view
-        self.running[row] = place(
-            view.cpu_need_frac[row], view.mem_req_frac[row], self.cpu, self.mem, self.nodes_of(row)
-        )
-
-    def _place_by_force(self, newcomer: int, *, migrate: bool) -> None:
-        view = self.view
-        candidates = self.order[::-1][self.running[self.order[::-1]]]
-        possible, marked = make_room(newcomer, candidates, self.offset, view.mem_req_frac, self.task_node, self.mem)
-        if not possible:
-            return
-        paused = candidates[marked][::-1]
-        for row in paused:
-            self.nodes_of(row)[:] = NOT_PLACED
-            self.running[row] = False
-        self.cpu = self._loads()
-        self._place(newcomer)
-        if migrate:
-            for row in paused:
-                self._place(row)
-
-    def _loads(self) -> Floats:
-        view = self.view
-        return node_usage(self.task_node, view.tasks, view.cpu_need_frac, view.node_available.size)
-
-    def _memory(self) -> Floats:
-        view = self.view
-        return node_memory(self.task_node, view.tasks, view.mem_req_frac, view.node_available)
 
 
 def _row(view: ClusterView, job_id: int) -> int:

@@ -1,138 +1,217 @@
-"""MCB8: vector packing of CPU and memory with a binary search on the yield [RR 4.3].
+"""MCB8's packing at given requirements: two lists, node after node, against the imbalance [RR 4.3].
 
-For a given yield the CPU requirement of a task is its CPU need times the yield. Readings where the paper is
-silent: a job is CPU-heavy when its requirement is strictly greater than its memory; lists are sorted by
-decreasing maximum of the two, then decreasing minimum, then submission; the CPU list comes first on a
-balanced node; pinned jobs are placed before all others; the search tries 1, then bisects.
+Items are what is packed: jobs, or classes of jobs that are equal to the packer. Readings where the paper is silent: an
+item is CPU-heavy when its requirement is strictly greater than its memory; lists are sorted by decreasing maximum of
+the two, then decreasing minimum, then submission; the CPU list comes first on a balanced node.
+
+Nodes that begin alike are filled alike as long as no list runs out, so a pattern is found once and repeated: the
+work grows with the number of different nodes and items, not with the number of nodes and tasks.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import NDArray
 
+from testbed.compiler import kernel
 from testbed.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
-from testbed.policies.view import NOT_PLACED, Floats, Ints
-
-LEAST_YIELD_FRAC = 0.01  # below it a job is rather dropped
-YIELD_ACCURACY_FRAC = 0.01
-
-Mask = NDArray[np.bool_]
+from testbed.policies.view import Floats, Ints
 
 
-def packing_order(rows: Ints, cpu_frac: Floats, mem_frac: Floats) -> Ints:
-    """Sort `rows` (in order of submission) by decreasing larger requirement, then decreasing smaller one."""
-    # Two stable sorts in place of lexsort, which compilers of numpy code do not know.
-    rows = rows[np.argsort(-np.minimum(cpu_frac[rows], mem_frac[rows]), kind="mergesort")]
-    return rows[np.argsort(-np.maximum(cpu_frac[rows], mem_frac[rows]), kind="mergesort")]
+class Lists(NamedTuple):
+    """The two lists in one array of K + 2 positions: CPU-heavy items, a sentinel, the others, a sentinel.
 
-
-def first_fit(
-    rows: Ints, start: int, left: Ints, cpu_frac: Floats, mem_frac: Floats, cpu_room: float, mem_room: float
-) -> int:
-    """Return the first index from `start` in `rows` with a task left that fits the room, or `rows.size`."""
-    for index in range(start, rows.size):
-        row = rows[index]
-        if left[row] > 0 and cpu_frac[row] <= cpu_room and mem_frac[row] <= mem_room:
-            return index
-    return rows.size
-
-
-def pack(
-    selected: Mask,
-    pinned: Mask,
-    offset: Ints,
-    cpu_frac: Floats,
-    mem_frac: Floats,
-    task_node: Ints,
-    node_available: Mask,
-    out: Ints,
-) -> bool:
-    """Try to place every task of the `selected` rows at the requirements `cpu_frac`, `mem_frac` (J,).
-
-    Rows that are also `pinned` keep their nodes in `task_node`. Return whether all found a place; `out` then
-    holds the nodes, NOT_PLACED for rows that are not selected, and is unspecified otherwise.
+    `key` is the requirement by which a list is sorted, the larger one; `least_other` is the least of `other` from a
+    position to the end of its list.
     """
-    cpu = np.zeros(node_available.size)
-    mem = np.zeros(node_available.size)
-    out[:] = NOT_PLACED
-    for row in np.flatnonzero(selected & pinned):
-        for task in range(offset[row], offset[row + 1]):
-            node = task_node[task]
-            out[task] = node
-            cpu[node] += cpu_frac[row]
-            mem[node] += mem_frac[row]
-    if np.any(cpu > CAPACITY_FRAC) or np.any(mem > CAPACITY_FRAC):
-        return False
 
-    free = selected & ~pinned
-    heavy = cpu_frac > mem_frac
-    cpu_rows = packing_order(np.flatnonzero(free & heavy), cpu_frac, mem_frac)
-    mem_rows = packing_order(np.flatnonzero(free & ~heavy), cpu_frac, mem_frac)
-    left = np.where(free, offset[1:] - offset[:-1], 0)
-    total = left.sum()
-    for node in np.flatnonzero(node_available):
-        # Room only shrinks while a node is filled, so a job that did not fit is never looked at again there.
-        at_cpu = 0
-        at_mem = 0
-        while total > 0:
-            cpu_room = CAPACITY_FRAC - cpu[node]
-            mem_room = CAPACITY_FRAC - mem[node]
-            at_cpu = first_fit(cpu_rows, at_cpu, left, cpu_frac, mem_frac, cpu_room, mem_room)
-            at_mem = first_fit(mem_rows, at_mem, left, cpu_frac, mem_frac, cpu_room, mem_room)
-            if at_cpu == cpu_rows.size and at_mem == mem_rows.size:
+    key: Floats
+    other: Floats
+    least_other: Floats
+    left: Ints  # tasks to be placed
+    skip: Ints  # towards the first position from here on with tasks left, in jumps
+    item: Ints
+    border: Ints  # (1,): position of the first sentinel
+
+
+class Runs(NamedTuple):
+    """Stretches of nodes in the order of filling that hold the same before: R stretches."""
+
+    end: Ints  # (R,): position after the last node
+    cpu_frac: Floats  # (R,) in use on each of its nodes
+    mem_frac: Floats  # (R,)
+    number: Ints  # (1,): how many stretches there are; the arrays may be longer
+
+
+class Patterns(NamedTuple):
+    """What a packing found: P patterns, each on some nodes in a row, of entries (item, tasks a node)."""
+
+    first: Ints  # (P,) position of the first node
+    nodes: Ints  # (P,) how many nodes in a row
+    end: Ints  # (P,) end of its entries
+    item: Ints  # (E,)
+    tasks: Ints  # (E,)
+    number: Ints  # (1,): P
+
+
+@kernel
+def new_lists(items: int) -> Lists:
+    """Return room for that many items."""
+    return Lists(
+        np.empty(items + 2),
+        np.empty(items + 2),
+        np.empty(items + 2),
+        np.empty(items + 2, dtype=np.int64),
+        np.empty(items + 2, dtype=np.int64),
+        np.empty(items + 2, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+@kernel
+def new_patterns(nodes: int, tasks: int) -> Patterns:
+    """Return room for any packing of that many tasks on that many nodes."""
+    patterns = min(nodes, tasks) + 1
+    return Patterns(
+        np.empty(patterns, dtype=np.int64),
+        np.empty(patterns, dtype=np.int64),
+        np.empty(patterns, dtype=np.int64),
+        np.empty(tasks + 1, dtype=np.int64),
+        np.empty(tasks + 1, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+@kernel
+def set_lists(lists: Lists, cpu_frac: Floats, mem_frac: Floats, tasks: Ints, by_cpu: Ints, by_mem: Ints) -> None:
+    """Fill the lists from K items: requirements and numbers of tasks (K,), and two orders (K,) of all items.
+
+    `by_cpu` is by decreasing CPU requirement, then decreasing memory, then submission; `by_mem` by decreasing
+    memory, then decreasing CPU requirement, then submission.
+    """
+    position = 0
+    for item in by_cpu:
+        if cpu_frac[item] > mem_frac[item]:
+            lists.key[position] = cpu_frac[item]
+            lists.other[position] = mem_frac[item]
+            lists.item[position] = item
+            position += 1
+    border = position
+    lists.border[0] = border
+    position += 1
+    for item in by_mem:
+        if cpu_frac[item] <= mem_frac[item]:
+            lists.key[position] = mem_frac[item]
+            lists.other[position] = cpu_frac[item]
+            lists.item[position] = item
+            position += 1
+    least = np.inf
+    for index in range(position, -1, -1):
+        if index in (position, border):
+            least = np.inf
+            lists.left[index] = 0
+            lists.skip[index] = index
+        else:
+            least = min(least, lists.other[index])
+            left = tasks[lists.item[index]]
+            lists.left[index] = left
+            lists.skip[index] = index if left > 0 else index + 1
+        lists.least_other[index] = least
+
+
+@kernel
+def _alive(skip: Ints, position: int) -> int:
+    """Return the first position from `position` on that has tasks left, or the sentinel."""
+    while skip[position] != position:
+        skip[position] = skip[skip[position]]
+        position = skip[position]
+    return position
+
+
+@kernel
+def first_fit(lists: Lists, position: int, end: int, key_room: float, other_room: float) -> int:
+    """Return the first position in [position, end) with a task left that fits the room, or `end`."""
+    position = _alive(lists.skip, position)
+    if position < end and lists.key[position] > key_room:
+        low, high = position + 1, end  # the list is sorted by its key
+        while low < high:
+            middle = (low + high) // 2
+            if lists.key[middle] > key_room:
+                low = middle + 1
+            else:
+                high = middle
+        position = _alive(lists.skip, low)
+    while position < end:
+        if lists.other[position] <= other_room:
+            return position
+        if lists.least_other[position] > other_room:
+            return end
+        position = _alive(lists.skip, position + 1)
+    return end
+
+
+@kernel
+def pack(lists: Lists, items: int, total: int, runs: Runs, patterns: Patterns) -> bool:
+    """Try to place all `total` tasks of the lists, of so many `items`; write `patterns`, whole if all found a place."""
+    count, entries, node = 0, 0, 0
+    for run in range(runs.number[0]):
+        while node < runs.end[run] and total > 0:
+            begin = entries
+            entries = _fill_node(lists, items, runs.cpu_frac[run], runs.mem_frac[run], begin, patterns)
+            if entries == begin:
                 break
-            cpu_first = cpu[node] <= mem[node] + TOLERANCE_FRAC
-            take_cpu = at_mem == mem_rows.size or (cpu_first and at_cpu < cpu_rows.size)
-            row = cpu_rows[at_cpu] if take_cpu else mem_rows[at_mem]
-            out[offset[row + 1] - left[row]] = node
-            cpu[node] += cpu_frac[row]
-            mem[node] += mem_frac[row]
-            left[row] -= 1
-            total -= 1
-    return bool(total == 0)
+            again = runs.end[run] - node - 1
+            for entry in range(begin, entries):
+                total -= patterns.tasks[entry]
+                again = min(again, lists.left[patterns.item[entry]] // patterns.tasks[entry])
+            for entry in range(begin, entries):
+                position, tasks = patterns.item[entry], patterns.tasks[entry]
+                total -= again * tasks
+                lists.left[position] -= again * tasks
+                if lists.left[position] == 0:
+                    lists.skip[position] = position + 1
+                patterns.item[entry] = lists.item[position]
+            patterns.first[count] = node
+            patterns.nodes[count] = again + 1
+            patterns.end[count] = entries
+            count += 1
+            node += again + 1
+        node = runs.end[run]
+    patterns.number[0] = count
+    return total == 0
 
 
-def mcb8(
-    selected: Mask,
-    pinned: Mask,
-    by_decreasing_priority: Ints,
-    offset: Ints,
-    cpu_need_frac: Floats,
-    mem_req_frac: Floats,
-    task_node: Ints,
-    node_available: Mask,
-) -> Ints:
-    """Map the `selected` rows for the highest yield that packing finds; return the (sum of tasks,) map.
-
-    While even a yield of 0.01 is infeasible, the selected row of lowest priority is left out (NOT_PLACED).
-    """
-    selected = selected.copy()
-    tasks = offset[1:] - offset[:-1]
-    total_frac = np.count_nonzero(node_available) * (1.0 + 2.0 * TOLERANCE_FRAC)
-    best = np.full(task_node.size, NOT_PLACED, dtype=np.int64)
-    trial = best.copy()
-    for row in by_decreasing_priority[::-1]:
-        if not selected[row]:
-            continue
-        # What exceeds the whole cluster cannot be packed: no need to try.
-        if np.sum((tasks * mem_req_frac)[selected]) <= total_frac:
-            need_frac = np.sum((tasks * cpu_need_frac)[selected])
-            args = (selected, pinned, offset)
-            rest = (mem_req_frac, task_node, node_available)
-            if need_frac <= total_frac and pack(*args, cpu_need_frac, *rest, best):
-                return best
-            if pack(*args, cpu_need_frac * LEAST_YIELD_FRAC, *rest, best):
-                low, high = LEAST_YIELD_FRAC, 1.0
-                while high - low > YIELD_ACCURACY_FRAC:
-                    middle = (low + high) / 2.0
-                    feasible = need_frac * middle <= total_frac
-                    if feasible and pack(*args, cpu_need_frac * middle, *rest, trial):
-                        low = middle
-                        best[:] = trial
-                    else:
-                        high = middle
-                return best
-        selected[row] = False
-    best[:] = NOT_PLACED
-    return best
+@kernel
+def _fill_node(lists: Lists, items: int, cpu_frac: float, mem_frac: float, begin: int, patterns: Patterns) -> int:
+    """Fill one node that holds as much before; append entries (position, tasks) from `begin`, return their end."""
+    border, end = lists.border[0], items + 1
+    at_cpu, at_mem = 0, border + 1
+    entries = begin
+    while True:
+        cpu_room = CAPACITY_FRAC - cpu_frac
+        mem_room = CAPACITY_FRAC - mem_frac
+        # Room only shrinks while a node is filled, so what did not fit is never looked at again there.
+        at_cpu = first_fit(lists, at_cpu, border, cpu_room, mem_room)
+        at_mem = first_fit(lists, at_mem, end, mem_room, cpu_room)
+        if at_cpu == border and at_mem == end:
+            return entries
+        if at_mem == end or (at_cpu < border and cpu_frac <= mem_frac + TOLERANCE_FRAC):
+            position = at_cpu
+            cpu_frac += lists.key[position]
+            mem_frac += lists.other[position]
+        else:
+            position = at_mem
+            cpu_frac += lists.other[position]
+            mem_frac += lists.key[position]
+        lists.left[position] -= 1
+        if lists.left[position] == 0:
+            lists.skip[position] = position + 1
+        entry = begin
+        while entry < entries and patterns.item[entry] != position:
+            entry += 1
+        if entry == entries:
+            patterns.item[entry] = position
+            patterns.tasks[entry] = 0
+            entries += 1
+        patterns.tasks[entry] += 1

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.policies.view import Floats, Ints
+from testbed.compiler import kernel
+from testbed.policies.state import Cluster, Jobs
+from testbed.policies.view import Ints
 
 
-def priorities(time_s: float, submit_time_s: Floats, virtual_time_s: Floats) -> Floats:
-    """Return (J,) priorities in 1/s; infinite for a job that has not progressed yet."""
-    priority = np.full(virtual_time_s.size, np.inf)
-    begun = virtual_time_s > 0.0
-    priority[begun] = (time_s - submit_time_s[begun]) / virtual_time_s[begun] ** 2
-    return priority
+@kernel
+def priority(flow_time_s: float, virtual_time_s: float, least_flow_time_s: float) -> float:
+    """Return a priority in 1/s; infinite for a job that has not progressed yet.
+
+    A flow time below `least_flow_time_s` counts as that: 0 in [RR 4.1], 30 in [IPDPS III.A].
+    """
+    square = virtual_time_s * virtual_time_s
+    if square > 0.0:
+        return max(flow_time_s, least_flow_time_s) / square
+    return np.inf
 
 
-def by_decreasing_priority(priority: Floats) -> Ints:
-    """Return the rows, highest priority first; of equals, the one submitted first comes first.
+@kernel
+def by_decreasing_priority(rows: Ints, jobs: Jobs, cluster: Cluster, time_s: float, least_flow_time_s: float) -> Ints:
+    """Return the ascending `rows` again, highest priority first; of equals, the one submitted first comes first.
 
     Reversed, this is the order in which victims are sought.
     """
-    return np.argsort(-priority, kind="mergesort").astype(np.int64)
+    count = rows.size
+    out = np.empty(count, dtype=np.int64)
+    begun = np.empty(count, dtype=np.int64)
+    negative = np.empty(count)
+    fresh = 0
+    begins = 0
+    # Jobs that have not progressed lead, in order; most of a long queue is of this kind.
+    for row in rows:
+        value = priority(time_s - jobs.submit_time_s[row], cluster.virtual_time_s[row], least_flow_time_s)
+        if value == np.inf:
+            out[fresh] = row
+            fresh += 1
+        else:
+            begun[begins] = row
+            negative[begins] = -value
+            begins += 1
+    order = np.argsort(negative[:begins], kind="mergesort")
+    for index in range(begins):
+        out[fresh + index] = begun[order[index]]
+    return out

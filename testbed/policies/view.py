@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,8 @@ class Event:
     """What happened since the last decision, coalesced; handled in the order of the fields [RR 4.4].
 
     `completed` holds ids of jobs that are no longer in the view; `submitted` ids of jobs that are in it,
-    waiting, in order of submission: they are handled one by one, and none sees a later one.
+    waiting, in order of submission: they are handled one by one, and none sees a later one. Jobs that a
+    `WakingPolicy` wants to try again now are among them.
     `changed` says that the set of available nodes changed or that an action failed.
     """
 
@@ -96,3 +97,14 @@ class Policy(Protocol):
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
         """Answer an event; the view is not changed."""
+
+
+@runtime_checkable
+class WakingPolicy(Policy, Protocol):
+    """A policy that tries waiting jobs again at instants of its own."""
+
+    def next_wake_s(self, view: ClusterView) -> float | None:
+        """Return the next instant, in trace seconds after the time of the view, or None if there is none."""
+
+    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
+        """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""

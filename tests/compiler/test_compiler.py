@@ -49,9 +49,9 @@ import numpy as np
 from kernels_to_compile import Series, difference
 from testbed import compiler
 function = compiler.compiled(difference)
-was = compiler.is_cached()
+was = compiler.is_cached(difference)
 function(Series(np.ones(3), np.ones(3)), np.zeros(1))
-print(was, sum(function.stats.cache_hits.values()), compiler.is_cached())
+print(was, sum(function.stats.cache_hits.values()), compiler.is_cached(difference))
 """
 
 
@@ -73,14 +73,27 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_changed_kernel_has_another_cache(tmp_path, monkeypatch):
-    (tmp_path / "policies").mkdir()
-    source = tmp_path / "policies" / "kernels.py"
-    monkeypatch.setattr(compiler, "__file__", str(tmp_path / "compiler.py"))
-    folders = []
-    for text in ("a = 1", "a = 2", "a = 1"):
-        source.write_text(text)
-        compiler.cache_folder.cache_clear()
-        folders.append(compiler.cache_folder())
-    compiler.cache_folder.cache_clear()
-    assert folders[0] == folders[2] != folders[1]
+def _kernels(**constants):
+    """Return kernels of a module whose text is the same but for some constants."""
+    values = {"step": 1, "inner": "x + STEP", "unrelated": 0, **constants}
+    names = {"kernel": compiler.kernel}
+    text = """
+STEP = {step}
+UNRELATED = {unrelated}
+@kernel
+def inner(x):
+    return {inner}
+@kernel
+def outer(x):
+    return inner(x) * 2
+"""
+    exec(text.format(**values), names)  # noqa: S102  # a module in the making
+    return names["outer"]
+
+
+def test_a_kernel_is_cached_by_what_it_comes_from():
+    digest = compiler._digest(_kernels())
+    assert compiler._digest(_kernels()) == digest
+    assert compiler._digest(_kernels(unrelated=1)) == digest
+    assert compiler._digest(_kernels(step=2)) != digest
+    assert compiler._digest(_kernels(inner="x - STEP")) != digest

@@ -8,6 +8,8 @@ from itertools import chain
 import numpy as np
 from hypothesis import strategies as st
 
+from testbed.policies.capacity import offsets
+from testbed.policies.state import Cluster, Jobs
 from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
 
 
@@ -50,6 +52,24 @@ def view_of(rows, nodes, time_s=1000.0, down=()):
         if field.name != "time_s":
             getattr(view, field.name).flags.writeable = False
     return view
+
+
+def node_usage(task_node, tasks, amount_frac, nodes):
+    """Sum `amount_frac` (a row) of every placed task over its node, by a way of its own."""
+    placed = task_node != NOT_PLACED
+    return np.bincount(task_node[placed], weights=np.repeat(amount_frac, tasks)[placed], minlength=nodes)
+
+
+def state_of(view):
+    """Return what kernels work on, as a policy makes it from a view; the cluster may be written."""
+    jobs = Jobs(view.submit_time_s.copy(), offsets(view.tasks), view.cpu_need_frac.copy(), view.mem_req_frac.copy())
+    return jobs, Cluster(
+        view.node_available.copy(),
+        view.virtual_time_s.copy(),
+        view.state == JobState.RUNNING,
+        view.task_node.copy(),
+        np.zeros(view.tasks.size),
+    )
 
 
 def places_of(decision, view):

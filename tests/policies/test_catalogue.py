@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_views import Row, view_of
 
 from testbed.errors import UserError
 from testbed.policies.catalogue import available, parse
 from testbed.policies.configuration import NotInGrammarError, catalogue, parse_configuration
+from testbed.policies.equipartition import Equipartition
+from testbed.policies.state import CHEAPEST_FIRST
+from testbed.policies.view import Event
 
 PUBLISHED = [  # the names of [RR] Table 2, and some of its appendix's form
     "Greedy */OPT=MIN",
@@ -42,15 +46,37 @@ def test_every_available_name_gives_the_policy_of_that_name():
         assert parse(name).name == name
     batch = {"FCFS": False, "EASY": True, "EASY/2011": True}
     assert {name: parse(name).needs_estimates for name in batch} == batch
-    assert len(names) == 3 + 53
+    assert {configuration.name for configuration in catalogue()} <= set(names)
+    assert len(names) == len(set(names)) == 116 + 3 + 1 + 7
 
 
-def test_what_is_in_the_catalogue_but_not_available_is_said_so():
-    missing = [c.name for c in catalogue() if c.name not in available()]
-    assert len(missing) == 116 - 53
-    for name in missing:
-        with pytest.raises(UserError, match=r"(OPT=AVG|stretch-per) is not available"):
-            parse(name)
+def test_the_nine_names_of_ipdps():
+    greedy = ["GREEDY", "GREEDY-PMTN", "GREEDY-PMTN-MIGR", "DYNMCB8"]
+    periodic = ["DYNMCB8-PER", "DYNMCB8-ASAP-PER", "DYNMCB8-STRETCH-PER"]
+    for name in ["FCFS", "EASY", *greedy]:
+        assert parse(name.lower()).name == name
+        assert parse(name).period_s is None
+    for name in periodic:
+        assert parse(name).period_s == 600
+        assert parse(name, period_s=90).period_s == 90
+        assert parse(f"{name.lower()}-300", period_s=90).period_s == 300
+        assert parse(f"{name}-300").name == f"{name}-300"
+        assert parse(f"{name}-300").rules.least_flow_time_s == 30
+    assert parse("DYNMCB8").rules.optimise == parse("DYNMCB8-PER").rules.optimise == CHEAPEST_FIRST
+    assert [parse(name).rules.backs_off for name in greedy] == [True, False, False, False]
+    for wrong in ("DYNMCB8-600", "GREEDY-300", "DYNMCB8-PER-", "DYNMCB8-PER-x"):
+        with pytest.raises(UserError, match=wrong):
+            parse(wrong)
+    with pytest.raises(UserError, match="DYNMCB8-PER-0': the period must be positive"):
+        parse("DYNMCB8-PER-0")
+
+
+def test_equipartition_is_for_simulation_only():
+    policy = parse("equipartition")
+    assert isinstance(policy, Equipartition)
+    assert policy.can_ever_run(1000, 1.0, 1)
+    with pytest.raises(UserError, match="can only be simulated"):
+        policy.decide(view_of([Row(1)], 1), Event(submitted=(100,)))
 
 
 @given(st.sampled_from([c.name for c in catalogue()]), st.randoms(use_true_random=False))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_views import Row, places_of, view_of, views
+from policy_views import Row, node_usage, places_of, view_of, views
 
-from testbed.policies.capacity import node_usage
 from testbed.policies.catalogue import available, parse
 from testbed.policies.view import NOT_PLACED, Event, JobState
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import chain
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_views import Row, state_of, view_of
 
-from testbed.policies.capacity import node_memory, offsets
-from testbed.policies.greedy import fits, make_room, place
-from testbed.policies.priority import by_decreasing_priority, priorities
+from testbed.policies.capacity import node_memory, node_usage
+from testbed.policies.greedy import fits, make_room, place, place_all
+from testbed.policies.priority import by_decreasing_priority
 from testbed.policies.view import NOT_PLACED
 
 TENTHS = st.integers(1, 10)
@@ -69,9 +69,42 @@ def test_place_is_greedy_in_exact_arithmetic(nodes, task, tasks):
         assert np.allclose(mem - before[1], added * task[1] / 10)
 
 
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1e-10, 1e-9, 0.3]))
+def test_place_task_by_task_whatever_the_loads(loads, tasks, need):
+    """Loads that nearly tie, and needs below the tolerance, come out as task after task would place them."""
+    loads += [loads[0] + nudge for nudge in (9e-10, 1.8e-9, -1.5e-9)]
+    cpu, out = np.array(loads), np.zeros(tasks, dtype=np.int64)
+    expected = []
+    for _ in range(tasks):
+        node = next(n for n, load in enumerate(loads) if load <= min(loads) + 1e-9)
+        loads[node] += need
+        expected.append(node)
+    assert place(need, 0.01, cpu, np.zeros(cpu.size), out)
+    assert out.tolist() == expected
+    assert cpu.tolist() == loads
+
+
+@given(loaded_nodes(), st.lists(st.tuples(TASK, st.integers(1, 12)), max_size=8))
+def test_jobs_that_are_tried_in_turn_are_placed_one_by_one(nodes, asked):
+    rows = [Row(1, cpu=c / 10, mem=m / 10, nodes=(n,)) for n, held in enumerate(nodes) for c, m in held]
+    first = len(rows)
+    rows += [Row(tasks, cpu=c / 10, mem=m / 10) for (c, m), tasks in asked]
+    jobs, cluster = state_of(view_of(rows, len(nodes)))
+    everybody = np.arange(len(rows))
+    cpu = node_usage(everybody, jobs, cluster, jobs.cpu_need_frac)
+    place_all(everybody[first:], jobs, cluster, cpu, node_memory(everybody, jobs, cluster))
+    for row, ((c, m), tasks) in enumerate(asked, start=first):
+        expected = reference_place(nodes, c, m, tasks)
+        for node in expected or ():
+            nodes[node].append((c, m))
+        got = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].tolist()
+        assert got == (expected or [NOT_PLACED] * tasks)
+        assert cluster.running[row] == (expected is not None)
+
+
 def test_nodes_that_may_not_be_used_are_full():
-    available = np.array([False, True])
-    mem = node_memory(np.array([0, 1]), np.array([1, 1]), np.array([0.5, 0.5]), available)
+    jobs, cluster = state_of(view_of([Row(1, mem=0.5, nodes=(1,))], 2, down=[0]))
+    mem = node_memory(np.array([0]), jobs, cluster)
     assert mem.tolist() == [np.inf, 0.5]
     assert not fits(2, 0.5, mem)
     assert fits(1, 0.5, mem)
@@ -113,12 +146,12 @@ def test_victims_are_marked_upwards_and_unmarked_downwards(case):
         if room_for(nodes, kept, newcomer):
             marked.remove(index)
 
-    tasks = np.array([len(places) for places, _ in jobs] + [newcomer[0]])
-    task_node = np.array([*chain(*(p for p, _ in jobs)), *[NOT_PLACED] * newcomer[0]])
-    mem_req = np.array([m / 10 for _, m in jobs] + [newcomer[1] / 10])
-    mem = node_memory(task_node, tasks, mem_req, np.ones(nodes, dtype=np.bool_))
+    rows = [Row(len(places), mem=m / 10, nodes=tuple(places)) for places, m in jobs]
+    table, cluster = state_of(view_of([*rows, Row(newcomer[0], mem=newcomer[1] / 10)], nodes))
+    mem = node_memory(np.arange(len(rows)), table, cluster)
     before = mem.copy()
-    possible, marks = make_room(len(jobs), np.arange(len(jobs)), offsets(tasks), mem_req, task_node, mem)
+    marks = np.ones(len(jobs), dtype=np.bool_)
+    possible = make_room(len(jobs), np.arange(len(jobs)), table, cluster, mem, marks)
 
     assert possible == (marked is not None)
     assert np.flatnonzero(marks).tolist() == (marked or [])
@@ -129,22 +162,24 @@ def test_victims_are_marked_upwards_and_unmarked_downwards(case):
     assert not possible or fits(newcomer[0], newcomer[1] / 10, mem)
 
 
-@given(st.lists(st.tuples(st.integers(0, 900), st.sampled_from([0.0, 1.0, 2.0, 30.0])), max_size=8))
-def test_priority_is_flow_over_virtual_time_squared_and_ties_go_to_the_first(jobs):
-    submit = np.array([float(s) for s, _ in jobs])
-    virtual = np.array([v for _, v in jobs], dtype=np.float64)
-    got = by_decreasing_priority(priorities(1000.0, submit, virtual)).tolist()
-    exact = [Fraction(10**12) if v == 0 else Fraction(1000 - s) / Fraction(v) ** 2 for s, v in jobs]
+@given(st.lists(st.tuples(st.integers(0, 900), st.sampled_from([0.0, 1.0, 2.0, 30.0])), max_size=8), st.booleans())
+def test_priority_is_flow_over_virtual_time_squared_and_ties_go_to_the_first(jobs, bounded):
+    jobs.sort(key=lambda job: job[0])
+    table, cluster = state_of(view_of([Row(1, submit=float(s), vt=v) for s, v in jobs], 1))
+    least_s = 300 if bounded else 0
+    got = by_decreasing_priority(np.arange(len(jobs)), table, cluster, 1000.0, float(least_s)).tolist()
+    exact = [Fraction(10**12) if v == 0 else Fraction(max(1000 - s, least_s)) / Fraction(v) ** 2 for s, v in jobs]
     assert got == sorted(range(len(jobs)), key=lambda j: (-exact[j], j))
 
 
 def test_the_more_important_victim_is_kept():
     # On a full node .5 comes: .2, .2 and .4 are marked, then one of the first two may stay: the second.
-    tasks, mem_req = np.ones(4, dtype=np.int64), np.array([0.2, 0.2, 0.4, 0.5])
-    task_node, mem = np.array([0, 0, 0, NOT_PLACED]), np.array([1.0])
-    possible, marks = make_room(3, np.arange(3), offsets(tasks), mem_req, task_node, mem)
-    assert possible
+    rows = [Row(1, mem=mem, nodes=(0,)) for mem in (0.2, 0.2, 0.4)]
+    jobs, cluster = state_of(view_of([*rows, Row(1, mem=0.5)], 1))
+    marks, mem = np.zeros(3, dtype=np.bool_), np.array([1.0])
+    assert make_room(3, np.arange(3), jobs, cluster, mem, marks)
     assert marks.tolist() == [True, False, True]
+    assert np.allclose(mem, 1.0 - 0.2 - 0.4)
 
 
 def test_loads_that_are_equal_but_for_rounding_tie():

@@ -8,54 +8,55 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_views import Row, node_usage, state_of, view_of
 
-from testbed.policies import packing
-from testbed.policies.capacity import node_usage, offsets
-from testbed.policies.packing import mcb8
+from testbed.policies import mcb8 as search
+from testbed.policies.catalogue import parse
+from testbed.policies.mcb8 import mcb8
 from testbed.policies.view import NOT_PLACED
 
 EPS = 1e-9
 
 
 def run(jobs, nodes, *, order=None, pinned=(), held=None, down=()):
-    """Pack jobs of (tasks, CPU need, memory); return the nodes of each job, None for one that was dropped."""
-    tasks = np.array([t for t, _, _ in jobs], dtype=np.int64)
-    offset = offsets(tasks)
-    task_node = np.full(tasks.sum(), NOT_PLACED, dtype=np.int64)
-    for row, places in (held or {}).items():
-        task_node[offset[row] : offset[row + 1]] = places
-    pins = np.zeros(len(jobs), dtype=np.bool_)
-    pins[list(pinned)] = True
-    available = np.ones(nodes, dtype=np.bool_)
-    available[list(down)] = False
-    got = mcb8(
-        np.ones(len(jobs), dtype=np.bool_),
-        pins,
-        np.array(range(len(jobs)) if order is None else order, dtype=np.int64),
-        offset,
-        np.array([c for _, c, _ in jobs], dtype=np.float64),
-        np.array([m for _, _, m in jobs], dtype=np.float64),
-        task_node,
-        available,
-    )
-    split = [got[offset[j] : offset[j + 1]].tolist() for j in range(len(jobs))]
+    """Pack jobs of (tasks, CPU need, memory); return the nodes of each job, None for one that was dropped.
+
+    Virtual times make the priorities: 1 for the first of `order`, and so on; pinned ones have a time below MINVT, so
+    they come first in it.
+    """
+    rank = {row: place for place, row in enumerate(range(len(jobs)) if order is None else order)}
+    rows = [
+        Row(tasks, cpu, mem, vt=1.0 + rank[row], nodes=tuple((held or {}).get(row, ())))
+        for row, (tasks, cpu, mem) in enumerate(jobs)
+    ]
+    view = view_of(rows, nodes, down=down)
+    table, cluster = state_of(view)
+    # Whether a job is pinned depends on its state alone: those that are held and not pinned have stopped.
+    cluster.running[:] = [row in pinned for row in range(len(jobs))]
+    rules = parse("/per/OPT=MIN/MINVT=1000").rules
+    mcb8(np.arange(len(jobs)), table, cluster, rules, view.time_s, False)
+    offset = table.offset
+    split = [cluster.task_node[offset[j] : offset[j + 1]].tolist() for j in range(len(jobs))]
+    assert cluster.running.tolist() == [NOT_PLACED not in places for places in split]
     return [None if NOT_PLACED in places else places for places in split]
 
 
 # --- the same by the letter: no short cuts, the lists searched from the start for every task ----------------
 
 
-def naive_pack(jobs, rows, yield_, nodes, pinned):
+def naive_pack(jobs, rows, levels, nodes, pinned):
     cpu, mem = [0.0] * nodes, [0.0] * nodes
     places = {row: [] for row in rows}
+    if any(levels[row] is None for row in rows):
+        return None
     for row in rows:
         for node in pinned.get(row, ()):
-            cpu[node] += jobs[row][1] * yield_
+            cpu[node] += jobs[row][1] * levels[row]
             mem[node] += jobs[row][2]
             places[row].append(node)
     if max(cpu) > 1 + EPS or max(mem) > 1 + EPS:
         return None
-    need = {row: (jobs[row][1] * yield_, jobs[row][2]) for row in rows}
+    need = {row: (jobs[row][1] * levels[row], jobs[row][2]) for row in rows}
     order = sorted((r for r in rows if r not in pinned), key=lambda r: (-max(need[r]), -min(need[r]), r))
     heavy = [r for r in order if need[r][0] > need[r][1]]
     others = [r for r in order if r not in heavy]
@@ -77,17 +78,22 @@ def naive_pack(jobs, rows, yield_, nodes, pinned):
     return places if all(len(places[row]) == jobs[row][0] for row in rows) else None
 
 
-def naive_mcb8(jobs, order, nodes, pinned):
+def naive_mcb8(jobs, order, nodes, pinned, level=lambda _, target: target):
+    """Search the target; `level` says which yield a row needs for it, None if more than there is."""
     for kept in range(len(jobs), 0, -1):
         rows = sorted(order[:kept])
         pins = {row: places for row, places in pinned.items() if row in rows}
-        if best := naive_pack(jobs, rows, 1.0, nodes, pins):
+
+        def feasible(target, rows=rows, pins=pins):
+            return naive_pack(jobs, rows, {row: level(row, target) for row in rows}, nodes, pins)
+
+        if best := feasible(1.0):
             return best
-        if best := naive_pack(jobs, rows, 0.01, nodes, pins):
+        if best := feasible(0.01):
             low, high = 0.01, 1.0
             while high - low > 0.01:
                 middle = (low + high) / 2
-                if found := naive_pack(jobs, rows, middle, nodes, pins):
+                if found := feasible(middle):
                     low, best = middle, found
                 else:
                     high = middle
@@ -95,11 +101,8 @@ def naive_mcb8(jobs, order, nodes, pinned):
     return {}
 
 
-JOB = st.tuples(
-    st.integers(1, 4),
-    st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]),
-    st.sampled_from([0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 1.0]),
-)
+JOB_NEEDS = st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 1.0])
+JOB = st.tuples(st.integers(1, 4), *JOB_NEEDS)
 
 
 @st.composite
@@ -123,6 +126,61 @@ def test_mcb8_is_what_its_text_says(case):
     jobs, nodes, order, pinned = case
     expected = naive_mcb8(jobs, order, nodes, pinned)
     assert run(jobs, nodes, order=order, pinned=pinned, held=pinned) == [expected.get(row) for row in range(len(jobs))]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 25), *JOB_NEEDS), min_size=1, max_size=5), st.integers(1, 16), st.data())
+def test_many_equal_tasks_on_many_nodes(jobs, nodes, data):
+    """Patterns that are repeated, and equal jobs that are packed as one, make no difference."""
+    copies = data.draw(st.lists(st.integers(0, len(jobs) - 1), max_size=4))
+    jobs += [(data.draw(st.integers(1, 25)), *jobs[copy][1:]) for copy in copies]
+    order = data.draw(st.permutations(range(len(jobs))))
+    down = data.draw(st.sets(st.integers(0, nodes - 1), max_size=2))
+    up = [node for node in range(nodes) if node not in down]
+    expected = naive_mcb8(jobs, order, len(up), {}) if up else {}
+    named = {row: [up[node] for node in places] for row, places in expected.items()}
+    assert run(jobs, nodes, order=order, down=down) == [named.get(row) for row in range(len(jobs))]
+
+
+@st.composite
+def histories(draw):
+    jobs, nodes, _, pinned = draw(packings())
+    time_s = draw(st.sampled_from([1.0, 600.0, 5000.0, 90_000.0]))
+    flow_s = sorted((draw(st.integers(0, 1000)) * time_s / 1000 for _ in jobs), reverse=True)
+    return jobs, nodes, pinned, time_s, [(flow, draw(st.sampled_from([0.0, 0.3, 1.0])) * flow) for flow in flow_s]
+
+
+@settings(max_examples=200)
+@given(histories(), st.booleans())
+def test_packing_for_the_stretch_is_what_its_text_says(case, clamps):
+    """[RR 4.7]: the yield that brings each job to the stretch; [IPDPS]: 0.01 below 0, 1 above 1."""
+    jobs, nodes, pinned, time_s, history = case
+    pinned = {row: places for row, places in pinned.items() if 0 < history[row][1] < 500}
+    rows = [
+        Row(tasks, cpu, mem, vt=history[row][1], submit=time_s - history[row][0], nodes=tuple(pinned.get(row, ())))
+        for row, (tasks, cpu, mem) in enumerate(jobs)
+    ]
+
+    def level(row, target):
+        flow_s = time_s - rows[row].submit
+        yield_ = ((flow_s + 600) * target - rows[row].vt) / 600
+        if clamps and yield_ <= 0:
+            return 0.01
+        if not clamps and yield_ > 1 + EPS and target > 0.01:
+            return None
+        return min(max(yield_, 0.0), 1.0)
+
+    def rank(row):
+        flow_s = time_s - rows[row].submit
+        return (-np.inf if rows[row].vt == 0 else -flow_s / rows[row].vt ** 2), row
+
+    table, cluster = state_of(view_of(rows, nodes, time_s=time_s))
+    rules = parse("/stretch-per/OPT=MAX/MINVT=500").rules._replace(clamps_yields=clamps)
+    mcb8(np.arange(len(jobs)), table, cluster, rules, time_s, True)
+    expected = naive_mcb8(jobs, sorted(range(len(jobs)), key=rank), nodes, pinned, level)
+    for row in range(len(jobs)):
+        got = cluster.task_node[table.offset[row] : table.offset[row + 1]].tolist()
+        assert got == expected.get(row, [NOT_PLACED] * jobs[row][0])
 
 
 @settings(max_examples=60)
@@ -196,15 +254,15 @@ def test_the_least_yield_is_a_hundredth(count, together):
 
 
 def test_the_search_tries_the_least_yield_then_halves_to_a_hundredth(monkeypatch):
-    """Two jobs of need 1 share a node, so a half is the most; what exceeds the whole cluster is not even tried."""
+    """Two jobs of need 1 share a node, so a half is the most; what exceeds the whole cluster is not even packed."""
     tried = []
 
-    def noting(selected, pinned, offset, cpu_frac, *rest):
-        tried.append(float(cpu_frac[0]))
-        return pack(selected, pinned, offset, cpu_frac, *rest)
+    def noting(lists, *rest):
+        tried.append(float(lists.key[0] if lists.border[0] else lists.other[1]))
+        return pack(lists, *rest)
 
-    pack = packing.pack
-    monkeypatch.setattr(packing, "pack", noting)
+    pack = search.pack
+    monkeypatch.setattr(search, "pack", noting)
     assert run([(1, 1.0, 0.1), (1, 1.0, 0.1)], 1) == [[0], [0]]
     assert tried == pytest.approx([0.01, 0.2575, 0.38125, 0.443125, 0.4740625, 0.48953125, 0.497265625])
     tried.clear()

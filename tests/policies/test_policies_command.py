@@ -24,7 +24,7 @@ def test_lists_names_and_grammar():
 def test_filter_and_json():
     result = CliRunner().invoke(policies, ["--json", "greedypm*/per"])
     told = json.loads(result.output)
-    assert len(told["policies"]) == 5
+    assert len(told["policies"]) == 10
     assert all(parse(name).name == name and name.startswith("GreedyPM */per") for name in told["policies"])
     assert "/per" in told["grammar"]
 

@@ -11,7 +11,7 @@ from math import ceil, inf, nan
 import numpy as np
 
 from testbed.policies.capacity import offsets
-from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
+from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState, WakingPolicy
 
 
 @dataclass
@@ -53,7 +53,8 @@ class VirtualCluster:
             elif period:
                 tick_s = ceil(submit_s / period) * period  # an empty cluster needs no pass
             ends = {row: self._ends_s(row) for row in self.live}
-            now_s = min(submit_s, tick_s, *ends.values(), inf)
+            before_s = self.now_s
+            now_s = min(submit_s, tick_s, self._wakes_s(), *ends.values(), inf)
             assert now_s < inf, "the policy left jobs for ever"
             self._advance(now_s)
             done = [row for row in self.live if ends[row] <= now_s]
@@ -65,7 +66,7 @@ class VirtualCluster:
                 new.append(next_job)
                 next_job += 1
             self.live += new
-            self._decide(done, new, periodic=now_s == tick_s)
+            self._decide(done, new, before_s, periodic=now_s == tick_s)
             self.out.decisions += 1
             assert self.out.decisions < most_events
         return self.out
@@ -85,11 +86,16 @@ class VirtualCluster:
     def _tasks(self, row):
         return np.arange(self.offset[row], self.offset[row + 1])
 
-    def _decide(self, done, new, *, periodic):
+    def _wakes_s(self):
+        if self.live and isinstance(self.policy, WakingPolicy):
+            return self.policy.next_wake_s(self._view()) or inf
+        return inf
+
+    def _view(self):
         rows = np.array(self.live, dtype=np.int64)
         jobs = [self.jobs[row] for row in rows]
         tasks = np.concatenate([np.empty(0, np.int64), *(self._tasks(row) for row in rows)])
-        view = ClusterView(
+        return ClusterView(
             time_s=self.now_s,
             node_available=np.ones(self.nodes, dtype=np.bool_),
             job_id=np.array([job.job_id for job in jobs], dtype=np.int64),
@@ -105,9 +111,13 @@ class VirtualCluster:
                 [job.batch_estimate_s if self.policy.needs_estimates else nan for job in jobs], dtype=np.float64
             ),
         )
-        event = Event(
-            tuple(self.jobs[row].job_id for row in done), tuple(self.jobs[row].job_id for row in new), periodic
-        )
+
+    def _decide(self, done, new, before_s, *, periodic):
+        rows, view = np.array(self.live, dtype=np.int64), self._view()
+        tasks = np.concatenate([np.empty(0, np.int64), *(self._tasks(row) for row in rows)])
+        again = self.policy.retried(view, before_s) if isinstance(self.policy, WakingPolicy) else ()
+        submitted = [*again, *(self.jobs[row].job_id for row in new if self.jobs[row].job_id not in again)]
+        event = Event(tuple(self.jobs[row].job_id for row in done), tuple(submitted), periodic)
         decision = self.policy.decide(view, event)
         if self.look:
             self.look(view, event, decision)

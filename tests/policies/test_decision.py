@@ -1,0 +1,121 @@
+"""The decision as a kernel: both forms agree in every bit, and rows that are not active do not matter."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from policy_views import state_of, views
+
+from testbed.compiler import can_compile, compiled
+from testbed.policies import dfrs
+from testbed.policies.catalogue import available, parse
+from testbed.policies.decision import decide
+from testbed.policies.dfrs import DfrsPolicy
+from testbed.policies.state import Cluster, Jobs
+from testbed.policies.view import NOT_PLACED, JobState
+
+POLICIES = [policy for policy in map(parse, available()) if isinstance(policy, DfrsPolicy)]
+CASE = (views(), st.sampled_from(POLICIES))
+
+
+@cache
+def engine():
+    """Compile once a process, as a live run does it, and give the twin back its place."""
+    dfrs.use_compiled()
+    kernel, dfrs._engine.decide = dfrs._engine.decide, decide
+    assert kernel is compiled(decide)
+    return kernel
+
+
+def asked(view, event):
+    rows = [int(job_id) - 100 for job_id in event.submitted]
+    everybody, new = np.arange(view.tasks.size), np.array(rows, dtype=np.int64)
+    return view.time_s, everybody, new, bool(event.completed or event.changed), event.periodic
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(), reason="numba, of the extra `simulate`, is not installed")
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(*CASE)
+def test_twin_and_compiled_agree_in_every_bit(case, policy):
+    kernel = engine()
+    view, event = case
+    jobs, twin = state_of(view)
+    _, fast = state_of(view)
+    decide(policy.rules, jobs, twin, *asked(view, event))
+    kernel(policy.rules, jobs, fast, *asked(view, event))
+    for field in ("running", "task_node", "yield_frac"):
+        assert getattr(twin, field).tobytes() == getattr(fast, field).tobytes(), field
+
+    expected = policy.decide(view, event)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dfrs._engine, "decide", kernel)
+        got = policy.decide(view, event)
+    assert got.task_node.tobytes() == expected.task_node.tobytes()
+    assert got.yield_frac.tobytes() == expected.yield_frac.tobytes()
+    assert len(kernel.signatures) == 1, "compiled once: what a policy passes has the types that were prepared"
+
+
+@settings(max_examples=150)
+@given(*CASE, st.randoms(use_true_random=False))
+def test_rows_that_are_not_active_do_not_matter(case, policy, random):
+    """The state of a whole trace, with jobs that have ended or are still to come, gives what the view alone gives."""
+    view, event = case
+    jobs, alone = state_of(view)
+    decide(policy.rules, jobs, alone, *asked(view, event))
+    time_s, _, new, freed, periodic = asked(view, event)
+
+    active, rows = [], []  # rows of the great state: of the view, or None for one that is nobody's
+    for row in range(view.tasks.size):
+        rows += [None] * random.randint(0, 2)
+        active.append(len(rows))
+        rows.append(row)
+    rows += [None] * random.randint(0, 2)
+    _, before = state_of(view)
+    sizes = [2 if row is None else int(view.tasks[row]) for row in rows]
+    offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def spread(column, other, kind):
+        return np.array([other if row is None else column[row] for row in rows], dtype=kind)
+
+    task_node = np.full(offset[-1], 10**9)  # a node that is not there: reading it would be seen
+    for place, row in enumerate(rows):
+        if row is not None:
+            task_node[offset[place] : offset[place + 1]] = before.task_node[jobs.offset[row] : jobs.offset[row + 1]]
+    table = Jobs(
+        spread(jobs.submit_time_s, np.nan, np.float64),
+        offset,
+        spread(jobs.cpu_need_frac, np.nan, np.float64),
+        spread(jobs.mem_req_frac, np.nan, np.float64),
+    )
+    great = Cluster(
+        view.node_available,
+        spread(view.virtual_time_s, np.nan, np.float64),
+        spread(before.running, True, np.bool_),
+        task_node,
+        spread(before.yield_frac, 7.0, np.float64),
+    )
+    whole = np.array(active, dtype=np.int64)
+    decide(policy.rules, table, great, time_s, whole, whole[new], freed, periodic)
+    for place, row in enumerate(rows):
+        mine = great.task_node[offset[place] : offset[place + 1]].tolist()
+        if row is None:
+            assert great.running[place]
+            assert great.yield_frac[place] == 7.0
+            assert mine == [10**9] * 2
+        else:
+            assert great.running[place] == alone.running[row]
+            assert great.yield_frac[place] == alone.yield_frac[row]
+            assert mine == alone.task_node[jobs.offset[row] : jobs.offset[row + 1]].tolist()
+
+
+@given(views())
+def test_a_state_is_made_of_a_view(case):
+    view, _ = case
+    jobs, cluster = state_of(view)
+    assert (cluster.running == (view.state == JobState.RUNNING)).all()
+    assert ((cluster.task_node == NOT_PLACED) == ~np.repeat(cluster.running, np.diff(jobs.offset))).all()
