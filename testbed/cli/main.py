@@ -19,7 +19,10 @@ _COMMANDS = {
     "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
     "policies": ("testbed.cli.policies", "List scheduling policies and how their names are made."),
     "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
+    "simulate": ("testbed.cli.simulate", "Replay a trace in virtual time under policies, and compare them."),
+    "campaign": ("testbed.cli.campaign", "Simulate many traces under many policies; draw tables and figures."),
     "trace": ("testbed.cli.trace", "Look at, cut and make traces."),
+    "bound": ("testbed.cli.bound", "Bound the maximum stretch of a trace from below."),
 }  # fmt: skip
 
 

@@ -1,0 +1,188 @@
+"""What a resume or a migration costs in simulation: seconds by memory of a task and by tasks that move at once.
+
+Every model is one table for the loop: seconds at the points of a grid, linear between them and, by the last two
+points, beyond them. Three makers are built in:
+
+* `constant:300`: 300 s, whatever moves [RR 5.2];
+* `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `linear`;
+* a file such as `overheads.toml`: see `testbed.simulation.overheads_file`.
+
+A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
+without one), and returns an `Overheads`; it raises `UserError` for a text that it does not understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from math import inf, isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.compiler import kernel
+from testbed.errors import UserError, nearest
+from testbed.policies.view import Floats
+
+PLUGIN_GROUP = "testbed.overheads"
+DEFAULT_PENALTY_S = 300.0  # [RR 5.2]
+DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.2]: 1 TB on 128 nodes
+
+
+class OverheadTable(NamedTuple):
+    """The grid as the loop sees it: L levels of concurrency, K points of memory."""
+
+    concurrent_tasks: Floats  # (L,) increasing: tasks that resume or migrate at one instant
+    memory_gb: Floats  # (K,) increasing: memory of one task, in 1e9 bytes
+    resume_s: Floats  # (L, K)
+    migration_s: Floats  # (L, K)
+    node_memory_gb: float  # turns memory requirements, fractions of a node, into GB
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overheads:
+    """An overhead model: trace seconds without progress after a resume, and after a migration.
+
+    `concurrent_tasks` (L,) and `memory_gb` (K,) increase; `resume_s` and `migration_s` are (L, K), finite and not
+    negative. One point on an axis means that it does not matter. Raises ValueError for arrays that do not agree.
+    """
+
+    name: str
+    concurrent_tasks: Floats
+    memory_gb: Floats
+    resume_s: Floats
+    migration_s: Floats
+
+    def __post_init__(self) -> None:
+        shape = (self.concurrent_tasks.size, self.memory_gb.size)
+        if 0 in shape:
+            raise ValueError("a table of overheads has no points")
+        for axis, points in (("concurrent_tasks", self.concurrent_tasks), ("memory_gb", self.memory_gb)):
+            if np.any(np.diff(points) <= 0.0):
+                raise ValueError(f"{axis} must increase: {points.tolist()}")
+        for kind, values in (("resume_s", self.resume_s), ("migration_s", self.migration_s)):
+            if values.shape != shape:
+                raise ValueError(f"{kind} is {values.shape}: expected {shape}, a row a level, a column a memory size")
+            if not np.all(np.isfinite(values) & (values >= 0.0)):
+                raise ValueError(f"{kind} must be finite and not negative")
+
+    def table(self, node_memory_gb: float) -> OverheadTable:
+        """Return what the loop reads, for nodes of `node_memory_gb`."""
+        return OverheadTable(
+            self.concurrent_tasks, self.memory_gb, self.resume_s, self.migration_s, float(node_memory_gb)
+        )
+
+
+def constant(seconds: float) -> Overheads:
+    """Return the rescheduling penalty of [RR 5.2]: `seconds` for every resume and every migration."""
+    if not 0.0 <= seconds < inf:
+        raise UserError(f"a rescheduling penalty of {seconds} s: expected a number of seconds, not negative")
+    values = np.array([[float(seconds)]])
+    return Overheads(f"constant:{seconds:g}", np.array([1.0]), np.array([0.0]), values, values)
+
+
+def linear(fixed_s: float, gb_per_s: float, total_gb_per_s: float = inf) -> Overheads:
+    """Return `fixed_s` + memory / rate for a resume, `fixed_s` + 2 memory / rate for a migration.
+
+    A resume reads an image that was written while the job was paused; a migration through storage writes and reads.
+    The rate of a task is `gb_per_s`, or its equal share of `total_gb_per_s` if n tasks that move at one instant
+    would need more: 1 / rate = max(1 / gb_per_s, n / total_gb_per_s).
+    """
+    if not (0.0 <= fixed_s < inf and 0.0 < gb_per_s < inf and total_gb_per_s > 0.0):
+        raise UserError(f"linear overheads of {fixed_s} s, {gb_per_s} GB/s, {total_gb_per_s} GB/s in all: not positive")
+    name = f"linear:fixed_s={fixed_s:g},gb_per_s={gb_per_s:g}"
+    levels = np.array([1.0])
+    if isfinite(total_gb_per_s):
+        name += f",total_gb_per_s={total_gb_per_s:g}"
+        saturated = max(total_gb_per_s / gb_per_s, 1.0)
+        levels = np.unique([1.0, saturated, 2.0 * saturated])
+    memory_gb = np.array([0.0, 1.0])
+    s_per_gb = np.maximum(1.0 / gb_per_s, levels / total_gb_per_s)
+    read_s = np.outer(s_per_gb, memory_gb)
+    return Overheads(name, levels, memory_gb, fixed_s + read_s, fixed_s + 2.0 * read_s)
+
+
+def parse_overheads(text: str) -> Overheads:
+    """Return the model of a text: a TOML file, or `name` or `name:arguments` of a maker or plug-in.
+
+    Raises UserError for an unknown name, with the nearest known ones, and for arguments that are wrong.
+    """
+    if text.lower().endswith(".toml"):
+        from testbed.simulation.overheads_file import load_overheads  # noqa: PLC0415  # pydantic is slow to import
+
+        return load_overheads(Path(text))
+    name, _, arguments = text.partition(":")
+    plugins = {point.name: point for point in entry_points(group=PLUGIN_GROUP)}
+    if name in _MAKERS:
+        return _MAKERS[name](arguments)
+    if name in plugins:
+        made: Overheads = plugins[name].load()(arguments)
+        return made
+    known = [*_MAKERS, *sorted(plugins)]
+    raise UserError(f"no overheads {name!r}: expected a .toml file or one of {', '.join(known)}{nearest(name, known)}")
+
+
+def _constant(text: str) -> Overheads:
+    try:
+        return constant(float(text))
+    except ValueError:
+        raise UserError(f"overheads constant:{text}: expected seconds, such as constant:300") from None
+
+
+def _linear(text: str) -> Overheads:
+    known = ("fixed_s", "gb_per_s", "total_gb_per_s")
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, number = part.partition("=")
+        if key not in known:
+            raise UserError(f"overheads linear:{text}: no {key!r}; expected {', '.join(known)}{nearest(key, known)}")
+        try:
+            values[key] = float(number)
+        except ValueError:
+            raise UserError(f"overheads linear:{text}: {key} = {number!r}: expected a number") from None
+    if missing := [key for key in known[:2] if key not in values]:
+        raise UserError(f"overheads linear:{text}: {' and '.join(missing)} missing")
+    return linear(**values)
+
+
+_MAKERS: dict[str, Callable[[str], Overheads]] = {"constant": _constant, "linear": _linear}
+
+
+@kernel
+def segment_of(points: Floats, value: float) -> int:
+    """Return the first point of the segment of `points` (P,), P >= 2, that `value` is in, or is nearest to."""
+    first = 0
+    while first < points.size - 2 and value >= points[first + 1]:
+        first += 1
+    return first
+
+
+@kernel
+def weight_of(points: Floats, first: int, value: float) -> float:
+    """Return how far `value` is from point `first` (0) to the next one (1); beyond both outside of them."""
+    return float((value - points[first]) / (points[first + 1] - points[first]))
+
+
+@kernel
+def overhead_s(table: OverheadTable, seconds: Floats, concurrent_tasks: float, mem_req_frac: float) -> float:
+    """Interpolate `seconds` (L, K), one of the two of the table, for one task of so much memory; never negative."""
+    level = point = 0
+    down = right = 0.0
+    if table.concurrent_tasks.size > 1:
+        level = segment_of(table.concurrent_tasks, concurrent_tasks)
+        down = weight_of(table.concurrent_tasks, level, concurrent_tasks)
+    if table.memory_gb.size > 1:
+        memory_gb = mem_req_frac * table.node_memory_gb
+        point = segment_of(table.memory_gb, memory_gb)
+        right = weight_of(table.memory_gb, point, memory_gb)
+    value = seconds[level, point]
+    if right != 0.0:
+        value += right * (seconds[level, point + 1] - seconds[level, point])
+    if down != 0.0:
+        below = seconds[level + 1, point]
+        if right != 0.0:
+            below += right * (seconds[level + 1, point + 1] - seconds[level + 1, point])
+        value += down * (below - value)
+    return max(float(value), 0.0)
