@@ -3,6 +3,8 @@
 A process that sleeps keeps it; others enter by that process. libvirt's folders are the node's own there, /sys is the
 network namespace's (with the control groups still visible), and the machine's D-Bus and systemd are hidden, so that
 libvirt makes the guests' control groups itself, where the partition is, and no reload of systemd resets their quotas.
+What libvirt knows of running guests is in memory, as /run is on most machines: it is synchronised at each change, which
+on a disk waits for the images that are being saved.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ _FURNISH = """
 hostname "$1"
 mkdir -p /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt
 mount --bind "$2/run" /run/libvirt
+mkdir -p /run/libvirt/qemu
+mount -t tmpfs -o mode=755 state /run/libvirt/qemu
 mount --bind "$2/etc" /etc/libvirt
 mount --bind "$3/lib" /var/lib/libvirt
 mount --bind "$3/log" /var/log/libvirt

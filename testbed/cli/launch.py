@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from testbed.control.labs import dry_lab, live_lab
 from testbed.control.scenario import Scenario
 from testbed.control.session import RunResult, check_jobs, run_session
 from testbed.control.virtual_time import VirtualTimeLoop
+from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import Policy
 from testbed.report.live import PlainDisplay, display_for
 from testbed.report.text import print_comparison, print_run, wide_console
@@ -67,6 +69,11 @@ def launch(
         check_jobs(jobs, policy, scenario)
     results = []
     with contextlib.ExitStack() as stack:
+        if not dry_run and can_load():
+            # Decisions do not wait for it, and a live run compiles nothing: that would take a core of a node's machine.
+            loading = threading.Thread(target=use_compiled, name="machine code of policies")
+            loading.start()
+            stack.callback(loading.join)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-dry-"))) if dry_run else out
         for policy in policies:
             results.append(_one(scenario, policy, jobs, run_path(place, scenario.name), console, dry_run=dry_run))

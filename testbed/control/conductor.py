@@ -18,7 +18,7 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
-from testbed.policies.view import Event, Policy
+from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 
 
 class Conductor:
@@ -57,6 +57,7 @@ class Conductor:
         self._changed = False
         self._wake = asyncio.Event()
         self._next_pass = 1
+        self._collected_s = 0.0  # trace time of the last look at what has happened
 
     async def run(self) -> None:
         """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""
@@ -119,6 +120,10 @@ class Conductor:
             waits.append(self.clock.until_s(self._coming[0].job.submit_time_s))
         if self.policy.period_s is not None:
             waits.append(self.clock.until_s(self._next_pass * self.policy.period_s))
+        if isinstance(self.policy, WakingPolicy):
+            wake_s = self.policy.next_wake_s(self._view(self._collected_s))
+            if wake_s is not None:
+                waits.append(self.clock.until_s(wake_s))
         try:
             async with asyncio.timeout(min(waits, default=None)):
                 await self._wake.wait()
@@ -151,6 +156,9 @@ class Conductor:
             self._fail_what_no_longer_fits()
             completed += self._completed
             self._completed = []
+        since_s, self._collected_s = self._collected_s, now_s + 1e-9
+        if isinstance(self.policy, WakingPolicy):
+            submitted += self.policy.retried(self._view(self._collected_s), since_s)
         return Event(tuple(completed), tuple(submitted), periodic, changed)
 
     def _fail_what_no_longer_fits(self) -> None:
@@ -161,9 +169,7 @@ class Conductor:
 
     def _decide(self, event: Event) -> None:
         now_s = self._recorder.now_s()
-        view = self.cluster.view(
-            self.clock.trace_s(), now_s, self.clock.time_scale, estimates=self.policy.needs_estimates
-        )
+        view = self._view(self.clock.trace_s())
         event = Event(
             event.completed,
             tuple(job for job in event.submitted if not self.cluster.jobs[job].ended),
@@ -193,6 +199,10 @@ class Conductor:
             },
         )
         self.executor.submit(plan([live.status() for live in self.cluster.active()], targets, self._live))
+
+    def _view(self, trace_s: float) -> ClusterView:
+        now_s = self._recorder.now_s()
+        return self.cluster.view(trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates)
 
     def _intend(self, targets: dict[int, Target], now_s: float) -> None:
         """Write the decision into the cluster's intended state, and note what that means to a person."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.compiler import compiled
+from testbed.compiler import can_compile, compiled, is_cached
 from testbed.policies.capacity import offsets, tasks_per_node
 from testbed.policies.decision import decide
 from testbed.policies.ipdps import next_retry_s
@@ -45,6 +45,11 @@ def use_compiled() -> None:
     idle = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
     kernel(idle, jobs, cluster, 0.0, nobody, nobody, False, False)
     _engine.decide = kernel
+
+
+def can_load() -> bool:
+    """Whether the machine code of the kernel is at hand, so that `use_compiled` has nothing to compile."""
+    return can_compile() and is_cached(decide)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,12 @@ def check_one_operation_a_job(journal: list[dict]) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=workloads(),
-    policy=st.sampled_from([BEST, "GreedyP */OPT=MIN", "/per/OPT=MIN", "Greedy */OPT=MIN", "FCFS", "EASY"]),
+    policy=st.sampled_from(
+        [
+            *(BEST, "GreedyP */OPT=AVG", "/per/OPT=MIN", "Greedy */OPT=MIN", "/stretch-per/OPT=MAX"),
+            *("FCFS", "EASY", "GREEDY", "GREEDY-PMTN-MIGR"),
+        ]
+    ),
 )
 def test_every_job_ends_and_nothing_is_over_committed(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[Job], policy: str
@@ -136,6 +141,18 @@ def test_a_busy_pair_of_nodes_preempts_restores_and_moves(tmp_path: Path) -> Non
         assert cost["penalty_s"] == pytest.approx(parts, abs=1e-5)
         assert cost["restored_bytes"] == cost["saved_bytes"] > 0
     assert sum(cost["transferred_bytes"] > 0 for cost in costs) == metrics["restores_on_another_node"]
+
+
+def test_a_job_that_does_not_fit_is_tried_again_at_the_instants_of_its_policy(tmp_path: Path) -> None:
+    long, small, big = Job(1, 10, 1, 1.0, 0.6, 3000), Job(2, 20, 1, 1.0, 0.3, 330), Job(3, 30, 1, 1.0, 0.4, 300)
+    _, journal = rehearse(tmp_path, [long, small, big], count=1, policy="GREEDY")
+    tries = [
+        entry["view"]["time_s"] for entry in journal if entry["kind"] == "decision" and 3 in entry["event"]["submitted"]
+    ]
+    assert tries == pytest.approx([30, 32, 36, 44, 60, 92, 156, 284, 540, 1052], abs=0.01)
+    when = {(entry["job"], entry["state"]): entry["trace_s"] for entry in journal if entry["kind"] == "job"}
+    assert when[2, "done"] == pytest.approx(680, abs=0.01)
+    assert when[3, "running"] == pytest.approx(1052, abs=0.01)
 
 
 def test_the_same_input_gives_the_same_run(tmp_path: Path) -> None:
@@ -333,6 +350,11 @@ def test_changed_policy_code_is_found_out(tmp_path: Path) -> None:
     journal.write_text("\n".join(lines) + "\n")
     _, different = replay_decisions(result.path)
     assert [difference.number for difference in different] == [1]
+
+
+def test_a_policy_without_places_is_refused() -> None:
+    with pytest.raises(UserError, match="EQUIPARTITION: it shares one machine without places"):
+        check_jobs(five_jobs(), parse("EQUIPARTITION"), scenario())
 
 
 def test_different_nodes_are_refused() -> None:
