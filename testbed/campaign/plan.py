@@ -1,0 +1,154 @@
+"""What a campaign asks for: simulations and bounds by key, and the units of work that are still to do.
+
+The key of a simulation is a digest of all that determines its result but the code: the jobs (what they come from),
+the nodes and their memory, the policy and its period, the overheads, tau. That of a bound has jobs, nodes, tau, kind.
+What was done under one key is used wherever the same is asked for again, also after the campaign file changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+from testbed.campaign.digests import digest, overheads_digest
+from testbed.campaign.instances import Instance, Recipe, TraceSets
+from testbed.measure.bound import Kind
+from testbed.policies.batch import BatchPolicy
+from testbed.policies.catalogue import parse
+from testbed.policies.dfrs import DfrsPolicy
+from testbed.policies.equipartition import Equipartition
+from testbed.policies.state import NO_PASS
+from testbed.simulation.overheads import DEFAULT_PENALTY_S, Overheads, constant, parse_overheads
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One policy as it is simulated on every trace. `period_s` is None for those that act on events alone."""
+
+    policy: str
+    period_s: float | None
+    penalty_s: float | None  # None with a model of overheads
+    overheads: Overheads
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One setting on one trace."""
+
+    key: str
+    setting: Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a worker does at a time: simulations of one trace, and its bounds that are not known yet."""
+
+    name: str  # digest of the keys and the code: of the file that will hold its results
+    label: str
+    recipe: Recipe
+    tau_s: float
+    node_memory_gb: float
+    simulations: tuple[Simulation, ...]
+    bounds: tuple[tuple[str, Kind], ...]  # key, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that is asked for on one trace."""
+
+    instance: Instance
+    simulations: tuple[Simulation, ...]
+    bounds: tuple[tuple[str, Kind], ...]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of simulations and bounds."""
+        return [simulation.key for simulation in self.simulations] + [key for key, _ in self.bounds]
+
+
+class Plan:
+    """A campaign on its traces. Raises UserError for traces, policies and overheads that are wrong."""
+
+    def __init__(self, sets: TraceSets) -> None:
+        campaign = sets.campaign
+        self.sets = sets
+        self.settings = _settings(sets)
+        figures = [overheads_digest(setting.overheads) for setting in self.settings]
+        self.asked: list[Asked] = []
+        for instance in sets.instances():
+            of_trace = (instance.identity, instance.nodes, campaign.tau_s)
+            self.asked.append(
+                Asked(
+                    instance,
+                    tuple(
+                        Simulation(
+                            digest(*of_trace, setting.policy, setting.period_s, costs, campaign.node_memory_gb), setting
+                        )
+                        for setting, costs in zip(self.settings, figures, strict=True)
+                    ),
+                    tuple((digest(*of_trace, "bound", kind), kind) for kind in campaign.bounds),
+                )
+            )
+
+    def keys(self) -> set[str]:
+        """Return the keys of all simulations and bounds."""
+        return {key for asked in self.asked for key in asked.keys}
+
+    def left(self, settled: Container[str], limit: int | None = None) -> int:
+        """Return the number of simulations and bounds that are not settled, of the same traces as `units`."""
+        chosen = (asked for asked in self.asked if limit is None or asked.instance.number < limit)
+        return len({key for asked in chosen for key in asked.keys if key not in settled})
+
+    def units(self, settled: Container[str], code: str, limit: int | None = None) -> Iterator[Unit]:
+        """Yield the units whose keys are not settled, of the first `limit` seeds, weeks or files of each set.
+
+        Two sets that share a trace share its unit.
+        """
+        taken: set[str] = set()
+        for asked in self.asked:
+            instance = asked.instance
+            if limit is not None and instance.number >= limit:
+                continue
+            left = [key for key in asked.keys if key not in settled and key not in taken]
+            if not left:
+                continue
+            taken.update(left)
+            wanted = set(left)
+            yield Unit(
+                name=digest(sorted(left), code),
+                label=instance.label,
+                recipe=self.sets.recipe(instance),
+                tau_s=self.sets.campaign.tau_s,
+                node_memory_gb=self.sets.campaign.node_memory_gb,
+                simulations=tuple(one for one in asked.simulations if one.key in wanted),
+                bounds=tuple((key, kind) for key, kind in asked.bounds if key in wanted),
+            )
+
+
+def _settings(sets: TraceSets) -> list[Setting]:
+    campaign = sets.campaign
+    costs: list[tuple[float | None, Overheads]]
+    if campaign.overheads is None:
+        penalties_s = (DEFAULT_PENALTY_S,) if campaign.penalty_s is None else campaign.penalty_s
+        costs = [(penalty_s, constant(penalty_s)) for penalty_s in dict.fromkeys(penalties_s)]
+    else:
+        text = campaign.overheads
+        if text.lower().endswith(".toml"):
+            text = str(sets.path.parent / text)
+        costs = [(None, parse_overheads(text))]
+    return [
+        Setting(name, period_s, penalty_s, overheads)
+        for penalty_s, overheads in costs
+        for name in campaign.policies
+        for period_s in (dict.fromkeys(campaign.periods_s) if has_period(name) else (None,))
+    ]
+
+
+def has_period(name: str) -> bool:
+    """Whether the period makes a difference to a policy; plug-ins are taken to have one."""
+    policy = parse(name, 600.0)
+    if isinstance(policy, DfrsPolicy):
+        other = parse(name, 601.0)  # a name with its own period, such as DYNMCB8-PER-300, does not mind
+        same = isinstance(other, DfrsPolicy) and other.rules == policy.rules
+        return policy.rules.periodic != NO_PASS and not same
+    return not isinstance(policy, BatchPolicy | Equipartition)

@@ -1,0 +1,30 @@
+"""All that is drawn from a sweep: results, tables, figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.campaign.figures import lines_of, write_figure
+from testbed.campaign.plan import Plan
+from testbed.campaign.results import rows_of, write_results
+from testbed.campaign.summary import summarise
+from testbed.campaign.sweep import Results
+from testbed.campaign.tables import write_table
+
+
+def write_report(folder: Path, plan: Plan, results: Results) -> list[str]:
+    """Write results, tables and figures of what is done to a folder, and return the tables as texts.
+
+    Raises UserError for files that cannot be written, RunError where an extra is missing.
+    """
+    campaign = plan.sets.campaign
+    rows = rows_of(plan, results)
+    write_results(folder, rows)
+    if campaign.tables:
+        (folder / "tables").mkdir(exist_ok=True)
+    tables = [write_table(folder / "tables", table, summarise(campaign, table, rows)) for table in campaign.tables]
+    if campaign.figures:
+        (folder / "figures").mkdir(exist_ok=True)
+    for figure in campaign.figures:
+        write_figure(folder / "figures", figure, lines_of(campaign, figure, rows))
+    return tables

@@ -1,0 +1,76 @@
+"""One go at a campaign: what is left to do is done, and kept unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed.campaign.cluster import work_on_cluster
+from testbed.campaign.plan import Plan, Unit
+from testbed.campaign.sweep import Sweep
+from testbed.campaign.work import UnitResult
+from testbed.campaign.workers import Begin, work_here, work_in_processes
+from testbed.compiler import cache_folder, can_compile
+
+_BOUND_KERNELS = ("fluid_stretch", "unserved", "stretch_of_cut")
+
+
+class Listener(Protocol):
+    """Who is told how the work goes on."""
+
+    def ended(self, result: UnitResult) -> None:
+        """A unit has ended and is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where units are done: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
+
+    processes: int
+    scheduler: str | None = None
+
+    def work(self, units: Iterable[Unit], code: str, begin: Begin) -> Generator[UnitResult, None, None]:
+        """Do the units there, and yield their results as they come."""
+        if self.scheduler is not None:
+            return work_on_cluster(units, code, begin, self.scheduler)
+        if self.processes == 1:
+            return work_here(units, code, begin)
+        return work_in_processes(units, code, begin, self.processes)
+
+
+def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, listener: Listener) -> None:
+    """Do all units and keep each as it ends; what interrupts it leaves what has ended, and no halves."""
+    with closing(place.work(units, code, lambda unit: sweep.begin(unit.name))) as results:
+        for result in results:
+            sweep.end(result)
+            listener.ended(result)
+
+
+def must_compile(plan: Plan) -> bool:
+    """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
+    from testbed.policies.catalogue import parse  # noqa: PLC0415
+    from testbed.simulation.simulate import will_compile  # noqa: PLC0415
+
+    if not can_compile():
+        return False
+    if any(will_compile(parse(setting.policy)) for setting in plan.settings):
+        return True
+    names = _BOUND_KERNELS if plan.sets.campaign.bounds else ()
+    return not all(any(cache_folder().glob(f"**/*.{name}-*.nbc")) for name in names)
+
+
+def compile_kernels(plan: Plan) -> None:
+    """Run every loop once on a small trace, so that processes that come find machine code in the cache."""
+    from testbed.measure.bound import COMPILED_FROM_JOBS, bound  # noqa: PLC0415
+    from testbed.policies.catalogue import parse  # noqa: PLC0415
+    from testbed.simulation.simulate import simulate, will_compile  # noqa: PLC0415
+    from testbed.workload.synthetic import synthetic_trace  # noqa: PLC0415
+
+    jobs = synthetic_trace(128, COMPILED_FROM_JOBS, 1)
+    for policy in {type(policy): policy for policy in (parse(s.policy) for s in plan.settings)}.values():
+        if will_compile(policy):
+            simulate(jobs, 128, policy)
+    for kind in plan.sets.campaign.bounds:
+        bound(jobs, 128, kind=kind)
