@@ -12,9 +12,6 @@ from testbed.campaign.plan import Plan, Unit
 from testbed.campaign.sweep import Sweep
 from testbed.campaign.work import UnitResult
 from testbed.campaign.workers import Begin, work_here, work_in_processes
-from testbed.compiler import cache_folder, can_compile
-
-_BOUND_KERNELS = ("fluid_stretch", "unserved", "stretch_of_cut")
 
 
 class Listener(Protocol):
@@ -50,15 +47,14 @@ def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, list
 
 def must_compile(plan: Plan) -> bool:
     """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
+    from testbed.measure.bound import COMPILED_FROM_JOBS  # noqa: PLC0415
+    from testbed.measure.bound import will_compile as bound_will_compile  # noqa: PLC0415
     from testbed.policies.catalogue import parse  # noqa: PLC0415
     from testbed.simulation.simulate import will_compile  # noqa: PLC0415
 
-    if not can_compile():
-        return False
-    if any(will_compile(parse(setting.policy)) for setting in plan.settings):
+    if plan.sets.campaign.bounds and bound_will_compile(COMPILED_FROM_JOBS):
         return True
-    names = _BOUND_KERNELS if plan.sets.campaign.bounds else ()
-    return not all(any(cache_folder().glob(f"**/*.{name}-*.nbc")) for name in names)
+    return any(will_compile(parse(setting.policy)) for setting in plan.settings)
 
 
 def compile_kernels(plan: Plan) -> None:
