@@ -100,14 +100,15 @@ def decide(
     acts = greedy and (submitted.size > 0 or rules.backs_off or (freed and rules.resume != NEVER))
     if acts:
         _act_greedily(rules, jobs, cluster, time_s, active, submitted, freed, known)
+    for_stretch = rules.periodic == PACK_FOR_STRETCH
     if rules.on_submission == MCB8:
         if freed and rules.resume != NEVER:
-            mcb8(active[known], jobs, cluster, rules, time_s, False)
+            mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
         for row in submitted:
             known[position_of(active, row)] = True
-            mcb8(active[known], jobs, cluster, rules, time_s, False)
+            mcb8(active[known], jobs, cluster, rules, time_s, for_stretch)
     if periodic and rules.periodic != NO_PASS:
-        mcb8(active, jobs, cluster, rules, time_s, rules.periodic == PACK_FOR_STRETCH)
+        mcb8(active, jobs, cluster, rules, time_s, for_stretch)
     _set_yields(rules, jobs, cluster, time_s, active)
 
 
