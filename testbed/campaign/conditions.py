@@ -16,9 +16,9 @@ _COMPARE: dict[str, Callable[[object, object], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
     ">=": operator.ge,  # type: ignore[dict-item]  # both sides are numbers where order is asked for
-    "<=": operator.le,  # type: ignore[dict-item]
-    ">": operator.gt,  # type: ignore[dict-item]
-    "<": operator.lt,  # type: ignore[dict-item]
+    "<=": operator.le,  # type: ignore[dict-item]  # as above
+    ">": operator.gt,  # type: ignore[dict-item]  # as above
+    "<": operator.lt,  # type: ignore[dict-item]  # as above
 }
 _FORM = re.compile(r"\s*(?P<column>\w+)\s*(?P<compare>==|!=|>=|<=|>|<)\s*(?P<value>\S.*?)\s*")
 

@@ -70,8 +70,8 @@ def write_figure(folder: Path, spec: FigureSpec, lines: Sequence[Line]) -> None:
     """Write NAME.svg and NAME.pdf. Raises UserError when they cannot be written, RunError without matplotlib."""
     try:
         import matplotlib as mpl  # noqa: PLC0415  # an extra, and slow to import
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra, and slow to import
+        from matplotlib.figure import Figure  # noqa: PLC0415  # an extra, and slow to import
     except ImportError as error:
         raise RunError("figures need matplotlib: install the extra campaign") from error
     with mpl.rc_context({"svg.hashsalt": spec.name, "svg.fonttype": "none", "pdf.fonttype": 42}):

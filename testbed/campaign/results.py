@@ -96,7 +96,7 @@ def write_results(folder: Path, rows: Sequence[Row]) -> None:
 def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
     try:
         import pyarrow as pa  # noqa: PLC0415  # an extra, and slow to import
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415  # an extra, and slow to import
     except ImportError as error:
         raise RunError("Parquet needs pyarrow: install the extra campaign") from error
     schema = pa.schema([(column, _arrow_type(pa, column)) for column in COLUMNS])

@@ -47,10 +47,10 @@ def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, list
 
 def must_compile(plan: Plan) -> bool:
     """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
-    from testbed.measure.bound import COMPILED_FROM_JOBS  # noqa: PLC0415
-    from testbed.measure.bound import will_compile as bound_will_compile  # noqa: PLC0415
-    from testbed.policies.catalogue import parse  # noqa: PLC0415
-    from testbed.simulation.simulate import will_compile  # noqa: PLC0415
+    from testbed.measure.bound import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.measure.bound import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.policies.catalogue import parse  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.simulate import will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
 
     if plan.sets.campaign.bounds and bound_will_compile(COMPILED_FROM_JOBS):
         return True
@@ -59,10 +59,10 @@ def must_compile(plan: Plan) -> bool:
 
 def compile_kernels(plan: Plan) -> None:
     """Run every loop once on a small trace, so that processes that come find machine code in the cache."""
-    from testbed.measure.bound import COMPILED_FROM_JOBS, bound  # noqa: PLC0415
-    from testbed.policies.catalogue import parse  # noqa: PLC0415
-    from testbed.simulation.simulate import simulate, will_compile  # noqa: PLC0415
-    from testbed.workload.synthetic import synthetic_trace  # noqa: PLC0415
+    from testbed.measure.bound import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.policies.catalogue import parse  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.simulate import simulate, will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.workload.synthetic import synthetic_trace  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
 
     jobs = synthetic_trace(128, COMPILED_FROM_JOBS, 1)
     for policy in {type(policy): policy for policy in (parse(s.policy) for s in plan.settings)}.values():

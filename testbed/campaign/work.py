@@ -72,10 +72,10 @@ def failed(unit: Unit, code: str, why: str) -> UnitResult:
 
 
 def _simulate(simulation: Simulation, unit: Unit, jobs: list[Job]) -> dict[str, Any]:
-    from testbed.policies.catalogue import parse  # noqa: PLC0415
-    from testbed.policies.configuration import DEFAULT_PERIOD_S  # noqa: PLC0415
-    from testbed.simulation.measures import measure  # noqa: PLC0415
-    from testbed.simulation.simulate import simulate  # noqa: PLC0415
+    from testbed.policies.catalogue import parse  # noqa: PLC0415  # what a worker does not use it does not load
+    from testbed.policies.configuration import DEFAULT_PERIOD_S  # noqa: PLC0415  # what a worker does not use it does not load
+    from testbed.simulation.measures import measure  # noqa: PLC0415  # what a worker does not use it does not load
+    from testbed.simulation.simulate import simulate  # noqa: PLC0415  # what a worker does not use it does not load
 
     setting = simulation.setting
     policy = parse(setting.policy, DEFAULT_PERIOD_S if setting.period_s is None else setting.period_s)
@@ -90,7 +90,7 @@ def _simulate(simulation: Simulation, unit: Unit, jobs: list[Job]) -> dict[str, 
 
 def _load(kind: type[Policy], policy: Policy) -> None:
     """Simulate one job, the first time with this kind of policy: loading machine code is not part of the times."""
-    from testbed.simulation.simulate import simulate  # noqa: PLC0415
+    from testbed.simulation.simulate import simulate  # noqa: PLC0415  # what a worker does not use it does not load
 
     if kind not in _loaded:
         _loaded.add(kind)

@@ -21,7 +21,7 @@ def replay_decisions(*, run: Path, as_json: bool) -> int:
     """  # noqa: D301  # \b keeps click from wrapping the example
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.control.replay_decisions import replay_decisions as replay  # noqa: PLC0415
+    from testbed.control.replay_decisions import replay_decisions as replay  # noqa: PLC0415  # --help stays quick
 
     count, differences = replay(run)
     if as_json:
