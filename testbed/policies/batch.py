@@ -27,8 +27,8 @@ class BatchPolicy:
     """FCFS, or EASY in one of two forms.
 
     `backfill` lets jobs go ahead of the head. `before_shadow` lets them also if they end by the shadow time:
-    canonical EASY. Without it a job goes ahead only into the extra nodes: `EASY/2011`, the weaker form that
-    reproduces the published tables of [RR].
+    canonical EASY. Without it a job goes ahead only into the extra nodes: `EASY/2011`, a guess at the
+    form behind the published tables of [RR] that does not fit all of them.
     """
 
     name: str

@@ -43,7 +43,7 @@ GRAMMAR = {
     "/MINFT=s": "the same with flow time, the time since submission",
     "FCFS": "batch: whole nodes, in order of submission",
     "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
-    "EASY/2011": "EASY that backfills only beside the reservation, as in the tables published in 2011",
+    "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
     "EQUIPARTITION": "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
