@@ -123,6 +123,24 @@ _ALL = (
         ),
     ),
     Measurement(
+        "superstep",
+        "iterations of one member of a job since its last point: computing, then exchanging messages",
+        ("node", "job", "task"),
+        (
+            Field("steps", int, "", "iterations done"),
+            Field("mean_s", float, "s", "mean time of one"),
+            Field("max_s", float, "s", "longest time of one; against the mean it shows noise at the barrier"),
+            Field("compute_s", float, "s", "computing, in all of them"),
+            Field("comm_s", float, "s", "sending and waiting for messages, in all of them"),
+        ),
+    ),
+    Measurement(
+        "bus",
+        "a command and its acknowledgement",
+        ("node",),
+        (Field("round_trip_s", float, "s", "from publishing the command until the agent's acknowledgement was heard"),),
+    ),
+    Measurement(
         "job",
         "a job changed its state",
         ("job",),
