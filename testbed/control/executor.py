@@ -22,6 +22,15 @@ class _Pending:
     waits_for: tuple[PlannedAction, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An operation under way: `task` carries it out, since wall second `begin_s` of the run."""
+
+    action: PlannedAction
+    begin_s: float
+    task: asyncio.Task[None]
+
+
 class Executor:
     """Owns the operations in flight.
 
@@ -51,14 +60,18 @@ class Executor:
         self._on_settled = on_settled
         self._on_stays = on_stays
         self._pending: list[_Pending] = []
-        self._flights: dict[int, asyncio.Task[None]] = {}
+        self._flights: dict[int, Flight] = {}
         self._aside: set[asyncio.Task[None]] = set()
         self._number = 0
 
     @property
-    def in_flight(self) -> int:
-        """How many operations are under way."""
-        return len(self._flights)
+    def flights(self) -> tuple[Flight, ...]:
+        """The operations under way, the oldest first."""
+        return tuple(self._flights.values())
+
+    def now_s(self) -> float:
+        """Wall seconds since the run began."""
+        return self._recorder.now_s()
 
     @property
     def pending(self) -> int:
@@ -119,7 +132,7 @@ class Executor:
         live.flight = action
         self._recorder.intent(number, action, live.guests)
         task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
-        self._flights[action.job_id] = task
+        self._flights[action.job_id] = Flight(action, self._recorder.now_s(), task)
 
     async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
         action = pending.action
@@ -282,8 +295,8 @@ class Executor:
     async def _bury(self, live: LiveJob) -> None:
         flight = self._flights.get(live.job_id)
         if flight is not None:
-            flight.cancel()
-            await asyncio.wait([flight])
+            flight.task.cancel()
+            await asyncio.wait([flight.task])
         if live.running_on is not None:
             await self._operations.stop(live, live.running_on)
             if live.migrating_to is not None:  # after the source, so that none arrives later
@@ -299,6 +312,7 @@ class Executor:
     async def close(self) -> None:
         """Give up everything in flight and wait until it has let go."""
         self._pending = []
-        for task in self._flights.values():
+        under_way = [flight.task for flight in self._flights.values()]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._flights.values(), *self._aside, return_exceptions=True)
+        await asyncio.gather(*under_way, *self._aside, return_exceptions=True)

@@ -22,6 +22,16 @@ class GuestPicture:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationPicture:
+    """One operation under way, for `elapsed_s` wall seconds so far; `nodes` by name."""
+
+    verb: str
+    job: int
+    nodes: tuple[str, ...]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodePicture:
     """One node; memory in MiB."""
 
@@ -35,7 +45,11 @@ class NodePicture:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The run at one moment; `work_frac` is the share of all work that is done, `eta_s` None when unknown."""
+    """The run at one moment.
+
+    `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
+    the policy does not let run now, in order of submission, and of them `paused` were running before.
+    """
 
     trace_s: float
     wall_s: float
@@ -47,10 +61,12 @@ class Snapshot:
     paused: int
     done: int
     failed: int
-    in_flight: int
+    queue: tuple[int, ...]
+    operations: tuple[OperationPicture, ...]
     pending: int
     reschedulings: int
     penalty_s: float
+    penalty_max_s: float
     nodes: tuple[NodePicture, ...]
 
 
@@ -95,7 +111,7 @@ def take_snapshot(
         for live in cluster.jobs.values()
     )  # fmt: skip
     frac = done / work if work else 1.0
-    records = [record for live in cluster.jobs.values() for record in live.reschedulings]
+    penalties = [record.penalty_s for live in cluster.jobs.values() for record in live.reschedulings if record.complete]
     nodes = []
     for node in fleet.nodes:
         samples = {} if node.telemetry is None else {sample.guest: sample for sample in node.telemetry.guests}
@@ -126,9 +142,19 @@ def take_snapshot(
         paused=sum(1 for live in cluster.active() if live.intended is None and live.was_started),
         done=phases.count(Phase.DONE),
         failed=phases.count(Phase.FAILED),
-        in_flight=executor.in_flight,
+        queue=tuple(live.job_id for live in cluster.active() if live.intended is None),
+        operations=tuple(
+            OperationPicture(
+                flight.action.verb.value,
+                flight.action.job_id,
+                tuple(dict.fromkeys(fleet.nodes[node].name for node in flight.action.nodes)),
+                executor.now_s() - flight.begin_s,
+            )
+            for flight in executor.flights
+        ),
         pending=executor.pending,
-        reschedulings=sum(1 for record in records if record.complete),
-        penalty_s=sum(record.penalty_s for record in records if record.complete),
+        reschedulings=len(penalties),
+        penalty_s=sum(penalties),
+        penalty_max_s=max(penalties, default=0.0),
         nodes=tuple(nodes),
     )
