@@ -73,8 +73,7 @@ class Conductor:
 
     def node_changed(self, node: Node) -> None:
         """A node went away or came back: jobs on a lost node fail, and the policy is asked again."""
-        self._recorder.journal("node", node=node.name, online=node.online, reason=node.reason)
-        self._recorder.say(f"node {node.name} {'is back' if node.online else 'is lost: ' + node.reason}")
+        self._recorder.node(node.name, online=node.online, reason=node.reason)
         self.cluster.node_available[node.index] = node.online
         if not node.online:
             for live in self.cluster.active():
@@ -180,24 +179,9 @@ class Conductor:
         decision = self.policy.decide(view, event)
         decide_s = time.perf_counter() - begin_s
         self._recorder.journal("decision", decide_s=decide_s, **decision_entry(self.policy.name, view, event, decision))
-        self._recorder.decide_s.append(decide_s)
         targets = self.cluster.targets(view, decision)
         self._intend(targets, now_s)
-        running = [self.cluster.jobs[job] for job in targets]
-        self._recorder.point(
-            "decision",
-            {},
-            {
-                "decide_s": decide_s,
-                "jobs": len(view.job_id),
-                "running": len(running),
-                "min_yield_frac": min((target.yield_frac for target in targets.values()), default=0.0),
-                "demand_frac": sum(live.job.cpu_need_frac * live.job.tasks for live in self.cluster.active()),
-                "useful_frac": sum(
-                    targets[live.job_id].yield_frac * live.job.cpu_need_frac * live.job.tasks for live in running
-                ),
-            },
-        )
+        self._recorder.decision(self.cluster.active(), targets, decide_s)
         self.executor.submit(plan([live.status() for live in self.cluster.active()], targets, self._live))
 
     def _view(self, trace_s: float) -> ClusterView:

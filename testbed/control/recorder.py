@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.control.cluster import LiveJob
-from testbed.control.planner import PlannedAction
+from testbed.control.planner import PlannedAction, Target
 from testbed.control.reschedulings import Rescheduling
-from testbed.measure.points import Value
+from testbed.control.results import stretch_of
+from testbed.errors import RunError
+from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
+
+_MIB = 1 << 20
 
 
 @dataclass(slots=True)
@@ -27,7 +33,10 @@ class Recorder:
     """Writes to the run directory.
 
     `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
-    one line for each thing that a person wants to see pass by.
+    one line for each thing that a person wants to see pass by. `tau_s` bounds the stretch from below.
+
+    A point that does not fit the schema is a bug, but no reason to lose a run: it is left out, told of once for each
+    measurement and field, and counted in `refused`. A rehearsal, which has nothing to lose, fails for it at its end.
     """
 
     directory: RunDirectory
@@ -38,6 +47,9 @@ class Recorder:
     node_names: Sequence[str] = ()
     cap_windows: list[CapWindow] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
+    tau_s: float = 10.0
+    refused: Counter[str] = field(default_factory=Counter)
+    first_refusal: PointError | None = None
 
     def time_ns(self) -> int:
         """Unix time by the run's one anchor and the monotonic clock."""
@@ -50,6 +62,8 @@ class Recorder:
 
     def close(self) -> None:
         """Let the recorders that are plugged in finish, and close the run directory."""
+        with contextlib.suppress(RunError):  # a failure of the directory is told by who runs this
+            self.directory.sync()  # recorders may read what it holds
         self.directory.recorders.close()
         try:
             self._report_recorders()
@@ -62,19 +76,77 @@ class Recorder:
             self.journal("recorder", name=name, error=reason)
             self.say(f"recorder {name} is left out: {reason}")
 
-    def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value]) -> None:
-        """Append one point, stamped now."""
-        self.directory.point(measurement, tags, fields, self.time_ns())
+    def point(
+        self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int | None = None
+    ) -> None:
+        """Append one point of Unix time `time_ns`, or of now; one that does not fit the schema is refused."""
+        try:
+            self.directory.point(measurement, tags, fields, self.time_ns() if time_ns is None else time_ns)
+        except PointError as error:
+            self.refused[error.where] += 1
+            self.first_refusal = self.first_refusal or error
+            if self.refused[error.where] == 1:
+                self.journal("refused", point=error.where, error=str(error))
+                self.say(f"a measurement is left out each time: {error}")
+
+    def stage(self, stage: str, elapsed_s: float) -> None:
+        """A stage of the run is over."""
+        self.point("run", {"stage": stage}, {"elapsed_s": elapsed_s})
+
+    def calibration(self, units_per_core_s: Mapping[str, float]) -> None:
+        """How fast jobs of each shape work alone is known."""
+        for shape, rate in units_per_core_s.items():
+            self.point("calibration", {"shape": shape}, {"units_per_core_s": rate})
+
+    def node(self, name: str, *, online: bool, reason: str) -> None:
+        """A node went away or came back."""
+        self.journal("node", node=name, online=online, reason=reason)
+        self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
+        self.say(f"node {name} {'is back' if online else 'is lost: ' + reason}")
+
+    def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
+        """The policy decided, in `decide_s` seconds, what runs of the jobs in the system; they know it already."""
+        self.decide_s.append(decide_s)
+        needs = {live.job_id: live.job.cpu_need_frac * live.job.tasks for live in active}
+        yields = {job: target.yield_frac for job, target in targets.items()}
+        idle = [live for live in active if live.job_id not in targets]
+        self.point(
+            "decision",
+            {},
+            {
+                "trace_s": self.trace_s(),
+                "decide_s": decide_s,
+                "jobs": len(active),
+                "running": len(targets),
+                "waiting": sum(not live.was_started for live in idle),
+                "paused": sum(live.was_started for live in idle),
+                "min_yield_frac": min(yields.values(), default=0.0),
+                "mean_yield_frac": sum(yields.values()) / len(yields) if yields else 0.0,
+                "demand_frac": sum(needs.values()),
+                "useful_frac": sum(yields[job] * needs[job] for job in yields),
+            },
+        )
 
     def job(self, live: LiveJob, state: str, text: str = "") -> None:
         """A job changed its state."""
         self.journal("job", job=live.job_id, state=state, **({"detail": text} if text else {}))
-        self.point("job", {"job": str(live.job_id)}, {"state": state, "trace_s": self.trace_s()})
+        fields: dict[str, Value] = {
+            "state": state,
+            "trace_s": self.trace_s(),
+            "tasks": live.job.tasks,
+            "preemptions": live.preemptions,
+            "migrations": live.migrations,
+            "penalty_s": sum((record.penalty_s for record in live.reschedulings), 0.0),
+        }
+        stretch = stretch_of(live, self.tau_s)
+        if stretch is not None and live.end_trace_s is not None:
+            fields |= {"flow_time_s": live.end_trace_s - live.job.submit_time_s, "stretch": stretch}
+        self.point("job", {"job": str(live.job_id)}, fields)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
     def where(self, nodes: Sequence[int]) -> str:
         """Name nodes, with the number of tasks on each."""
-        names = [self.node_names[node] if node < len(self.node_names) else str(node) for node in sorted(set(nodes))]
+        names = [self._name(node) for node in sorted(set(nodes))]
         counts = [nodes.count(node) for node in sorted(set(nodes))]
         return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in zip(names, counts, strict=True))
 
@@ -83,11 +155,13 @@ class Recorder:
         self.watch(self.trace_s(), text)
 
     def intent(self, number: int, action: PlannedAction, guests: Sequence[str]) -> None:
-        """An operation is about to begin; written before its first command."""
+        """An operation is about to begin; written before its first command. Raises `RunError` if it cannot be."""
         self.journal(
             "intent", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
             yield_frac=action.yield_frac, guests=list(guests),
         )  # fmt: skip
+        if self.directory.failure is not None:
+            raise self.directory.failure
         at = f" at yield {action.yield_frac:.2f}" if action.yield_frac else ""
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
 
@@ -107,6 +181,9 @@ class Recorder:
             {"job": str(action.job_id), "verb": action.verb.value},
             {"elapsed_s": elapsed_s, "waited_s": waited_s, "bytes": moved, "ok": error is None},
         )
+        for name, value in phases.items():
+            tags = {"job": str(action.job_id), "verb": action.verb.value, "phase": name.removesuffix("_s")}
+            self.point("action_phase", tags, {"elapsed_s": value})
 
     def rescheduling(self, live: LiveJob, record: Rescheduling) -> None:
         """A preemption or migration is complete."""
@@ -119,8 +196,34 @@ class Recorder:
         self.point(
             "rescheduling",
             {"job": str(live.job_id), "reason": record.reason, "mechanism": record.mechanism},
-            {**phases, **record.amounts()},
+            {**phases, **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
         )
+
+    def migration(
+        self, *, job: int, task: int, source: int, target: int, error: str | None = None, **entry: Value | None
+    ) -> None:
+        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had."""
+        told = {"error": error} if error is not None else {}
+        self.journal("migration", job=job, task=task, source=source, target=target, **told, **entry)
+        if error is not None:
+            return
+        tags = {"job": str(job), "task": str(task), "source": self._name(source), "node": self._name(target)}
+        fields = {name: value for name, value in entry.items() if value is not None}
+        moved_bytes, elapsed_s = fields.get("bytes", 0), fields.get("elapsed_s", 0.0)
+        if isinstance(moved_bytes, int) and isinstance(elapsed_s, float) and moved_bytes and elapsed_s > 0:
+            fields["mib_per_s"] = moved_bytes / _MIB / elapsed_s
+        self.point("migration", tags, fields)
+
+    def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
+        """The cap of the guest of `tags` (node, job, task) was found to be another; -1 if there was none."""
+        self.point("cap_drift", tags, {"found_cores": found_cores, "expected_cores": expected_cores})
+        self.say(
+            f"cap of job {tags['job']} task {tags['task']} on {tags['node']} was "
+            f"{'gone' if found_cores < 0 else f'{found_cores:.3f} cores'}: set to {expected_cores:.3f} again"
+        )
+
+    def _name(self, node: int) -> str:
+        return self.node_names[node] if node < len(self.node_names) else str(node)
 
     def cap_window(self, tags: Mapping[str, str], window: CapWindow) -> None:
         """A window of constant cap is over."""
@@ -134,3 +237,14 @@ class Recorder:
                 "window_s": window.window_s,
             },
         )
+
+
+def _rates(record: Rescheduling) -> dict[str, float]:
+    """MiB in a second of each phase that moved something."""
+    moved = {
+        "save": (record.saved_bytes, record.save_s),
+        "transfer": (record.transferred_bytes, record.transfer_s),
+        "restore": (record.restored_bytes, record.restore_s),
+        "live": (record.migrated_bytes, record.live_s),
+    }
+    return {f"{name}_mib_per_s": amount / _MIB / s for name, (amount, s) in moved.items() if amount and s > 0}

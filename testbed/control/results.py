@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.reschedulings import LIVE
 from testbed.control.scenario import BoundTable
 from testbed.measure.bound import bound
 from testbed.measure.metrics import bounded_stretch
+
+if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
+    from testbed.control.recorder import CapWindow, Recorder
 
 LONG_WINDOW_S = 5.0
 
@@ -131,6 +134,7 @@ def summarize(
         "jobs": len(jobs),
         "done": len(done),
         "failed": {str(live.job_id): live.failure for live in jobs if live.failure is not None},
+        "points_refused": dict(recorder.refused),
         "stretch_bound_s": bound_table.tau_s,
         "bound_kind": bound_table.kind,
         "metrics": {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.fleet import Fleet
 from testbed.control.guests import check_floor, live_jobs
-from testbed.control.labs import OpenLab
+from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease, new_token
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
@@ -36,7 +36,7 @@ from testbed.control.recorder import Recorder
 from testbed.control.results import job_row, summarize
 from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
-from testbed.errors import TestbedError, UserError, nearest
+from testbed.errors import RunError, TestbedError, UserError, nearest
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
@@ -110,7 +110,9 @@ async def run_session(
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
 
     What was measured is kept whatever happens: on cancellation the results so far are written, marked incomplete, and
-    `CancelledError` goes on. Raises `UserError` for what the user can mend, `RunError` otherwise.
+    `CancelledError` goes on. When the run directory cannot be written any more the run is ended: guests are destroyed,
+    the lab is taken down, and results are written as far as they fit. Raises `UserError` for what the user can mend,
+    `RunError` otherwise; a rehearsal also raises `PointError`, at its end, if a point did not fit the schema.
     """
     check_jobs(jobs, policy, scenario)
     run_tag = os.urandom(3).hex()
@@ -121,8 +123,9 @@ async def run_session(
     directory.open()
     clock = ReplayClock(scenario.time_scale)
     recorder = Recorder(
-        directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=time.time_ns(), watch=display.line
-    )
+        directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=time.time_ns(), watch=display.line,
+        node_names=[node.name for node in scenario.nodes], tau_s=scenario.bound.tau_s,
+    )  # fmt: skip
     recorder.journal("begin", scenario=scenario.name, policy=policy.name, run_tag=run_tag)
     session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display)
     try:
@@ -130,18 +133,61 @@ async def run_session(
         async with open_lab(scenario, path, f"controller-{run_tag}") as bus:
             await session.drive(bus)
             teardown_s = loop.time()
-        recorder.journal("teardown", elapsed_s=round(loop.time() - teardown_s, 6))
-        return session.finish(complete=True)
+        elapsed_s = loop.time() - teardown_s
+        recorder.journal("teardown", elapsed_s=round(elapsed_s, 6))
+        recorder.stage("teardown", elapsed_s)
+        directory.sync()
+        result = session.finish(complete=True)
     except BaseException as error:
+        directory.begin_results()
         recorder.journal("aborted", reason=str(error) or type(error).__name__)
         if session.cluster is None and isinstance(error, TestbedError):
             directory.close()
             shutil.rmtree(path)  # nothing was measured: a refused run leaves nothing
         else:
-            session.finish(complete=False)
+            session.keep(error)
         raise
     finally:
         recorder.close()
+    if directory.failure is not None:  # only the end of the journal: all else was durable before the results
+        raise directory.failure
+    if recorder.first_refusal is not None:
+        display.line(clock.trace_s(), f"points left out, by field: {dict(recorder.refused)}; see the journal")
+        if open_lab is dry_lab:
+            raise recorder.first_refusal
+    return result
+
+
+@contextlib.asynccontextmanager
+async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
+    """Cancel what is inside the block when the run directory cannot be written, and raise its failure instead."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    inside, ended = True, False
+
+    def end() -> None:
+        nonlocal ended
+        if inside and task is not None and not task.cancelling():
+            ended = True
+            task.cancel()
+
+    directory.on_failure = lambda _failure: _call_soon(loop, end)  # it may come from the spool's thread
+    try:
+        if directory.failure is not None:
+            raise directory.failure
+        yield
+    except BaseException:
+        if not ended or task is None or task.uncancel() or directory.failure is None:
+            raise
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # the block may have ended before its cancellation came
+        raise directory.failure from None
+    finally:
+        inside = False
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be ended
+        loop.call_soon_threadsafe(act)
 
 
 class _Session:
@@ -167,9 +213,16 @@ class _Session:
         scenario = self._scenario
         token = new_token()
         requester = Requester(bus, scenario.lab, f"controller-{self._run_tag}", lambda: token)
+        requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
+            "bus", {"node": node}, {"round_trip_s": round_trip_s}
+        )
         names = [node.name for node in scenario.nodes]
         fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
-        async with hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s), requester:
+        async with (
+            hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s),
+            requester,
+            _ended_by_failure(self._recorder.directory),
+        ):
             await fleet.open()
             try:
                 await fleet.wait_for_all(scenario.deadlines.announce_s)
@@ -187,7 +240,9 @@ class _Session:
         programs = self._scenario.programs
         kinds = representatives(self._jobs, len(fleet.nodes))
         if programs.units_per_core_s is not None:
-            return dict.fromkeys(kinds, programs.units_per_core_s)
+            rates = dict.fromkeys(kinds, programs.units_per_core_s)
+            self._recorder.calibration(_by_name(rates))
+            return rates
         self._display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
         core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
         core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
@@ -198,8 +253,9 @@ class _Session:
         self._recorder.journal(
             "calibration",
             core_units_per_s=core_units_per_s,
-            units_per_core_s={str(shape): rate for shape, rate in rates.items()},
+            units_per_core_s=_by_name(rates),
         )
+        self._recorder.calibration(_by_name(rates))
         return rates
 
     async def _replay(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
@@ -211,9 +267,7 @@ class _Session:
         )  # fmt: skip
         self.cluster = Cluster(jobs, len(fleet.nodes))
         operations = Operations(fleet, scenario.deadlines)
-        migration = LiveMigration(
-            fleet, operations, scenario.deadlines, scenario.migration, partial(recorder.journal, "migration")
-        )
+        migration = LiveMigration(fleet, operations, scenario.deadlines, scenario.migration, recorder.migration)
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, self._live_nodes(facts),
@@ -221,16 +275,18 @@ class _Session:
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.tracker.telemetry
         fleet.on_node_change = conductor.node_changed
-        recorder.node_names = [node.name for node in fleet.nodes]
+        begin_s = recorder.now_s()
         clock.start()
         self._write_manifest(fleet, rates)
-        recorder.journal("replay", jobs=len(jobs))
+        recorder.journal("replay", jobs=len(jobs), trace=[_trace_entry(job) for job in self._jobs])
+        recorder.stage("prepare", begin_s)
         beside = [
             asyncio.create_task(fleet.watch(), name="watch nodes"),
             asyncio.create_task(self._show(conductor, fleet), name="display"),
         ]
         try:
             await conductor.run()
+            recorder.stage("replay", recorder.now_s() - begin_s)
         finally:
             fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
             for task in beside:
@@ -280,7 +336,7 @@ class _Session:
                 },
                 "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
                 "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
-                "units_per_core_s": {str(shape): rate for shape, rate in rates.items()},
+                "units_per_core_s": _by_name(rates),
                 "clocks": {
                     "anchor_unix_ns": self._recorder.anchor_ns,
                     "replay_begin_s": self._recorder.now_s(),
@@ -291,7 +347,8 @@ class _Session:
         )
 
     def finish(self, *, complete: bool) -> RunResult:
-        """Write jobs.csv and summary.json from what is known now."""
+        """Write jobs.csv and summary.json from what is known now; raises `RunError` if they cannot be."""
+        self._recorder.directory.begin_results()
         cluster = self.cluster or Cluster([], len(self._scenario.nodes))
         tau_s = self._scenario.bound.tau_s
         self._recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
@@ -312,3 +369,39 @@ class _Session:
         }
         self._recorder.directory.write_summary(summary)
         return RunResult(self._path, summary)
+
+    def keep(self, error: BaseException) -> None:
+        """The run was ended by `error`: write the results so far, as far as they fit.
+
+        Raises `RunError` if that, or what was measured before, could not be written; it says what was kept.
+        """
+        directory = self._recorder.directory
+        unwritten: RunError | None = None
+        try:
+            self.finish(complete=False)
+        except RunError as no_room:
+            unwritten = no_room
+        failure = directory.failure or unwritten
+        if failure is None:
+            return
+        results = ", ".join(name for name in ("jobs.csv", "summary.json") if (self._path / name).exists())
+        raise RunError(
+            f"{failure}: the run was ended and its guests destroyed; kept in {self._path}: {directory.kept()}, "
+            + (results or "no results: there was no room for them")
+        ) from error
+
+
+def _trace_entry(job: Job) -> dict[str, float]:
+    """What the trace says of a job, for who reads a run whose controller was killed; seconds are trace seconds."""
+    return {
+        "job": job.job_id,
+        "submit_time_s": job.submit_time_s,
+        "tasks": job.tasks,
+        "cpu_need_frac": job.cpu_need_frac,
+        "mem_req_frac": job.mem_req_frac,
+        "run_time_s": job.run_time_s,
+    }
+
+
+def _by_name(rates: Mapping[Shape, float]) -> dict[str, float]:
+    return {str(shape): rate for shape, rate in rates.items()}

@@ -1,4 +1,7 @@
-"""Every measurement of a run: its tags, and its fields with type, unit and meaning, in one place."""
+"""Every measurement of a run: its tags, and its fields with type, unit and meaning, in one place.
+
+A point that does not fit is refused (`testbed.measure.points`); the page made of this is `testbed schema`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,21 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_TAGS: Final = ("run", "lab", "policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One tag, which means the same in every measurement; each combination of their values is a series.
+
+    `kind` is str or int: the values of an int tag are decimal numbers from 0. `values` is the closed set of what is
+    allowed, empty if it is open; `bound` says how many values a run has at most.
+    """
+
+    name: str
+    kind: type
+    bound: str
+    meaning: str
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +38,57 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One measurement: the tags beside those of the run, and its fields."""
+    """One measurement: the names of the tags beside those of the run, and its fields, of which a point has some.
+
+    A point of a `state` is made durable at once (`testbed.measure.spool`).
+    """
 
     name: str
     meaning: str
     tags: tuple[str, ...]
     fields: tuple[Field, ...]
+    state: bool = False
 
     def field(self, name: str) -> Field | None:
         """Return the field of that name."""
         return next((field for field in self.fields if field.name == name), None)
 
+
+_ALL_TAGS = (
+    Tag("run", str, "one", "name of the run directory; a database holds as many as it keeps runs"),
+    Tag("lab", str, "one", "name of the lab that the run had"),
+    Tag("policy", str, "one", "name of the scheduling policy"),
+    Tag("node", str, "nodes of the scenario", "name of the node"),
+    Tag("source", str, "nodes of the scenario", "name of the node that a guest left"),
+    Tag("job", int, "jobs of the trace", "id of the job in the trace"),
+    Tag("task", int, "tasks of the largest job", "number of the task in its job, from 0"),
+    Tag("shape", str, "twice the CPU needs of the trace", "what a job's speed depends on: parallel or not, CPU need"),
+    Tag(
+        "verb", str, "closed set", "what was done to the job",
+        values=("start", "cap", "save", "transfer", "restore", "migrate"),
+    ),
+    Tag(
+        "phase", str, "closed set",
+        "part of an operation, of the slowest guest: until it stood still at the common iteration (run_on), its image "
+        "was written (write) and durable (sync); it migrated (migrate), and stood still for it (downtime); or the time "
+        "between the first and the last guest, by the nodes' clocks: held (hold_skew), released (release_skew)",
+        values=("run_on", "write", "sync", "migrate", "downtime", "hold_skew", "release_skew"),
+    ),
+    Tag(
+        "reason", str, "closed set", "the policy took the job's nodes away (preemption), or gave it others (migration)",
+        values=("preemption", "migration"),
+    ),
+    Tag(
+        "mechanism", str, "closed set", "by images, or live",
+        values=("save-restore", "live"),
+    ),
+    Tag(
+        "stage", str, "closed set",
+        "part of the run: lab and nodes come up and are calibrated (prepare), the jobs are replayed (replay), the lab "
+        "is taken down (teardown)",
+        values=("prepare", "replay", "teardown"),
+    ),
+)  # fmt: skip
 
 _ALL = (
     Measurement(
@@ -47,6 +105,16 @@ _ALL = (
             Field("agent_cpu_s", float, "s", "CPU time of the agent since it started"),
             Field("agent_rss_mib", float, "MiB", "resident memory of the agent"),
         ),
+    ),
+    Measurement(
+        "node_state",
+        "a node went away, or came back",
+        ("node",),
+        (
+            Field("online", bool, "", "whether it is there"),
+            Field("reason", str, "", "why it is not, empty if it is"),
+        ),
+        state=True,
     ),
     Measurement(
         "guest",
@@ -72,6 +140,79 @@ _ALL = (
         ),
     ),
     Measurement(
+        "cap_drift",
+        "the CPU cap of a guest was found to be another than was set, and was set again",
+        ("node", "job", "task"),
+        (
+            Field("found_cores", float, "cores", "cap in force, -1 if there was none"),
+            Field("expected_cores", float, "cores", "cap that was set"),
+        ),
+    ),
+    Measurement(
+        "superstep",
+        "iterations of one member of a job since its last point: computing, then exchanging messages",
+        ("node", "job", "task"),
+        (
+            Field("steps", int, "", "iterations done"),
+            Field("mean_s", float, "s", "mean time of one"),
+            Field("max_s", float, "s", "longest time of one; against the mean it shows noise at the barrier"),
+            Field("compute_s", float, "s", "computing, in all of them"),
+            Field("comm_s", float, "s", "sending and waiting for messages, in all of them"),
+        ),
+    ),
+    Measurement(
+        "bus",
+        "a command and its acknowledgement",
+        ("node",),
+        (Field("round_trip_s", float, "s", "from publishing the command until the agent's acknowledgement was heard"),),
+    ),
+    Measurement(
+        "run",
+        "a stage of the run is over",
+        ("stage",),
+        (Field("elapsed_s", float, "s", "how long it took"),),
+        state=True,
+    ),
+    Measurement(
+        "calibration",
+        "how fast jobs of one shape work alone, measured before the replay or given by the scenario",
+        ("shape",),
+        (Field("units_per_core_s", float, "units/s", "work of one task in a second on one core"),),
+    ),
+    Measurement(
+        "job",
+        "a job changed its state",
+        ("job",),
+        (
+            Field("state", str, "", "submitted, running, paused, resumed, moving, done or failed"),
+            Field("trace_s", float, "trace s", "trace time of the change"),
+            Field("tasks", int, "", "tasks of the job"),
+            Field("flow_time_s", float, "trace s", "from submission to the end; of a job that is done"),
+            Field("stretch", float, "1", "bounded stretch, with the scenario's bound; of a job that is done"),
+            Field("preemptions", int, "", "preemptions until then"),
+            Field("migrations", int, "", "migrations until then"),
+            Field("penalty_s", float, "s", "rescheduling penalty until then"),
+        ),
+        state=True,
+    ),
+    Measurement(
+        "decision",
+        "one decision of the policy",
+        (),
+        (
+            Field("trace_s", float, "trace s", "trace time of the decision"),
+            Field("decide_s", float, "s", "time that the policy took"),
+            Field("jobs", int, "", "jobs in the system"),
+            Field("running", int, "", "jobs that run by this decision"),
+            Field("waiting", int, "", "jobs that were never started and are not by this decision"),
+            Field("paused", int, "", "jobs that were started and do not run by this decision"),
+            Field("min_yield_frac", float, "1", "least yield of a running job, 0 if none runs"),
+            Field("mean_yield_frac", float, "1", "mean yield of the running jobs, 0 if none runs"),
+            Field("demand_frac", float, "nodes", "sum of the CPU needs of all tasks in the system"),
+            Field("useful_frac", float, "nodes", "sum of yield times CPU need over running tasks"),
+        ),
+    ),
+    Measurement(
         "action",
         "one operation on a job, by the controller's clock",
         ("job", "verb"),
@@ -80,6 +221,25 @@ _ALL = (
             Field("waited_s", float, "s", "from the plan to the first command"),
             Field("bytes", int, "B", "image bytes written, sent or read, or sent by a live migration"),
             Field("ok", bool, "", "whether it succeeded"),
+        ),
+    ),
+    Measurement(
+        "action_phase",
+        "one part of an operation on a job, as its agents told it",
+        ("job", "verb", "phase"),
+        (Field("elapsed_s", float, "s", "how long it took"),),
+    ),
+    Measurement(
+        "migration",
+        "one guest migrated live; node is where it went",
+        ("node", "source", "job", "task"),
+        (
+            Field("elapsed_s", float, "s", "from the order until it ran at its new node"),
+            Field("downtime_s", float, "s", "for which it stood still"),
+            Field("bytes", int, "B", "sent"),
+            Field("rounds", int, "", "passes over its memory"),
+            Field("counted", bool, "", "whether the source told these; else the times are upper bounds, bytes unknown"),
+            Field("mib_per_s", float, "MiB/s", "sent in a second of its elapsed time"),
         ),
     ),
     Measurement(
@@ -107,48 +267,15 @@ _ALL = (
             Field("transferred_bytes", int, "B", "copied between nodes"),
             Field("restored_bytes", int, "B", "read from images"),
             Field("migrated_bytes", int, "B", "sent by live migrations"),
+            Field("save_mib_per_s", float, "MiB/s", "written in a second of saving, of all its guests together"),
+            Field("transfer_mib_per_s", float, "MiB/s", "copied in a second of transfer, likewise"),
+            Field("restore_mib_per_s", float, "MiB/s", "read in a second of restoring, likewise"),
+            Field("live_mib_per_s", float, "MiB/s", "sent in a second of live migration, likewise"),
+            Field("moved_tasks", int, "", "tasks that changed their node"),
         ),
-    ),
-    Measurement(
-        "decision",
-        "one decision of the policy",
-        (),
-        (
-            Field("decide_s", float, "s", "time that the policy took"),
-            Field("jobs", int, "", "jobs in the system"),
-            Field("running", int, "", "jobs that run by this decision"),
-            Field("min_yield_frac", float, "1", "least yield of a running job, 0 if none runs"),
-            Field("demand_frac", float, "nodes", "sum of the CPU needs of all jobs in the system"),
-            Field("useful_frac", float, "nodes", "sum of yield times CPU need over running tasks"),
-        ),
-    ),
-    Measurement(
-        "superstep",
-        "iterations of one member of a job since its last point: computing, then exchanging messages",
-        ("node", "job", "task"),
-        (
-            Field("steps", int, "", "iterations done"),
-            Field("mean_s", float, "s", "mean time of one"),
-            Field("max_s", float, "s", "longest time of one; against the mean it shows noise at the barrier"),
-            Field("compute_s", float, "s", "computing, in all of them"),
-            Field("comm_s", float, "s", "sending and waiting for messages, in all of them"),
-        ),
-    ),
-    Measurement(
-        "bus",
-        "a command and its acknowledgement",
-        ("node",),
-        (Field("round_trip_s", float, "s", "from publishing the command until the agent's acknowledgement was heard"),),
-    ),
-    Measurement(
-        "job",
-        "a job changed its state",
-        ("job",),
-        (
-            Field("state", str, "", "submitted, running, paused, done or failed"),
-            Field("trace_s", float, "s", "trace time of the change"),
-        ),
+        state=True,
     ),
 )
 
+TAGS: Final = {tag.name: tag for tag in _ALL_TAGS}
 MEASUREMENTS: Final = {measurement.name: measurement for measurement in _ALL}

@@ -43,7 +43,7 @@ def test_strings_are_quoted(text: str) -> None:
     assert re.sub(r"\\(.)", r"\1", fields["state"][1:-1], flags=re.DOTALL) == text
 
 
-@given(st.text("ab =,\\é", min_size=1, max_size=12))
+@given(st.text("ab =,é", min_size=1, max_size=12))
 def test_special_characters_in_tags_are_escaped(tag: str) -> None:
     line = to_line("node", {"node": tag}, {"cpu_frac": 0.5}, 1)
     assert line.endswith(" cpu_frac=0.5 1")
@@ -65,6 +65,7 @@ def test_special_characters_in_tags_are_escaped(tag: str) -> None:
         ("action", {}, {}, "no field"),
         ("job", {}, {"state": "two\nlines"}, "job.state"),
         ("job", {"job": "a\nb"}, {"state": "done"}, "job"),
+        ("node", {"node": "a\\b"}, {"cpu_frac": 0.5}, "backslash"),
     ],
 )
 def test_what_influxdb_would_drop_is_refused_by_name(measurement: str, tags: dict, fields: dict, named: str) -> None:
@@ -74,3 +75,48 @@ def test_what_influxdb_would_drop_is_refused_by_name(measurement: str, tags: dic
 
 def test_an_integer_may_stand_for_a_float_but_not_the_other_way() -> None:
     assert " elapsed_s=2.0 " in to_line("action", {}, {"elapsed_s": 2}, 1)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"elapsed_s": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**60), 2**60)},
+        optional={"bytes": st.integers(-(2**63), 2**63 - 1), "ok": st.booleans()},
+    )
+)
+def test_every_mixture_of_types_is_written_like_each_by_itself(fields: dict) -> None:
+    _, _, values, _ = split(to_line("action", {}, fields, 1))
+    for name, value in fields.items():
+        _, _, alone, _ = split(to_line("action", {}, {name: value}, 1))
+        assert values[name] == alone[name]
+    assert float(values["elapsed_s"]) == float(fields["elapsed_s"])
+    assert ("." in values["elapsed_s"]) or ("e" in values["elapsed_s"]), "a float does not look like an integer"
+    if "ok" in fields:
+        assert values["ok"] == ("true" if fields["ok"] else "false")
+    if "bytes" in fields:
+        assert values["bytes"] == f"{fields['bytes']}i"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"bytes": 1 << 63}, "action.bytes = 9223372036854775808: expected a number of 64 bits"),
+        ({"elapsed_s": 1.0, "bytes": -(1 << 63) - 1}, "action.bytes = -9223372036854775809"),
+        ({"elapsed_s": 10**400}, "action.elapsed_s = 1000"),
+        ({"ok": True, "bytes": 1, "waited_s": math.inf}, "action.waited_s = inf: expected a finite number"),
+        ({"elapsed_s": "1"}, "action.elapsed_s: expected float, found str"),
+        ({"ok": "true"}, "action.ok: expected bool, found str"),
+        ({"elapsed_s": True}, "action.elapsed_s: expected float, found bool"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_refused_also_after_one_that_did(fields: dict, named: str) -> None:
+    to_line("action", {}, {"elapsed_s": 1.0, "waited_s": 1.0, "bytes": 1, "ok": True}, 1)
+    for _ in range(2):
+        with pytest.raises(PointError, match=re.escape(named)) as caught:
+            to_line("action", {}, fields, 1)
+    assert caught.value.where == named.split(" ", 1)[0].rstrip(":")
+
+
+def test_the_same_tags_in_another_order_are_the_same_series() -> None:
+    one = to_line("cap", {"task": "1", "node": "a", "job": "7"}, {"window_s": 1.0}, 1)
+    assert one == to_line("cap", {"job": "7", "node": "a", "task": "1"}, {"window_s": 1.0}, 1)
+    assert one == "cap,job=7,node=a,task=1 window_s=1.0 1"

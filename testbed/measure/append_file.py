@@ -1,0 +1,54 @@
+"""A new file to which whole lines are appended, and that never ends in half a line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+class AppendFile:
+    """Appends by write(2): what was written survives the process, and after `sync` also the machine.
+
+    Raises `OSError`, as `os.open` and `os.write` do. Only `sync` may be called by another thread than the rest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._unsynced = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._fd < 0
+
+    def write(self, lines: bytes | bytearray) -> None:
+        """Append whole lines; if there is no room for all, those that fit stay, and `OSError` is raised."""
+        done = 0
+        try:
+            while done < len(lines):
+                done += os.write(self._fd, memoryview(lines)[done:])
+        except OSError:
+            whole = lines.rfind(b"\n", 0, done) + 1
+            if whole < done:
+                with contextlib.suppress(OSError):  # then a reader leaves the half line out
+                    os.ftruncate(self._fd, self.size_bytes + whole)
+            self.size_bytes += whole
+            self._unsynced = True
+            raise
+        self.size_bytes += done
+        self._unsynced = True
+
+    def sync(self) -> None:
+        """Make durable what was written before this call."""
+        if self._unsynced:
+            self._unsynced = False
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close it, not durable by that; a second call does nothing."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)

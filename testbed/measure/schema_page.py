@@ -1,0 +1,127 @@
+"""The schema as a page to read, in Markdown, and as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from testbed.measure.points import Value, to_line
+from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS, Field, Measurement, Tag
+
+_RUN = {"run": "2026-11-20T10-31-07-quickstart", "lab": "local", "policy": "EASY"}
+_TIME_NS = 1_795_171_867_512_345_678
+
+# What examples show: by the name of a field or tag, else by the field's type.
+_EXAMPLES: dict[str, Value] = {
+    "node": "node-a", "source": "node-b", "job": "72", "task": "0", "shape": "serial, need 0.25", "state": "running",
+    "online": True, "reason": "",
+}  # fmt: skip
+_BY_KIND: dict[type, Value] = {float: 0.25, int: 3, bool: True, str: "text"}
+
+_INTRODUCTION = """\
+# Measurements
+
+Every point that a run writes, to `points.lp` in its run directory and from there to a database. This page is made
+from the schema in `testbed/measure/schema.py`: `testbed schema --markdown > docs/measurements.md`.
+
+A point that does not fit the schema is refused by name: an unknown measurement, tag or field, a value of another type,
+NaN or infinity, a tag outside its closed set. The run goes on without it; it is told of once on the screen and in the
+journal (`kind` is `refused`), and counted in `summary.json` under `points_refused`. A rehearsal (`--dry-run`) fails
+for it at its end.
+
+## How points are written
+
+One line of line protocol a point, `measurement,tag=value,... field=value,... time`:
+
+    {line}
+
+* **Time** is Unix time in nanoseconds: the wall clock is read once, when the run begins (`clocks.anchor_unix_ns` in
+  `manifest.json`), and everything after is that plus the controller's monotonic clock: no step of the wall clock is in
+  the data. What a node sampled has the time at which it was taken, however late it came; so lines may be out of order.
+* **Types**: an integer ends in `i`, a float does not, `true` and `false` are truth values, text is in double quotes.
+  A field never changes its type. A float keeps every bit.
+* **Units** are in the names (`_s`, `_mib`, `_bytes`, `_cores`, `_mib_per_s`; `_frac` is a share, or a number of
+  nodes). Seconds are wall seconds, unless the unit says trace s.
+* In tags, a comma, a space, an equals sign and a backslash have a backslash before them.
+* A point has those fields that apply; of a rescheduling that copied nothing there is no rate of copying.
+
+Files are append-only: `points.lp`, then `points.2.lp`, `points.3.lp`, ..., each of 64 MiB. What a point says of a
+state (marked below) is handed to the operating system before the run goes on, any other within a second; all are made
+durable each second.
+
+## Tags
+
+Each combination of a measurement's tag values is one series of a database, so the values of every tag are bounded.
+Every point has {run_tags}.
+
+"""
+
+
+def markdown() -> str:
+    """Return the page; it ends with a line break."""
+    example = _line(MEASUREMENTS["node"], 2)
+    run_tags = ", ".join(f"`{name}`" for name in RUN_TAGS[:-1]) + f" and `{RUN_TAGS[-1]}`"
+    parts = [_INTRODUCTION.format(line=example, run_tags=run_tags)]
+    parts += _table(("tag", "type", "values, or how many at most", "meaning"), [_tag_row(tag) for tag in TAGS.values()])
+    for measurement in MEASUREMENTS.values():
+        parts += _section(measurement)
+    return "".join(parts)
+
+
+def as_data() -> dict[str, object]:
+    """Return the schema as JSON data."""
+    return {
+        "run_tags": list(RUN_TAGS),
+        "tags": {
+            tag.name: {
+                "type": tag.kind.__name__, "values": list(tag.values), "bound": tag.bound, "meaning": tag.meaning,
+            }
+            for tag in TAGS.values()
+        },
+        "measurements": {
+            each.name: {
+                "meaning": each.meaning,
+                "tags": list(each.tags),
+                "state": each.state,
+                "fields": {
+                    field.name: {"type": field.kind.__name__, "unit": field.unit, "meaning": field.meaning}
+                    for field in each.fields
+                },
+            }
+            for each in MEASUREMENTS.values()
+        },
+    }  # fmt: skip
+
+
+def _section(measurement: Measurement) -> Iterator[str]:
+    yield f"\n## {measurement.name}\n\n{measurement.meaning[0].upper()}{measurement.meaning[1:]}."
+    yield " It is a state, made durable at once.\n\n" if measurement.state else "\n\n"
+    if measurement.tags:
+        yield f"Tags: {', '.join(f'`{name}`' for name in measurement.tags)}, and those of the run.\n\n"
+    else:
+        yield "Tags: those of the run.\n\n"
+    yield from _table(("field", "type", "unit", "meaning"), [_field_row(field) for field in measurement.fields])
+    yield f"\n    {_line(measurement, 3)}\n"
+
+
+def _line(measurement: Measurement, most_fields: int) -> str:
+    """Return a line as a run writes it, with made-up values."""
+    tags = {name: str(_EXAMPLES.get(name) or TAGS[name].values[0]) for name in measurement.tags}
+    fields = {field.name: _EXAMPLES.get(field.name, _BY_KIND[field.kind]) for field in measurement.fields[:most_fields]}
+    return to_line(measurement.name, {**_RUN, **tags}, fields, _TIME_NS)
+
+
+def _tag_row(tag: Tag) -> tuple[str, ...]:
+    values = ", ".join(f"`{value}`" for value in tag.values) or tag.bound
+    return f"`{tag.name}`", tag.kind.__name__, values, tag.meaning
+
+
+def _field_row(field: Field) -> tuple[str, ...]:
+    return f"`{field.name}`", field.kind.__name__, field.unit, field.meaning
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table whose columns are also even in the source."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    widths[-1] = len(head[-1])  # the last column may be as wide as it is
+    for row in (head, ["-" * width for width in widths], *rows):
+        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |\n"

@@ -1,0 +1,230 @@
+"""Points on disk: append-only segments of whole lines, which whoever mirrors or reads a run follows by position.
+
+Segments are `points.lp`, `points.2.lp`, `points.3.lp`, … in the run directory. A new one begins when the last has
+reached `SEGMENT_BYTES`, and from then on the last never grows: what has been shipped may be compressed or removed by
+the segment, and a reader needs to look for more in the last one alone.
+
+What an appended line survives:
+
+* at once, nothing: it waits in memory with others, for at most a second, so that a point costs no system call;
+* once it was handed to the kernel, by the second or at once for a change of state, the end of this process;
+* once it is durable, with the thread's next round, the end of the machine's power.
+
+A slow disk holds up only the thread: `append` never waits for fsync, nor for more of a write than 64 KiB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.errors import RunError, UserError
+from testbed.measure.append_file import AppendFile
+
+SEGMENT_BYTES = 64 << 20
+EVERY_S = 1.0
+_MOST_WAITING_BYTES = 1 << 16
+_NAME = re.compile(r"points(?:\.([1-9]\d*))?\.lp")
+
+
+class Position(NamedTuple):
+    """Where a line begins: number of the segment, from 1, and offset in bytes."""
+
+    segment: int
+    offset: int
+
+
+START = Position(1, 0)
+
+
+def segment_path(run: Path, number: int) -> Path:
+    """Return the file of a segment of a run directory; the first has the number 1."""
+    return run / ("points.lp" if number == 1 else f"points.{number}.lp")
+
+
+def segments(run: Path) -> list[Path]:
+    """Return the segments of a run directory, in order; empty if it has none, or is not there."""
+    found: dict[int, Path] = {}
+    for path in run.glob("points*.lp"):
+        match = _NAME.fullmatch(path.name)
+        if match and match[1] != "1":
+            found[int(match[1] or 1)] = path
+    return [found[number] for number in sorted(found)]
+
+
+def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[str, Position]]:
+    """Yield each whole line from `position` on, without its line break, with the position after it.
+
+    Ends with what was whole when it came there; called again from the last position it goes on with what has been
+    appended since. Raises `UserError` if the position is in no segment.
+    """
+    number, offset = position
+    while True:
+        is_last = not segment_path(run, number + 1).exists()  # asked first: then the other does not grow any more
+        path = segment_path(run, number)
+        try:
+            with path.open("rb") as file:
+                if offset > os.fstat(file.fileno()).st_size:
+                    raise UserError(f"{path}: {os.fstat(file.fileno()).st_size} B: expected at least {offset} B")
+                file.seek(offset)
+                for raw in file:
+                    if not raw.endswith(b"\n"):
+                        break
+                    offset += len(raw)
+                    yield raw[:-1].decode(), Position(number, offset)
+        except OSError as error:
+            raise UserError(f"{path}: cannot read: {error.strerror}; expected points of a run") from error
+        if is_last:
+            return
+        number, offset = number + 1, 0
+
+
+class Spool:
+    """Appends points to a run directory that has none, from any thread, and makes them durable in one of its own.
+
+    That also makes the files `beside` durable, which others write. When a file cannot be written or made durable,
+    the spool says so once, to `on_failure`, in the thread that found out; `failure` keeps it, and nothing is appended
+    any more: what is in the segments then are whole lines, in order, without a gap.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        beside: Sequence[AppendFile] = (),
+        on_failure: Callable[[RunError], None] = lambda _failure: None,
+        segment_bytes: int = SEGMENT_BYTES,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self.failure: RunError | None = None
+        self.lines = 0  # appended, the lost ones included
+        self.lost = 0  # appended after the failure, or waiting then
+        self._run = run
+        self._beside = tuple(beside)
+        self._on_failure = on_failure
+        self._segment_bytes = segment_bytes
+        self._every_s = every_s
+        self._one_round = threading.Lock()  # of making durable; taken before the other
+        self._lock = threading.Lock()  # of all below
+        self._waiting = bytearray()
+        self._number = 1
+        self._last = AppendFile(segment_path(run, 1))
+        self._full: list[AppendFile] = []
+        self._new_names = True
+        self._ends = False
+        self._wake = threading.Event()
+        threading.Thread(target=self._serve, name="spool", daemon=True).start()
+
+    def append(self, line: str, *, sync: bool = False) -> None:
+        """Append one line, given without its line break; with `sync` it is handed to the kernel before this returns.
+
+        It is durable within `every_s` seconds, or with `sync` as soon as the disk can.
+        """
+        with self._lock:
+            self.lines += 1
+            if self.failure is not None:
+                self.lost += 1
+                return
+            self._waiting += line.encode()
+            self._waiting += b"\n"
+            if not sync and len(self._waiting) < _MOST_WAITING_BYTES:
+                return
+            failure = self._hand_over()
+        if failure is not None:
+            self._on_failure(failure)
+        elif sync:
+            self._wake.set()
+
+    def sync(self) -> None:
+        """Wait until all that was appended is durable; raises the `RunError` of a failure."""
+        self._make_durable()
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """Make all durable, and let the thread end; a failure is kept, not raised. A second call does nothing."""
+        if self._ends:
+            return
+        self._ends = True
+        self._wake.set()
+        self._make_durable()  # after the thread's round, if that is at one; another finds nothing to do
+        for file in (*self._full, self._last):
+            file.close()
+
+    def fail(self, path: Path, error: OSError) -> None:
+        """Take a failure of another file of the run as one of the spool: nothing is appended any more."""
+        with self._lock:
+            failure = self._fail(path, error)
+        if failure is not None:
+            self._on_failure(failure)
+
+    def _serve(self) -> None:
+        while True:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            if self._ends:
+                return
+            self._make_durable()
+
+    def _make_durable(self) -> None:
+        with self._one_round:
+            with self._lock:
+                failure = self._hand_over()
+                full, self._full = self._full, []
+                last = self._last
+                new_names, self._new_names = self._new_names, False
+            path = self._run
+            try:
+                if new_names:
+                    _sync_directory(self._run)
+                for file in (*full, last, *self._beside):
+                    path = file.path
+                    file.sync()
+            except OSError as error:
+                with self._lock:
+                    failure = failure or self._fail(path, error)
+            for file in full:
+                file.close()
+        if failure is not None:
+            self._on_failure(failure)
+
+    def _hand_over(self) -> RunError | None:
+        """Write what waits, and begin a new segment if that fills the last; return a failure that has to be told."""
+        if not self._waiting:
+            return None
+        waiting, self._waiting = self._waiting, bytearray()
+        before_bytes = self._last.size_bytes
+        path = self._last.path
+        try:
+            self._last.write(waiting)
+            if self._last.size_bytes >= self._segment_bytes:
+                path = segment_path(self._run, self._number + 1)
+                following = AppendFile(path)
+                self._full.append(self._last)
+                self._last, self._number, self._new_names = following, self._number + 1, True
+        except OSError as error:
+            if path == self._last.path:
+                self.lost += waiting.count(b"\n", self._last.size_bytes - before_bytes)
+            return self._fail(path, error)
+        return None
+
+    def _fail(self, path: Path, error: OSError) -> RunError | None:
+        if self.failure is not None:
+            return None
+        self.failure = RunError(f"{path}: cannot write: {error.strerror}")
+        self.lost += self._waiting.count(b"\n")
+        self._waiting.clear()
+        return self.failure
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names of new files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
