@@ -19,10 +19,12 @@ import msgspec
 import psutil
 
 import testbed
+from node_agent.backlog import Backlog
 from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer, ImageStore
 from node_agent.lease import LeaseGuard
-from node_agent.telemetry import NodeSampler
+from node_agent.post import Listener, Post
+from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.verifier import Verifier
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
@@ -102,6 +104,8 @@ class Agent:
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._lease_news = asyncio.Event()
+        self._guest_sampler = GuestSampler(driver.sample)
+        self._backlog = Backlog(config.state_dir)
         self._released = False
         self._store = ImageStore(config.image_dir)
         self._server = ImageServer(self._store, self._lease.allows)
@@ -141,15 +145,22 @@ class Agent:
 
     async def _serve(self, bus: Bus) -> None:
         config = self._config
-        await bus.subscribe(topics.lease_topic(config.lab), self._on_lease)
-        with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
-            await self._obey(bus, journal)
+        listener = Listener(bus)
 
-    async def _obey(self, bus: Bus, journal: AnswerJournal) -> None:
+        async def on_lease(topic: str, payload: bytes) -> None:
+            listener.heard()
+            self._released |= self._lease.hear(topic, payload)
+            self._lease_news.set()
+
+        await bus.subscribe(topics.lease_topic(config.lab), on_lease)
+        with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
+            await self._obey(bus, listener, journal)
+
+    async def _obey(self, bus: Bus, listener: Listener, journal: AnswerJournal) -> None:
         config = self._config
         async with (
             Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
-            self._background(bus),
+            self._background(bus, listener),
         ):
             await self._stopping.wait()
 
@@ -178,10 +189,14 @@ class Agent:
         )
 
     @contextlib.asynccontextmanager
-    async def _background(self, bus: Bus) -> AsyncIterator[None]:
+    async def _background(self, bus: Bus, listener: Listener) -> AsyncIterator[None]:
+        topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
+        post = Post(bus, topic, self._backlog, listener)
+        self._backlog.open()
         tasks = [
-            asyncio.create_task(self._report(bus), name="telemetry"),
-            asyncio.create_task(self._tell(bus), name="guest events"),
+            asyncio.create_task(self._report(post), name="telemetry"),
+            asyncio.create_task(post.run(), name="post"),
+            asyncio.create_task(self._tell(bus, listener), name="guest events"),
             asyncio.create_task(self._watch_lease(), name="lease"),
         ]
         for task in tasks:
@@ -192,6 +207,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._backlog.close()
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -218,17 +234,16 @@ class Agent:
             programs=facts.programs,
         )
 
-    async def _report(self, bus: Bus) -> None:
+    async def _report(self, post: Post) -> None:
         loop = asyncio.get_running_loop()
-        sampler = NodeSampler(self._config.node)
-        topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
+        sampler = NodeSampler(self._config.node, self._boot, loop.time)
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
-            await bus.publish(topic, encode(sampler.sample(tuple(self._driver.sample()))), qos=0)
+            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
 
-    async def _tell(self, bus: Bus) -> None:
+    async def _tell(self, bus: Bus, listener: Listener) -> None:
         topic = topics.node_topic(self._config.lab, self._config.node, "event")
         while True:
             happening = await self._verifier.check(await self._happenings.get())
@@ -241,11 +256,9 @@ class Agent:
                 mono_ns=happening.mono_ns,
                 detail=happening.detail,
             )
+            if not bus.connected.is_set():
+                await listener.ready()
             await bus.publish(topic, encode(event), qos=1)
-
-    async def _on_lease(self, topic: str, payload: bytes) -> None:
-        self._released |= self._lease.hear(topic, payload)
-        self._lease_news.set()
 
     async def _watch_lease(self) -> None:
         while True:
@@ -269,7 +282,7 @@ class Agent:
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
-        guests = sorted({sample.guest for sample in self._driver.sample()} | set(self._memory_mib))
+        guests = sorted({sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib))
         if guests:
             _log.warning("%s: destroying %s", why, ", ".join(guests))
         await asyncio.gather(*(self._destroy(guest) for guest in guests))
@@ -315,7 +328,7 @@ class Agent:
                 for guest in action.settled:
                     async with self._locks.setdefault(guest, asyncio.Lock()):
                         pass
-                return {"guests": [msgspec.to_builtins(sample) for sample in self._driver.sample()]}
+                return {"guests": [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]}
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
             case Quit():

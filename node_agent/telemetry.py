@@ -1,9 +1,10 @@
-"""What psutil says of the machine, once a second."""
+"""What psutil says of the machine, once a second, and what the driver says of its guests."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Sequence
 
+import msgspec
 import psutil
 
 from testbed.bus.messages import GuestSample, Telemetry
@@ -11,22 +12,62 @@ from testbed.bus.messages import GuestSample, Telemetry
 _MIB = 1 << 20
 
 
-class NodeSampler:
-    """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction."""
+class GuestSampler:
+    """Reads the driver's samples.
 
-    def __init__(self, node: str) -> None:
+    Each look ends the driver's search for the longest iteration; one for another purpose than telemetry keeps what it
+    found for the next one that is for it.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[GuestSample]]) -> None:
+        self._read = read
+        self._longest_s: dict[str, float] = {}
+
+    def look(self) -> list[GuestSample]:
+        """Return what every guest used so far."""
+        samples = list(self._read())
+        for sample in samples:
+            if sample.supersteps is not None:
+                known_s = self._longest_s.get(sample.guest, 0.0)
+                self._longest_s[sample.guest] = max(known_s, sample.supersteps.longest_s)
+        return samples
+
+    def take(self) -> tuple[GuestSample, ...]:
+        """Return it for telemetry: with the longest iteration since this was last called."""
+        samples = self.look()
+        longest_s, self._longest_s = self._longest_s, {}
+        return tuple(
+            sample
+            if sample.supersteps is None
+            else msgspec.structs.replace(
+                sample,
+                supersteps=msgspec.structs.replace(sample.supersteps, longest_s=longest_s[sample.guest]),
+            )
+            for sample in samples
+        )
+
+
+class NodeSampler:
+    """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction.
+
+    `clock_s` is the monotonic clock of the event loop, which is the node's, and a rehearsal's own in a rehearsal.
+    """
+
+    def __init__(self, node: str, boot: str, clock_s: Callable[[], float]) -> None:
         self._node = node
+        self._boot = boot
+        self._clock_s = clock_s
         self._self = psutil.Process()
         psutil.cpu_percent(interval=None)
 
-    def sample(self, guests: tuple[GuestSample, ...]) -> Telemetry:
+    def sample(self, guests: tuple[GuestSample, ...], dropped: int = 0) -> Telemetry:
         """Return one record; about a millisecond of CPU time."""
         disk = psutil.disk_io_counters(nowrap=False)
         net = psutil.net_io_counters(nowrap=False)
         cpu = self._self.cpu_times()
         return Telemetry(
             node=self._node,
-            mono_ns=time.monotonic_ns(),
+            mono_ns=int(self._clock_s() * 1e9),
             cpu_frac=psutil.cpu_percent(interval=None) / 100,
             memory_used_mib=psutil.virtual_memory().used / _MIB,
             disk_read_mib=disk.read_bytes / _MIB if disk else 0.0,
@@ -36,4 +77,6 @@ class NodeSampler:
             agent_cpu_s=cpu.user + cpu.system,
             agent_rss_mib=self._self.memory_info().rss / _MIB,
             guests=guests,
+            boot=self._boot,
+            dropped=dropped,
         )

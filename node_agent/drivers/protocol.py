@@ -142,4 +142,7 @@ class Driver(Protocol):
         """Return work units a core does in a second of CPU time."""
 
     def sample(self) -> list[GuestSample]:
-        """Read what every guest used so far; cheap, called once a second."""
+        """Read what every guest used so far; cheap, called once a second.
+
+        The longest iteration in `supersteps` is that since the last call.
+        """

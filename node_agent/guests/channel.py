@@ -6,18 +6,24 @@ byte stream will do: a UNIX socket for processes, a virtio-serial port for virtu
 life of one program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and
 `task`) the version of this protocol. Numbers are JSON numbers, durations seconds, `*_ns` CLOCK_MONOTONIC of the
 machine that the program runs on, `at` iterations done. A reader ignores fields that it does not know; a missing or
-mistyped field is an error of that line.
+mistyped field is an error of that line, but for those that may be missing.
 
 From the program to the agent::
 
-    hello        v, pid                         first of all ready        ballast_mib, touch_s           memory is
-    there (from the image: read and verified); waits for `release` released     at                             answers
-    `release` progress     units, mono_ns                 after the first iteration of this life, then at most every
-    0.5 s held         at                             answers `hold`: the first point where it can stop and be written
+    hello        v, pid                         first of all
+    ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
+    released     at                             answers `release`
+    progress     units, mono_ns, <steps>        after the first iteration of this life, then at most every 0.5 s
+    held         at                             answers `hold`: the first point where it can stop and be written
     saved        bytes, digest, run_on_s, write_s, sync_s     answers `save`; the program then ends with exit code 0
-    save_failed  error                          answers `save`; the program is held still done         units,
-    checksum, messages, compute_s, comm_s     the work is done; then it ends with exit code 0 error        message
-    it cannot go on; then it ends with exit code 1
+    save_failed  error                          answers `save`; the program is held still
+    done         units, checksum, messages, <steps>     the work is done; then it ends with exit code 0
+    error        message                        it cannot go on; then it ends with exit code 1
+
+<steps> are `steps, longest_s, compute_s, comm_s`: iterations done, the longest one since this was last told, and the
+seconds of all iterations spent computing and communicating. All but `longest_s` count from the job's first iteration:
+an image carries them from one life to the next. Time for which the program was held is in none of them. `steps` and
+`longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not tell them.
 
 From the agent to the program::
 
@@ -58,6 +64,10 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "release": {},
     "save": {"at": int, "path": str},
 }
+_MAY_MISS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "progress": {"steps": int, "longest_s": _NUMBER, "compute_s": _NUMBER, "comm_s": _NUMBER},
+    "done": {"steps": int, "longest_s": _NUMBER},
+}
 
 
 class ChannelError(TestbedError):
@@ -91,6 +101,8 @@ def decode(line: bytes) -> Message:
     expected = _FIELDS.get(kind) if isinstance(kind, str) else None
     if expected is None:
         raise ChannelError(f"{line[:60]!r}: expected an object whose kind is one of {', '.join(_FIELDS)}")
+    there = {name: types for name, types in _MAY_MISS.get(str(kind), {}).items() if name in value}
+    expected = {**expected, **there}
     for name, types in expected.items():
         found = value.get(name)
         if not isinstance(found, types) or isinstance(found, bool):

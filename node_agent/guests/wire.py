@@ -32,15 +32,19 @@ What the guest tells by itself is retained and numbered by `seq` (from 1), for w
     out       seq, pid, text          one line that a process of `run` printed (at most the last 64 KiB are retained)
     exit      seq, pid, status        a process of `run` ended; status as of a shell: 128 + signal when killed
     ready     seq, ballast_mib, touch_s            the program has its memory
-    done      seq, units, checksum, messages, compute_s, comm_s
+    done      seq, units, checksum, messages, steps, longest_s, compute_s, comm_s
     error     seq, message            the program cannot go on
 
 and two kinds that are told only while a host is attached, and not retained::
 
-    beat      units, mono_ns          every 0.5 s: work units done so far, and CLOCK_MONOTONIC of the guest
-    progress  units, mono_ns          once after each `attach` and each `go`: the first time that units have grown since
+    beat      units, mono_ns, steps, longest_s, compute_s, comm_s
+                                      every 0.5 s: work units done so far, CLOCK_MONOTONIC of the guest, iterations
+                                      done, the longest one since this was last told, and seconds that all of them
+                                      spent computing and communicating
+    progress  (the same)              once after each `attach` and each `go`: the first time that units have grown since
 
-`mono_ns` stands still while the guest is saved.
+The last four are missing before the first iteration is done, and in guests of earlier versions. The guest's clock
+stands still while the guest is held or saved, and so that time is in none of these numbers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ partial sum on the way up, and the sum over all ranks on the way down; rank r ad
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -24,7 +23,10 @@ class CorruptMessageError(TestbedError):
 
 
 class Exchange:
-    """Messages of one rank. `digest` and `messages` (received) are part of what a checkpoint must keep."""
+    """Messages of one rank. `digest` and `messages` (received) are part of what a checkpoint must keep.
+
+    `meanwhile` is called while it waits, and returns how long the next sleep may be, in seconds.
+    """
 
     def __init__(self, task: Task, fabric: Fabric, meanwhile: Callable[[], float]) -> None:
         self._task = task
@@ -37,16 +39,13 @@ class Exchange:
         self._expected = np.empty_like(self._base)
         self.digest = 0
         self.messages = 0
-        self.wall_s = 0.0
 
     def run(self, iteration: int) -> None:
         """Do the communication of one iteration; raises `CorruptMessageError`."""
-        begin_s = time.monotonic()
         if self._task.topology == "tree":
             self._reduce(iteration)
         else:
             self._swap(iteration)
-        self.wall_s += time.monotonic() - begin_s
 
     def _swap(self, iteration: int) -> None:
         requests = [self._receive(rank, iteration) for rank in self._near]

@@ -11,6 +11,7 @@ from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.image import ImageError, ImageReader, write_image
+from node_agent.programs.pace import Pace
 from node_agent.programs.task import Task, TaskError
 from node_agent.programs.words import seed_of
 
@@ -44,7 +45,7 @@ class Life:
             self._exchange = Exchange(task, self._fabric, self._while_waiting)
         self._work = program.work(task)
         self._iteration = 0
-        self._compute_s = 0.0
+        self._pace = Pace()
         self._told_ns = 0  # 0: no progress told in this life
         begin_s = time.monotonic()
         if image is None:
@@ -77,20 +78,25 @@ class Life:
     def _iterate(self) -> None:
         begin_ns = time.monotonic_ns()
         self._work.run(self._task.share(self._iteration))
-        self._compute_s += (time.monotonic_ns() - begin_ns) / 1e9
+        computed_ns = time.monotonic_ns()
         self._control.at = self._iteration + 1  # from here on it needs only what the others owe it
         if self._exchange is not None:
             self._exchange.run(self._iteration)
         self._iteration += 1
-        now_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns() if self._exchange is not None else computed_ns
+        self._pace.step(begin_ns, computed_ns, now_ns)
         if now_ns - self._told_ns >= PROGRESS_EVERY_NS or not self._told_ns:
             self._told_ns = now_ns
-            self._control.say("progress", units=self._task.units_after(self._iteration), mono_ns=now_ns)
+            units = self._task.units_after(self._iteration)
+            self._control.say("progress", units=units, mono_ns=now_ns, **self._pace.tell(self._iteration))
 
     def _while_waiting(self) -> float:
-        self._control.poll()
-        self._control.answer_hold()
-        return _STANDING_S if self._control.held and self._control.save is None else 1e-3
+        control = self._control
+        control.poll()
+        control.answer_hold()
+        stands = control.held and control.save is None
+        self._pace.stand(stands)
+        return _STANDING_S if stands else 1e-3
 
     def _all_ended(self) -> bool:
         return self._fabric is None or self._fabric.all_ended()
@@ -118,11 +124,10 @@ class Life:
 
     def _write(self, order: SaveOrder) -> bool:
         run_on_s = time.monotonic() - order.since_s
-        header = {
+        header: dict[str, object] = {
             "task": asdict(self._task),
             "iteration": self._iteration,
-            "compute_s": self._compute_s,
-            "comm_s": self._exchange.wall_s if self._exchange else 0.0,
+            **self._pace.keep(),
             "messages": self._exchange.messages if self._exchange else 0,
             "digest": self._exchange.digest if self._exchange else 0,
         }
@@ -151,9 +156,8 @@ class Life:
                 raise TaskError(f"image {image}: {name} = {header['task'].get(name)!r}: expected {value!r}")
         ballast = Ballast(header["parts"][-1] >> 20)
         reader.load([*(array.data for array in self._work.arrays), ballast.bytes])
-        self._iteration, self._compute_s = header["iteration"], header["compute_s"]
+        self._iteration, self._pace = header["iteration"], Pace.of(header)
         if self._exchange is not None:
-            self._exchange.wall_s = header["comm_s"]
             self._exchange.messages, self._exchange.digest = header["messages"], header["digest"]
         return ballast
 
@@ -162,6 +166,5 @@ class Life:
         checksum = seed_of(self._work.checksum(), exchange.digest if exchange else 0)
         self._control.say(
             "done", units=self._task.work_units, checksum=f"{checksum:016x}",
-            messages=exchange.messages if exchange else 0, compute_s=self._compute_s,
-            comm_s=exchange.wall_s if exchange else 0.0,
+            messages=exchange.messages if exchange else 0, **self._pace.tell(self._iteration),
         )  # fmt: skip

@@ -293,8 +293,22 @@ class NodeStatus(Record, frozen=True):
     reason: str = ""
 
 
+class Supersteps(Value, frozen=True):
+    """Iterations of one guest: computing, then exchanging messages with the other members of its job.
+
+    `steps`, `compute_s` and `comm_s` count from the job's first iteration, over all lives of the guest; `longest_s` is
+    the longest iteration since the last sample. Time for which the guest was held or saved is in none of them: it is
+    part of the rescheduling penalty.
+    """
+
+    steps: int
+    longest_s: float
+    compute_s: float
+    comm_s: float
+
+
 class GuestSample(Value, frozen=True):
-    """What one guest used so far, as read by the agent, and how far it is."""
+    """What one guest used so far, as read by the agent, and how far it is; `supersteps` is None if it does not say."""
 
     guest: str
     state: str
@@ -305,10 +319,16 @@ class GuestSample(Value, frozen=True):
     written_mib: float
     units_done: int
     units_mono_ns: int
+    supersteps: Supersteps | None = None
 
 
 class Telemetry(Record, frozen=True):
-    """Node and guests, once a second."""
+    """Node and guests, once a second.
+
+    Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
+    they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
+    samples of this boot that had to be given up, as too many waited.
+    """
 
     node: str
     mono_ns: int
@@ -321,6 +341,9 @@ class Telemetry(Record, frozen=True):
     agent_cpu_s: float
     agent_rss_mib: float
     guests: tuple[GuestSample, ...] = ()
+    boot: str = ""
+    late: bool = False
+    dropped: int = 0
 
 
 class GuestEvent(Record, frozen=True):

@@ -107,6 +107,7 @@ def _config(address: BrokerAddress, state_dir: Path) -> str:
         "set_tcp_nodelay true",
         "persistence true",
         f"persistence_location {state_dir}/",
+        "autosave_interval 5",  # so that even a broker that is killed comes back with the sessions of its clients
         "persistent_client_expiration 1d",
         "max_queued_messages 10000",
         "log_dest stderr",

@@ -52,7 +52,8 @@ class Requester:
     `lease` returns the token in force. A command that is not acknowledged within `ack_timeout_s` is sent
     again under the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which
     finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
-    id once.
+    id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
+    agent about it; not for a command that was sent again, as nobody knows what that word answers.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Requester:
         self._ack_timeout_s = ack_timeout_s
         self._tries = tries
         self._ask_again_s = ask_again_s
+        self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
         self._replies: dict[str, asyncio.Queue[Reply]] = {}
         self._cancels: set[asyncio.Task[None]] = set()
 
@@ -121,12 +123,17 @@ class Requester:
         loop = asyncio.get_running_loop()
         payload = encode(command)
         silent = 0
+        sent = False
         ends_s: float | None = None  # by our clock, a little later than the agent's own deadline
         while silent < self._tries:
+            begin_s = loop.time()
             reply = await self._send_and_hear(node, payload, replies)
+            again, sent = sent, True
             if reply is None:
                 silent += 1
                 continue
+            if not again:
+                self.on_round_trip(node, loop.time() - begin_s)
             silent = 0
             if ends_s is None:
                 ends_s = loop.time() + command.deadline_s + self._ack_timeout_s

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from testbed.bus import topics
 from testbed.bus.messages import (
     AnyAction,
@@ -19,14 +21,16 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.control.sample_clock import SampleClock
 from testbed.errors import UserError
 
+LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node as last heard; `heard_s` is the loop's time."""
+    """One node as last heard; `heard_s` is the loop's time, `telemetry` the last sample that came in time."""
 
     index: int
     name: str
@@ -37,13 +41,16 @@ class Node:
     heard_s: float = 0.0
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
+    clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
 
 
 class Fleet:
     """Nodes by index, in the order of the scenario.
 
-    Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record)`,
-    `on_node_change(node)` when a node that was there goes, or comes back.
+    Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
+    `on_node_change(node)` when a node that was there goes, or comes back. `taken_ns` is when the sample was taken, by
+    the loop's clock (see `SampleClock`); each sample is handed on once, in the order in which its node took them, and
+    marked `late` if it waited, be it at its agent or elsewhere. What is late tells nothing of how a node is now.
     """
 
     def __init__(self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, silence_s: float) -> None:
@@ -54,7 +61,7 @@ class Fleet:
         self._requester = requester
         self._silence_s = silence_s
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
-        self.on_telemetry: Callable[[Node, Telemetry], None] = lambda _node, _record: None
+        self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node], None] = lambda _node: None
 
     async def open(self) -> None:
@@ -139,11 +146,19 @@ class Fleet:
         except BadRecordError as error:
             _log.warning("%s", error)
             return
-        node.telemetry = record
         node.heard_s = asyncio.get_running_loop().time()
-        if not node.online and node.announced.is_set() and node.reason.startswith("silent"):
-            self._set_online(node, online=True, reason="")
-        self.on_telemetry(node, record)
+        heard_ns = int(node.heard_s * 1e9)
+        clock = node.clocks.setdefault(record.boot, SampleClock())
+        taken_ns = clock.taken_ns(record.mono_ns, heard_ns, late=record.late)
+        if taken_ns is None:
+            return
+        if heard_ns - taken_ns > LATE_NS and not record.late:
+            record = msgspec.structs.replace(record, late=True)
+        if not record.late:
+            node.telemetry = record
+            if not node.online and node.announced.is_set() and node.reason.startswith("silent"):
+                self._set_online(node, online=True, reason="")
+        self.on_telemetry(node, record, taken_ns)
 
     async def _event(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.bus.messages import GuestEvent, GuestSample, Telemetry
+from testbed.bus.messages import GuestEvent, GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.step_meter import StepMeter
 
 SHORTEST_WINDOW_S = 2.0
 
@@ -26,7 +28,8 @@ class Tracker:
     """Follows the guests.
 
     Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
-    task has ended well, `on_failed(job, reason)` when one has not.
+    task has ended well, `on_failed(job, reason)` when one has not. Points of a sample carry the time at which it was
+    taken, however late it comes.
     """
 
     def __init__(
@@ -44,6 +47,9 @@ class Tracker:
         self._on_failed = on_failed
         self._tasks = {spec.guest: (live, spec.task) for live in cluster.jobs.values() for spec in live.specs}
         self._windows: dict[str, _OpenWindow] = {}
+        self._steps = StepMeter()
+        self._dropped: dict[tuple[int, str], int] = {}  # samples that were given up, by node and boot
+        self._begin_ns: int | None = None  # of the run, by the loop's clock
 
     def guest_event(self, node: int, event: GuestEvent) -> None:
         """Take what a guest did by itself; what does not fit the job's state is journalled and ignored."""
@@ -62,6 +68,7 @@ class Tracker:
                 self._on_progress(live)
         elif event.event == "done":
             self._advance(live, task, event.detail.get("units"))
+            self._last_steps(node, live, task, event)
             live.checksums[task] = str(event.detail.get("checksum", ""))
             live.finished_tasks.add(task)
             if len(live.finished_tasks) == len(live.specs):
@@ -69,13 +76,25 @@ class Tracker:
         elif event.event == "failed":
             reason = str(event.detail.get("reason", "it ended without a word"))
             self._on_failed(live, f"task {task}: {reason}")
+        elif event.event == "drift":
+            found, wanted = event.detail.get("found"), event.detail.get("wanted")
+            if isinstance(found, float) and isinstance(wanted, float):
+                tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
+                self._recorder.cap_drift(tags, found, wanted)
 
-    def telemetry(self, node: Node, record: Telemetry) -> None:
-        """Take a node's sample of the second."""
-        tags = {"node": node.name}
+    def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
+        """Take a node's sample of the second; `taken_ns` is when it was taken, by the loop's clock."""
+        if self._begin_ns is None:
+            self._begin_ns = _now_ns() - int(self._recorder.now_s() * 1e9)
+        since_ns = taken_ns - self._begin_ns
+        if since_ns < 0:
+            return  # before this run
+        if record.dropped:
+            self._note_dropped(node, record)
+        time_ns = self._recorder.anchor_ns + since_ns
         self._recorder.point(
             "node",
-            tags,
+            {"node": node.name},
             {
                 "cpu_frac": record.cpu_frac,
                 "memory_used_mib": record.memory_used_mib,
@@ -86,11 +105,12 @@ class Tracker:
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
             },
+            time_ns,
         )
         for sample in record.guests:
-            self._sample(node, record.mono_ns, sample)
+            self._sample(node, record, sample, since_ns, time_ns)
 
-    def _sample(self, node: Node, mono_ns: int, sample: GuestSample) -> None:
+    def _sample(self, node: Node, record: Telemetry, sample: GuestSample, since_ns: int, time_ns: int) -> None:
         known = self._tasks.get(sample.guest)
         if known is None:
             return
@@ -107,13 +127,43 @@ class Tracker:
                 "written_mib": sample.written_mib,
                 "units_done": sample.units_done,
             },
+            time_ns,
         )
+        if sample.supersteps is not None:
+            fields = self._steps.advance(sample.guest, since_ns, sample.supersteps)
+            if fields is not None:
+                self._recorder.point("superstep", tags, fields, time_ns)
         if live.ended or node.index not in live.places(task):
             return
         if sample.units_done > live.units_done[task]:
             self._advance(live, task, sample.units_done)
-            live.progress_s = self._recorder.now_s()
-        self._window(live, task, mono_ns, sample, tags)
+            live.progress_s = max(live.progress_s, since_ns / 1e9)
+        if record.late:  # whether the job was steady then is not known any more
+            self._end_window(live, task, sample.guest, tags)
+        else:
+            self._window(live, task, record.mono_ns, sample, tags)
+
+    def _last_steps(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
+        """Record the iterations since the last sample of a task that is done: no sample comes any more."""
+        detail = event.detail
+        steps = detail.get("steps")
+        numbers = [detail.get(name) for name in ("longest_s", "compute_s", "comm_s")]
+        longest_s, compute_s, comm_s = (float(x) if isinstance(x, int | float) else 0.0 for x in numbers)
+        if not isinstance(steps, int):
+            return
+        found = Supersteps(steps=steps, longest_s=longest_s, compute_s=compute_s, comm_s=comm_s)
+        fields = self._steps.advance(event.guest, int(self._recorder.now_s() * 1e9), found)
+        if fields is not None:
+            tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
+            self._recorder.point("superstep", tags, fields)
+
+    def _note_dropped(self, node: Node, record: Telemetry) -> None:
+        key = node.index, record.boot
+        more = record.dropped - self._dropped.get(key, 0)
+        if more > 0:
+            self._dropped[key] = record.dropped
+            self._recorder.journal("telemetry", node=node.index, dropped=more)
+            self._recorder.say(f"node {node.name} lost {more} samples: too many waited for the bus")
 
     def _advance(self, live: LiveJob, task: int, units: object) -> None:
         if isinstance(units, int):
@@ -123,8 +173,8 @@ class Tracker:
         window = self._windows.get(sample.guest)
         steady = live.phase is Phase.RUNNING and live.advances and not live.finished_tasks
         if window is not None and (not steady or sample.cap_cores != window.cap_cores):
-            self._close_window(live, task, window, tags)
-            window = self._windows.pop(sample.guest, None) and None
+            self._end_window(live, task, sample.guest, tags)
+            window = None
         if not steady:
             return
         if window is None:
@@ -135,9 +185,18 @@ class Tracker:
             self._close_window(live, task, window, tags)
             self._windows[sample.guest] = _OpenWindow(sample.cap_cores, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
 
+    def _end_window(self, live: LiveJob, task: int, guest: str, tags: dict[str, str]) -> None:
+        window = self._windows.pop(guest, None)
+        if window is not None:
+            self._close_window(live, task, window, tags)
+
     def _close_window(self, live: LiveJob, task: int, window: _OpenWindow, tags: dict[str, str]) -> None:
         length_s = (window.last_ns - window.begin_ns) / 1e9
         if length_s >= SHORTEST_WINDOW_S:
             used_s = window.last_cpu_s - window.begin_cpu_s
             program = live.specs[task].program.name
             self._recorder.cap_window(tags, CapWindow(program, window.cap_cores, used_s / length_s, length_s))
+
+
+def _now_ns() -> int:
+    return int(asyncio.get_running_loop().time() * 1e9)

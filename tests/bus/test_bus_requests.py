@@ -496,3 +496,37 @@ def test_commands_go_over_every_bus(kind: str) -> None:
                 assert node.log[-1] == "cancelled 3600"
 
     run(scenario())
+
+
+def test_a_round_trip_is_measured_to_the_first_word_of_the_agent() -> None:
+    async def scenario() -> None:
+        lab, trips = Lab(), []
+        async with lab.agent(), lab.controller() as requester:
+            requester.on_round_trip = lambda node, seconds: trips.append((node, seconds))
+            await requester.call("n1", Calibrate(cpu_s=30.0), 60)
+            with pytest.raises(CommandFailedError):
+                await requester.call("n1", Stop(guest="x"), 60)
+        assert trips == [("n1", 0.0), ("n1", 0.0)]  # not the 30 s of the command
+
+    virtually(scenario)
+
+
+def test_a_command_that_was_sent_again_measures_nothing() -> None:
+    async def scenario() -> None:
+        lost: list[bytes] = []
+
+        def loses(topic: str, payload: bytes) -> bool:
+            if topic == REPLIES and len(lost) < 2:  # the acknowledgement and the result of the first sending
+                lost.append(payload)
+                return True
+            return False
+
+        lab, trips = Lab(loses), []
+        async with lab.agent(), lab.controller(ack_timeout_s=2.0) as requester:
+            requester.on_round_trip = lambda node, seconds: trips.append((node, seconds))
+            assert (await requester.call("n1", Ping(), 60)).status == "done"
+            assert (elapsed_s(), len(lost), trips) == (2.0, 2, [])
+            await requester.call("n1", Ping(), 60)
+        assert trips == [("n1", 0.0)]
+
+    virtually(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 
 import pytest
 from guest_end import AgentAlone
@@ -41,6 +42,12 @@ class Program:
 
     def say(self, kind, *fields) -> None:
         self.end.send(wire.encode(kind, fields)[12:-1])
+
+
+def store(folder, *words: int) -> None:
+    """Write the first words of what a program stores for the agent, and do not cut the file: it is mapped."""
+    with (folder / "progress").open("r+b") as file:
+        file.write(struct.pack(f"<{len(words)}Q", *words))
 
 
 def numbered(frames) -> list[int]:
@@ -141,6 +148,7 @@ def test_go_reaches_a_program_before_or_after_it_is_ready_and_progress_is_told_o
     for early in (True, False):
         since = len(host.frames)
         host.order("task", ("name", "x"))
+        new = len(host.frames)  # from here on nothing is of the task before
         program = Program(agent.folder)
         if early:
             host.order("go")
@@ -149,10 +157,20 @@ def test_go_reaches_a_program_before_or_after_it_is_ready_and_progress_is_told_o
         if not early:
             host.order("go")
         assert program.end.recv(100) == b"go"
-        (agent.folder / "progress").write_bytes((7).to_bytes(8, "little"))
+        assert "steps" not in host.kind("beat", since=new).fields
+        store(agent.folder, 7)
         assert host.kind("progress", since=since).count("units") == 7
-        (agent.folder / "progress").write_bytes((9).to_bytes(8, "little"))
-        host.until(lambda f: f.kind == "beat" and f.count("units") == 9, since=since)
+        store(agent.folder, 9, 3, 2_000_000_000, 4_000_000_000, 500_000_000)
+        beat = host.until(lambda f: f.kind == "beat" and "steps" in f.fields, since=new)
+        assert [beat.number(name) for name in ("units", "steps", "longest_s", "compute_s", "comm_s")] == [
+            9,
+            3,
+            2,
+            4,
+            0.5,
+        ]
+        later = host.until(lambda f: f.kind == "beat", since=host.frames.index(beat) + 1)
+        assert (later.count("steps"), later.number("longest_s")) == (3, 0)  # told once
         assert len([f for f in host.frames[since:] if f.kind == "progress"]) == 1
         program.say("done", ("units", 9), ("checksum", "ab"), ("messages", 0), ("compute_s", 1), ("comm_s", 0))
         assert host.kind("done", since=since).text("checksum") == "ab"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -65,8 +66,19 @@ def _alone(programs, folder, one, program="eatcpu") -> wire.Frame:
     done = side.hear()
     assert process.wait() == 0
     side.close()
-    assert int.from_bytes((folder / "progress").read_bytes(), "little") == one.work_units
+    units, steps, longest_ns, compute_ns, comm_ns = struct.unpack("<5Q", (folder / "progress").read_bytes())
+    assert (units, steps) == (one.work_units, one.iterations)
+    assert longest_ns == 0  # `done` has taken it
+    assert compute_ns / 1e9 == pytest.approx(done.number("compute_s"), abs=2e-6)
+    assert comm_ns == 0
     return done
+
+
+def _check_steps(done: wire.Frame, one) -> None:
+    """What is told of iterations is what the Python twin tells: as many, and a longest one that can be among them."""
+    whole_s = done.number("compute_s") + done.number("comm_s")
+    assert done.count("steps") == one.iterations
+    assert whole_s / one.iterations - 2e-6 <= done.number("longest_s") <= whole_s + 2e-6
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -78,6 +90,7 @@ def test_a_single_guest_computes_what_its_twin_does(programs, short_path, progra
     assert done.count("units") == 31
     assert done.number("compute_s") > 0
     assert done.number("comm_s") == 0
+    _check_steps(done, one)
 
 
 def _together(programs, folder, tasks, **second) -> list[Side]:
@@ -109,6 +122,8 @@ def test_ranks_compute_what_their_twins_do(programs, short_path, topology, ranks
     for side, one in zip(sides, tasks, strict=True):
         done = side.hear()
         assert (done.kind, done.text("checksum"), done.count("messages")) == ("done", *expected(one))
+        _check_steps(done, one)
+        assert done.number("comm_s") > 0
         side.close()
     assert sides[0].process.wait(20) == 0
 

@@ -22,7 +22,8 @@ from node_agent.drivers.procs.segments import segments_of
 from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Happening, SaveReport
 from node_agent.guests.channel import VERSION, ChannelError, Message
-from testbed.bus.messages import GuestSample, GuestSpec
+from node_agent.guests.pace import supersteps_of
+from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
 
@@ -67,6 +68,7 @@ class ProcessGuest:
         self._program: int | None = None  # a descriptor of the program's process
         self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
         self._progress: tuple[int, int] | None = None  # units, mono_ns
+        self._steps: Supersteps | None = None
         self._done: tuple[int, dict[str, Any]] | None = None
         self._held_at = 0
         self._made = False
@@ -177,10 +179,13 @@ class ProcessGuest:
         if usage is not None and usage.cpu_s >= self._usage.cpu_s:
             self._usage = usage
         units, mono_ns = self._progress or (0, 0)
+        steps = self._steps
+        if steps is not None:
+            self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
             guest=self.spec.guest, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._usage.cpu_s,
             rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib, written_mib=self._usage.written_mib,
-            units_done=units, units_mono_ns=mono_ns,
+            units_done=units, units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
 
     # --- the channel
@@ -230,9 +235,13 @@ class ProcessGuest:
                 self._greet()
             case "progress":
                 first, self._progress = self._progress is None, (fields["units"], fields["mono_ns"])
+                self._steps = supersteps_of(fields, self._steps)
                 if first:
                     self._tell(Happening(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
             case "done":
+                self._steps = supersteps_of(fields, self._steps)
+                if self._steps is not None:
+                    fields = {**fields, "longest_s": self._steps.longest_s}  # also what no sample has told yet
                 self._done = (time.monotonic_ns(), fields)
                 self._progress = (fields["units"], self._done[0])
                 self._fail_waiter("it is done")

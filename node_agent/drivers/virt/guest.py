@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import libvirt
+import msgspec
 
 from node_agent.drivers.protocol import DriverError, Happening
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import PERIOD_US, channel_path, console_path
 from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.guests.pace import supersteps_of
 from node_agent.guests.wire import Frame, WireError
-from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 T = TypeVar("T")
 
@@ -80,6 +82,7 @@ class VirtualGuest:
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._said: list[str] = []
         self._progress = (0, 0)  # units, mono_ns of this machine
+        self._steps: Supersteps | None = None
         self._beats_at_s = self._loop.time()
         self._cpu_s = 0.0
         self._applying = False  # a cap is on its way: what is found may be the old or the new one
@@ -320,6 +323,7 @@ class VirtualGuest:
                 now_ns = time.monotonic_ns()
                 units = frame.count("units")
                 self._progress = (units, now_ns)
+                self._steps = supersteps_of(_steps_in(frame), self._steps)
                 if frame.kind == "progress":
                     self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
             case "ready":
@@ -333,17 +337,22 @@ class VirtualGuest:
             case "exit":
                 self._exited(frame.count("pid"), frame.count("status"))
             case "done":
-                detail: dict[str, object] = {
-                    "units": frame.count("units"), "checksum": frame.text("checksum"),
-                    "messages": frame.count("messages"), "compute_s": frame.number("compute_s"),
-                    "comm_s": frame.number("comm_s"),
-                }  # fmt: skip
-                self._progress = (frame.count("units"), time.monotonic_ns())
-                self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
+                self._done(frame)
             case "error":
                 self.fail(frame.text("message"))
             case _:
                 pass  # hello, and what a later version tells
+
+    def _done(self, frame: Frame) -> None:
+        detail: dict[str, object] = {
+            "units": frame.count("units"), "checksum": frame.text("checksum"), "messages": frame.count("messages"),
+            "compute_s": frame.number("compute_s"), "comm_s": frame.number("comm_s"),
+        }  # fmt: skip
+        self._progress = (frame.count("units"), time.monotonic_ns())
+        self._steps = supersteps_of(_steps_in(frame), self._steps)
+        if self._steps is not None:  # the longest one is also what no sample has told yet
+            detail |= {"steps": self._steps.steps, "longest_s": self._steps.longest_s}
+        self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
         future = self._exits.setdefault(pid, self._loop.create_future())
@@ -417,9 +426,12 @@ class VirtualGuest:
                 self._cpu_s = max(self._cpu_s, self._groups.cpu_s())
                 self._look_after()
         units, mono_ns = self._progress
+        steps = self._steps
+        if steps is not None:
+            self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
             guest=self.name, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._cpu_s, rss_mib=rss_mib,
-            read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns,
+            read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
 
     def _look_after(self) -> None:
@@ -432,6 +444,14 @@ class VirtualGuest:
         silent_s = self._loop.time() - self._beats_at_s
         if silent_s > self._patience.silence_s:
             self.fail(f"it has not answered for {silent_s:.0f} s")
+
+
+def _steps_in(frame: Frame) -> dict[str, int | float]:
+    """Return what a frame tells of iterations, nothing if it does not; raises `WireError`."""
+    if "steps" not in frame.fields:
+        return {}
+    told = {name: frame.number(name) for name in ("longest_s", "compute_s", "comm_s")}
+    return {"steps": frame.count("steps"), **told}
 
 
 def _suspend(domain: libvirt.virDomain) -> None:

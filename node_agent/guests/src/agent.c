@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "pace.h"
 #include "procs.h"
 #include "told.h"
 #include "wire.h"
@@ -38,7 +39,7 @@ static const char *run_folder = "/run";
 static char boot[17];
 static bool attached, gone_ahead, owes_progress;
 static uint64_t units_before; /* when progress was last promised */
-static volatile uint64_t *units;
+static struct pace *pace;
 static struct program programs[MAX_PROGRAMS];
 static struct reader from_host;
 static uint64_t last_id;
@@ -100,8 +101,14 @@ static size_t momentary(const char *kind)
 {
     static struct message m;
     message_begin(&m, kind);
-    message_field(&m, "units", "%llu", (unsigned long long)*units);
+    message_field(&m, "units", "%llu", (unsigned long long)pace_get(&pace->units));
     message_field(&m, "mono_ns", "%lld", (long long)mono_ns());
+    if (pace_get(&pace->steps)) { /* else no program, or one that does not tell them */
+        message_field(&m, "steps", "%llu", (unsigned long long)pace_get(&pace->steps));
+        message_field(&m, "longest_s", "%.9f", (double)pace_take(&pace->longest_ns) * 1e-9);
+        message_field(&m, "compute_s", "%.9f", (double)pace_get(&pace->compute_ns) * 1e-9);
+        message_field(&m, "comm_s", "%.9f", (double)pace_get(&pace->comm_ns) * 1e-9);
+    }
     size_t length = message_frame(&m);
     memcpy(out, m.bytes, length);
     return length;
@@ -119,7 +126,7 @@ static size_t next_frame(void)
     size_t length = attached ? told_next(out) : 0;
     if (!attached || length)
         return length;
-    if (owes_progress && *units > units_before) {
+    if (owes_progress && pace_get(&pace->units) > units_before) {
         owes_progress = false;
         return momentary("progress");
     }
@@ -211,7 +218,7 @@ static bool working(void)
 static void promise_progress(void)
 {
     owes_progress = true;
-    units_before = *units;
+    units_before = pace_get(&pace->units);
 }
 
 static bool order_task(const struct fields *order, char *error, size_t room)
@@ -232,7 +239,8 @@ static bool order_task(const struct fields *order, char *error, size_t room)
         return false;
     }
     gone_ahead = owes_progress = false;
-    *units = units_before = 0;
+    memset(pace, 0, sizeof *pace);
+    units_before = 0;
     return true;
 }
 
@@ -373,10 +381,10 @@ static void begin(void)
     snprintf(boot, sizeof boot, "%016llx", (unsigned long long)name);
 
     int file = open(in_run("progress"), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (file < 0 || ftruncate(file, sizeof *units))
+    if (file < 0 || ftruncate(file, sizeof *pace))
         die("progress");
-    units = mmap(NULL, sizeof *units, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (units == MAP_FAILED)
+    pace = mmap(NULL, sizeof *pace, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (pace == MAP_FAILED)
         die("progress");
     close(file);
 

@@ -13,12 +13,15 @@
 
 #include "ballast.h"
 #include "kernel.h"
+#include "pace.h"
 #include "report.h"
 #include "wire.h"
 #include "words.h"
 
 struct task task;
-static volatile uint64_t *progress;
+static struct pace *pace;
+static uint64_t steps;
+static double compute_s, comm_s;
 
 static char *lines[64];
 static size_t line_count;
@@ -93,14 +96,14 @@ void life_read_task(const char *name)
 
     path = in_run("progress");
     file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (file < 0 || ftruncate(file, sizeof *progress))
+    if (file < 0 || ftruncate(file, sizeof *pace))
         fail("%s: %s", path, strerror(errno));
-    void *map = mmap(NULL, sizeof *progress, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *map = mmap(NULL, sizeof *pace, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (map == MAP_FAILED)
         fail("%s: %s", path, strerror(errno));
     close(file);
-    progress = map;
-    *progress = 0;
+    pace = map;
+    memset(pace, 0, sizeof *pace);
     kernel_start(task.seed, task.rank, task.workers);
 }
 
@@ -135,18 +138,28 @@ uint64_t life_share(uint64_t iteration)
     return share < 1 ? 1 : (uint64_t)share;
 }
 
-void life_progress(uint64_t iterations)
+void life_step(double begin_s, double computed_s, double end_s)
 {
-    *progress = units_after(iterations);
+    uint64_t step_ns = (uint64_t)((end_s - begin_s) * 1e9);
+    compute_s += computed_s - begin_s;
+    comm_s += end_s - computed_s;
+    pace_set(&pace->steps, ++steps);
+    if (step_ns > pace_get(&pace->longest_ns))
+        pace_set(&pace->longest_ns, step_ns);
+    pace_set(&pace->compute_ns, (uint64_t)(compute_s * 1e9));
+    pace_set(&pace->comm_ns, (uint64_t)(comm_s * 1e9));
+    pace_set(&pace->units, units_after(steps)); /* last: the agent waits for it */
 }
 
-void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm_s)
+void life_done(uint64_t digest, uint64_t messages)
 {
     static struct message m;
     message_begin(&m, "done");
     message_field(&m, "units", "%llu", (unsigned long long)task.work_units);
     message_field(&m, "checksum", "%016llx", (unsigned long long)seed_of2(kernel_checksum(), digest));
     message_field(&m, "messages", "%llu", (unsigned long long)messages);
+    message_field(&m, "steps", "%llu", (unsigned long long)steps);
+    message_field(&m, "longest_s", "%.9f", (double)pace_take(&pace->longest_ns) * 1e-9);
     message_field(&m, "compute_s", "%.6f", compute_s);
     message_field(&m, "comm_s", "%.6f", comm_s);
     report_say(&m);

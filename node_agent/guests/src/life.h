@@ -24,8 +24,8 @@ void life_read_task(const char *name);
 void life_prepare(void);
 uint64_t life_iterations(void);
 uint64_t life_share(uint64_t iteration);
-/* `iterations` are done: store it where the agent looks. */
-void life_progress(uint64_t iterations);
-void life_done(uint64_t digest, uint64_t messages, double compute_s, double comm_s);
+/* One more iteration is done, begun, computed and ended at these times: store it where the agent looks. */
+void life_step(double begin_s, double computed_s, double end_s);
+void life_done(uint64_t digest, uint64_t messages);
 
 #endif

@@ -179,20 +179,17 @@ int main(int count, char **arguments)
     if (task.ranks > 1)
         join(&count, &arguments);
     life_prepare();
-    double compute_s = 0, comm_s = 0;
     for (uint64_t i = 0; i < life_iterations(); i++) {
         double begin_s = monotonic_s();
         kernel_run(life_share(i));
         double computed_s = monotonic_s();
         if (task.ranks > 1)
             (task.topology == TREE ? reduce : swap_all)(i);
-        compute_s += computed_s - begin_s;
-        comm_s += task.ranks > 1 ? monotonic_s() - computed_s : 0;
-        life_progress(i + 1);
+        life_step(begin_s, computed_s, task.ranks > 1 ? monotonic_s() : computed_s);
     }
     if (task.ranks > 1)
         leave();
-    life_done(digest, messages, compute_s, comm_s);
+    life_done(digest, messages);
     if (task.ranks > 1)
         MPI_Finalize();
     return 0;

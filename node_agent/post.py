@@ -1,0 +1,130 @@
+"""Telemetry on its way out: in order, kept until the broker has acknowledged it, however long the bus is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+
+from node_agent.backlog import Backlog
+from testbed.bus.messages import Telemetry, encode
+from testbed.bus.protocol import Bus
+
+ACK_S = 5.0  # without an acknowledgement the bus counts as away
+LATE_PER_S = 200.0  # a node that comes back must not drown the others
+_BATCH = 20  # on their way at once; the bus keeps their order
+_LOOK_S = 0.1  # whether the connection is still there
+_LISTENS_WITHIN_S = 15.0
+
+
+class Listener:
+    """Whether the controller can be expected to hear what is published.
+
+    After an outage an agent may be back at the broker before the controller is. A broker that has kept the
+    controller's session keeps what is published for it; one that has lost it acknowledges, and throws away. A lease
+    that is heard on a new connection says that all is well: either the broker has kept what it knew, or the controller
+    is back, which subscribes before it publishes.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._sure = asyncio.Event()
+        self._heard_before = False
+
+    def heard(self) -> None:
+        """A lease has arrived."""
+        self._heard_before = True
+        self._sure.set()
+
+    def lost(self) -> None:
+        """The bus was found to be away."""
+        self._sure.clear()
+
+    async def ready(self) -> None:
+        """Wait for the bus, and for a lease if there was one; that not longer than 15 s, as nobody may drive."""
+        while not self._bus.connected.is_set():
+            self.lost()
+            await self._bus.connected.wait()
+        if self._heard_before:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LISTENS_WITHIN_S):
+                    await self._sure.wait()
+            self._sure.set()
+
+
+class Post:
+    """Publishes samples on `topic` in order, at QoS 1; those that must wait do it in `backlog`."""
+
+    def __init__(self, bus: Bus, topic: str, backlog: Backlog, listener: Listener) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._backlog = backlog
+        self._listener = listener
+        self._fresh: deque[Telemetry] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, sample: Telemetry) -> None:
+        """Take a sample."""
+        self._fresh.append(sample)
+        if self._backlog:
+            self._set_aside()  # behind those that wait
+        self._news.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled; what is not acknowledged by then is left in the backlog."""
+        try:
+            while True:
+                if self._backlog:
+                    await self._send_late()
+                elif self._fresh:
+                    await self._send_fresh()
+                else:
+                    self._news.clear()
+                    await self._news.wait()
+        finally:
+            self._set_aside()
+
+    async def _send_fresh(self) -> None:
+        samples = list(islice(self._fresh, _BATCH))
+        if await self._publish([encode(sample) for sample in samples]):
+            for _ in samples:
+                self._fresh.popleft()
+        else:
+            self._listener.lost()
+            self._set_aside()
+
+    async def _send_late(self) -> None:
+        await self._listener.ready()
+        lines = await self._backlog.first(_BATCH)
+        if not lines:
+            return
+        if await self._publish(lines):
+            self._backlog.take(lines)
+            await asyncio.sleep(len(lines) / LATE_PER_S)
+        else:
+            self._listener.lost()
+
+    def _set_aside(self) -> None:
+        while self._fresh:
+            self._backlog.append(encode(msgspec.structs.replace(self._fresh.popleft(), late=True)))
+
+    async def _publish(self, payloads: Sequence[bytes]) -> bool:
+        """Return whether the broker has acknowledged all of them."""
+        if not self._bus.connected.is_set():
+            return False
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + ACK_S
+        sending = [asyncio.create_task(self._bus.publish(self._topic, payload)) for payload in payloads]
+        waiting = set(sending)
+        try:
+            while waiting and self._bus.connected.is_set() and loop.time() < end_s:
+                _, waiting = await asyncio.wait(waiting, timeout=_LOOK_S)
+        finally:
+            for task in waiting:
+                task.cancel()  # the bus must not send it by itself once it is back: who should hear it may not be
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+        return all(outcome is None for outcome in outcomes)

@@ -1,0 +1,243 @@
+"""The bus goes away while an agent measures: every sample arrives, once, unaltered, in order, at its own time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from node_agent.agent import Agent, AgentConfig
+from node_agent.backlog import Backlog
+from node_agent.drivers.null import NullDriver
+from node_agent.drivers.protocol import Happening
+from node_agent.post import Listener, Post
+from node_agent.telemetry import NodeSampler
+from testbed.bus import topics
+from testbed.bus.client import MqttBus
+from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec, Telemetry, decode
+from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
+from testbed.bus.requests import Requester
+from testbed.control.fleet import Fleet, Node
+from testbed.control.lease import hold_lease
+
+PATIENCE_S = 20.0
+TOPIC = topics.node_topic("t", "n0", "telemetry")
+
+
+async def until(condition, what) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110  what is awaited is of many kinds
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"still waiting: {what()}") from None
+
+
+def samples(count: int) -> list[Telemetry]:
+    sampler = NodeSampler("n0", "boot", time.monotonic)
+    return [sampler.sample(()) for _ in range(count)]
+
+
+class Heard:
+    """A subscriber that keeps records."""
+
+    def __init__(self) -> None:
+        self.records: list[Telemetry] = []
+
+    async def __call__(self, topic: str, payload: bytes) -> None:
+        self.records.append(decode(Telemetry, payload, topic))
+
+
+@asynccontextmanager
+async def posting(hub: MemoryHub, folder: Path) -> AsyncIterator[tuple[Post, Listener, Backlog, Heard]]:
+    backlog = Backlog(folder)
+    backlog.open()
+    heard = Heard()
+    async with hub.client("controller") as controller, hub.client("agent") as bus:
+        await controller.subscribe(TOPIC, heard)
+        listener = Listener(bus)
+        post = Post(bus, TOPIC, backlog, listener)
+        running = asyncio.create_task(post.run())
+        try:
+            yield post, listener, backlog, heard
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            backlog.close()
+
+
+def test_what_was_taken_off_the_bus_follows_in_order_before_what_is_new(tmp_path: Path) -> None:
+    async def main() -> None:
+        hub, made = MemoryHub(), samples(60)
+        async with posting(hub, tmp_path) as (post, _, backlog, heard):
+            for sample in made[:10]:
+                post.put(sample)
+            await until(lambda: len(heard.records) == 10, lambda: heard.records)
+            hub.drop("agent")
+            for sample in made[10:50]:
+                post.put(sample)
+            await until(lambda: bool(backlog), lambda: "nothing was set aside")
+            hub.resume("agent")
+            for sample in made[50:]:  # they stay behind those that wait
+                post.put(sample)
+            await until(lambda: len(heard.records) == 60, lambda: len(heard.records))
+            assert not backlog
+            assert [msgspec.structs.replace(record, late=False) for record in heard.records] == made
+            assert [record.late for record in heard.records] == [False] * 10 + [True] * 50
+
+    asyncio.run(main())
+
+
+def test_nothing_is_sent_to_a_broker_that_may_have_forgotten_the_controller(tmp_path: Path) -> None:
+    async def main() -> None:
+        hub, made = MemoryHub(), samples(3)
+        async with posting(hub, tmp_path) as (post, listener, backlog, heard):
+            listener.heard()
+            hub.drop("agent")
+            post.put(made[0])
+            await until(lambda: bool(backlog), lambda: "nothing was set aside")
+            hub.resume("agent")
+            post.put(made[1])
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert heard.records == []
+            listener.heard()
+            await until(lambda: len(heard.records) == 2, lambda: heard.records)
+            post.put(made[2])
+            await until(lambda: len(heard.records) == 3, lambda: heard.records)
+            assert [record.late for record in heard.records] == [True, True, False]
+
+    asyncio.run(main())
+
+
+def test_what_an_agent_could_not_send_before_its_end_the_next_one_sends(tmp_path: Path) -> None:
+    async def main() -> None:
+        hub, made = MemoryHub(), samples(4)
+        async with posting(hub, tmp_path) as (post, _, backlog, _):
+            hub.drop("agent")
+            for sample in made[:3]:
+                post.put(sample)
+            await until(lambda: bool(backlog), lambda: "nothing was set aside")
+        async with posting(MemoryHub(), tmp_path) as (post, _, _, heard):
+            post.put(made[3])
+            await until(lambda: len(heard.records) == 4, lambda: heard.records)
+            assert [msgspec.structs.replace(record, late=False) for record in heard.records] == made
+
+    asyncio.run(main())
+
+
+class Mosquitto:
+    """A broker at one port that can be killed and comes back, with or without what it had saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self):
+        before = set(psutil.Process().children())
+        address = await self._stack.enter_async_context(mosquitto_broker(find_mosquitto(), self._folder, self._port))
+        (self._child,) = set(psutil.Process().children()) - before
+        return address
+
+    async def kill(self, *, forget: bool) -> None:
+        os.kill(self._child.pid, signal.SIGKILL)
+        await self._stack.aclose()
+        if forget:
+            (self._folder / "mosquitto.db").unlink(missing_ok=True)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+
+SPEC = GuestSpec(
+    guest="g", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
+    program=ProgramSpec(name="eatcpu", work_units=10**9, units_per_iteration=100, seed=1),
+)  # fmt: skip
+
+
+def check(got: list[tuple[Telemetry, int]], taken: list[Telemetry], back_ns: int) -> None:
+    records = [msgspec.structs.replace(record, late=False) for record, _ in got]
+    assert records == taken[: len(records)]  # none is missing, none came twice, none was altered
+    assert len(taken) - len(records) <= 1  # one may have been under way when the agent was told to end
+    late = [record for record, _ in got if record.late]
+    assert len(late) > 100
+    assert late[0].mono_ns < back_ns < records[-1].mono_ns
+    # agent and controller read one clock here: what differs is the way
+    assert max(abs(taken_ns - record.mono_ns) for record, taken_ns in got) < 50_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_mosquitto() is None, reason="Mosquitto is not installed")
+@pytest.mark.parametrize("forget", [False, True], ids=["sessions kept", "sessions lost"])
+def test_a_broker_that_is_killed_costs_no_sample_and_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: bool
+) -> None:
+    taken: list[Telemetry] = []
+    sample = NodeSampler.sample
+
+    def noted(self, guests, dropped=0):
+        taken.append(sample(self, guests, dropped))
+        return taken[-1]
+
+    monkeypatch.setattr(NodeSampler, "sample", noted)
+
+    async def main() -> None:
+        folder = tmp_path / "broker"
+        mosquitto = Mosquitto(folder)
+        address = await mosquitto.start()
+        driver = NullDriver()
+        config = AgentConfig("t", "n0", 1.0, 100, tmp_path / "n0", tmp_path / "images", telemetry_s=0.02)
+        agent = Agent(config, driver, partial(MqttBus, address, "agent-n0"))
+        got: list[tuple[Telemetry, int]] = []
+        events: list[GuestEvent] = []
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(mosquitto.stop)
+            controller = await stack.enter_async_context(MqttBus(address, "controller"))
+            await stack.enter_async_context(hold_lease(controller, "t", "secret", 9.0))
+            requester = await stack.enter_async_context(Requester(controller, "t", "controller", lambda: "secret"))
+            fleet = Fleet(controller, "t", ["n0"], requester, 60.0)
+
+            def take(_node: Node, record: Telemetry, taken_ns: int) -> None:
+                got.append((record, taken_ns))
+
+            fleet.on_telemetry = take
+            fleet.on_guest_event = lambda _node, event: events.append(event)
+            await fleet.open()
+            running = asyncio.create_task(agent.run())
+            await fleet.wait_for_all(PATIENCE_S)
+            await driver.start(SPEC, 0.5, None)
+            await until(lambda: len(got) > 50, lambda: len(got))
+            if not forget:
+                await until((folder / "mosquitto.db").exists, lambda: "nothing was saved")
+            await mosquitto.kill(forget=forget)
+            dead_s = time.monotonic()
+            count = len(taken)
+            await until(lambda: len(taken) > count + 50, lambda: len(taken))
+            for number in range(3):
+                driver._tell(Happening("g", "progress", time.monotonic_ns(), {"units": number}))
+            await asyncio.sleep(max(0.0, dead_s + 3.0 - time.monotonic()))  # the length of the outage, not a wait
+            back_ns = time.monotonic_ns()
+            await mosquitto.start()
+            await until(lambda: len(events) == 4 and not got[-1][0].late, lambda: (len(events), len(got), len(taken)))
+            agent.stop()
+            await running
+            await until(lambda: len(got) >= len(taken) - 1, lambda: (len(got), len(taken)))
+        check(got, taken, back_ns)
+        assert [event.detail["units"] for event in events] == [0, 0, 1, 2]
+
+    asyncio.run(main())

@@ -1,0 +1,297 @@
+"""Samples on their way into points: when they were taken, what late ones may not do, iterations of guests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.bus import topics
+from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import (
+    GuestEvent,
+    GuestSample,
+    GuestSpec,
+    ProgramSpec,
+    Supersteps,
+    Telemetry,
+    encode,
+)
+from testbed.bus.requests import Requester
+from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.fleet import Fleet, Node
+from testbed.control.recorder import Recorder
+from testbed.control.sample_clock import SampleClock
+from testbed.control.step_meter import StepMeter
+from testbed.control.tracker import Tracker
+from testbed.control.virtual_time import run_in_virtual_time
+from testbed.measure.rundir import RunDirectory
+from testbed.workload.jobs import Job
+
+SECOND_NS = 10**9
+ANCHOR_NS = 1_700_000_000 * SECOND_NS
+UNITS = 10**6
+
+
+def run(main: Coroutine[None, None, None]) -> None:
+    run_in_virtual_time(main)
+
+
+# --- when a sample was taken
+
+
+@given(
+    st.integers(-(10**15), 10**15),
+    st.lists(st.tuples(st.integers(0, 3 * SECOND_NS), st.booleans()), min_size=1, max_size=40),
+)
+def test_a_sample_is_stamped_too_late_by_no_more_than_the_fastest_delivery(offset_ns, deliveries):
+    clock, delays = SampleClock(), []
+    for number, (delay_ns, late) in enumerate(deliveries):
+        mono_ns = 10**15 + number * SECOND_NS
+        heard_ns = mono_ns + offset_ns + delay_ns + (60 * SECOND_NS if late else 0)
+        if not late:
+            delays.append(delay_ns)
+        taken_ns = clock.taken_ns(mono_ns, heard_ns, late=late)
+        if delays:
+            assert taken_ns == mono_ns + offset_ns + min(delays)
+            assert taken_ns <= heard_ns
+            assert clock.taken_ns(mono_ns, heard_ns + 5, late=True) is None  # a repetition is no second point
+        else:
+            assert taken_ns is None  # nothing is known of the clocks
+
+
+def test_clocks_that_drift_apart_are_followed():
+    clock = SampleClock()
+    error_ns = []
+    for second in range(24 * 3600):
+        mono_ns, heard_ns = second * SECOND_NS, second * SECOND_NS + second * 10_000  # 10 µs a second
+        taken_ns = clock.taken_ns(mono_ns, heard_ns + 1000, late=False)
+        assert taken_ns is not None
+        error_ns.append(abs(taken_ns - heard_ns))
+    assert max(error_ns) <= 600 * 10_000 + 1000  # as much as they drift in ten minutes, not in a day
+
+
+# --- what a fleet makes of late samples
+
+
+def telemetry(mono_s: float, *guests: GuestSample, **more: object) -> Telemetry:
+    values: dict = {
+        "node": "n0", "mono_ns": int(mono_s * 1e9), "boot": "b1", "cpu_frac": 0.5, "memory_used_mib": 1.0,
+        "disk_read_mib": 1.0, "disk_written_mib": 1.0, "net_received_mib": 1.0, "net_sent_mib": 1.0,
+        "agent_cpu_s": 1.0, "agent_rss_mib": 1.0, "guests": guests,
+    }  # fmt: skip
+    return Telemetry(**{**values, **more})
+
+
+def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
+    async def main() -> None:
+        loop, hub = asyncio.get_running_loop(), MemoryHub()
+        async with hub.client("c") as bus, hub.client("n0") as agent:
+            fleet = Fleet(bus, "t", ["n0"], Requester(bus, "t", "c", lambda: ""), silence_s=6.0)
+            got: list[tuple[float, bool]] = []
+            changes: list[bool] = []
+            begin_s = loop.time()
+
+            def take(_node: Node, record: Telemetry, taken_ns: int) -> None:
+                got.append((round(taken_ns / 1e9 - begin_s, 3), record.late))
+
+            fleet.on_telemetry = take
+            fleet.on_node_change = lambda node: changes.append(node.online)
+            await fleet.open()
+            watching = asyncio.create_task(fleet.watch())
+            node = fleet.nodes[0]
+
+            async def send(record: Telemetry) -> None:
+                await agent.publish(topics.node_topic("t", "n0", "telemetry"), encode(record))
+                await asyncio.sleep(0.001)
+
+            node.online, node.heard_s = True, loop.time()
+            node.announced.set()
+            await send(telemetry(1000, late=True))  # of before this controller
+            assert got == []
+            for _ in range(3):  # its clock is 1000 s ahead, a delivery takes no time
+                await send(telemetry(1000 + loop.time() - begin_s))
+                await asyncio.sleep(1 - 0.001)
+            assert got == [(0.001, False), (1.001, False), (2.001, False)]
+            await asyncio.sleep(7)
+            assert not node.online
+            assert node.reason.startswith("silent")
+            for second in (3, 4, 5):
+                await send(telemetry(1000.001 + second, late=True))
+            await send(telemetry(1000.001 + 4, late=True))  # once more: nobody knew whether it had arrived
+            assert got[3:] == [(3.001, True), (4.001, True), (5.001, True)]
+            assert not node.online  # it was, then; it may be gone by now
+            assert node.telemetry is not None
+            assert node.telemetry.mono_ns < 1003 * SECOND_NS
+            await send(telemetry(1000.001 + 6))  # unmarked, but it has waited at the broker
+            assert got[-1] == (6.001, True)
+            assert not node.online
+            await send(telemetry(1000 + loop.time() - begin_s))
+            assert got[-1][1] is False
+            assert (node.online, changes) == (True, [False, True])
+            await send(telemetry(5, boot="b2"))  # the agent was restarted: another clock, for all that is known
+            assert got[-1] == (pytest.approx(loop.time() - begin_s, abs=0.01), False)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    run(main())
+
+
+# --- points
+
+
+SPEC = GuestSpec(
+    guest="g", run="t", job=7, task=0, cpu_cores=1.0, memory_mib=10,
+    program=ProgramSpec(name="eatcpu", work_units=UNITS, units_per_iteration=100, seed=1),
+)  # fmt: skip
+
+
+def guest(units: int, cpu_s: float, steps: Supersteps | None = None) -> GuestSample:
+    return GuestSample(
+        guest="g", state="running", cap_cores=0.5, cpu_s=cpu_s, rss_mib=1.0, read_mib=0.0, written_mib=0.0,
+        units_done=units, units_mono_ns=0, supersteps=steps,
+    )  # fmt: skip
+
+
+@dataclass
+class World:
+    """A tracker of one running job that writes into a real run directory, at a clock that the test sets."""
+
+    folder: Path
+    now_s: float = 0.0
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory = RunDirectory(self.folder / "run", {})
+        self.directory.open()
+        loop_s = asyncio.get_running_loop().time()
+        self.begin_ns = int(loop_s * 1e9)
+        self.recorder = Recorder(
+            self.directory, lambda: asyncio.get_running_loop().time() - loop_s, lambda: 0.0, ANCHOR_NS,
+            watch=lambda _trace_s, text: self.lines.append(text), node_names=["n0"],
+        )  # fmt: skip
+        self.live = LiveJob(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), 1.0, units_done=[0])
+        self.live.phase, self.live.running_on, self.live.progressed = Phase.RUNNING, (0,), {0}
+        cluster = Cluster([self.live], 1)
+        self.tracker = Tracker(cluster, self.recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None)
+        self.node = Node(0, "n0")
+
+    def sample(self, at_s: float, found: GuestSample, *, late: bool = False, **more: object) -> None:
+        record = telemetry(at_s, found, late=late, **more)
+        self.tracker.telemetry(self.node, record, self.begin_ns + int(at_s * 1e9))
+
+    def points(self, measurement: str) -> list[tuple[float, dict[str, float]]]:
+        """Seconds since the anchor, and fields, as they stand in the file."""
+        self.directory.close()
+        found = []
+        for path in sorted(self.directory.path.glob("points*.lp")):
+            for line in path.read_text().splitlines():
+                head, fields, time_ns = line.split(" ")
+                if head.split(",")[0] == measurement:
+                    pairs = (pair.partition("=") for pair in fields.split(","))
+                    values = {name: float(value.removesuffix("i")) for name, _, value in pairs}
+                    found.append(((int(time_ns) - ANCHOR_NS) / 1e9, values))
+        return found
+
+
+def test_points_of_late_samples_have_the_time_of_the_sample(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        world.sample(0.5, guest(100, 0.1))
+        await asyncio.sleep(60)
+        for at_s in (1.5, 2.5):
+            world.sample(at_s, guest(int(100 * at_s), at_s), late=True)
+        world.sample(-3.0, guest(100, 0.1))  # of before the run
+        assert world.live.units_done == [250]
+        assert world.live.progress_s == pytest.approx(2.5)  # progress is carried on from when it was made
+        world.sample(61.0, guest(200, 61.0))
+        assert world.live.units_done == [250]  # it never goes back
+        assert [at_s for at_s, _ in world.points("node")] == pytest.approx([0.5, 1.5, 2.5, 61.0], abs=1e-8)
+        assert [(at_s, fields["units_done"]) for at_s, fields in world.points("guest")] == [
+            (pytest.approx(0.5), 100), (pytest.approx(1.5), 150), (pytest.approx(2.5), 250), (pytest.approx(61.0), 200)
+        ]  # fmt: skip
+
+    run(main())
+
+
+def test_a_window_of_constant_cap_ends_where_samples_come_late(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(6):
+            world.sample(second, guest(second, 0.5 * second))
+        for second in range(6, 9):
+            world.sample(second, guest(second, 0.9 * second), late=True)
+        for second in range(9, 21):
+            world.sample(second, guest(second, 0.25 * second))
+        found = [(fields["achieved_cores"], fields["window_s"]) for _, fields in world.points("cap")]
+        assert found == [(pytest.approx(0.5), 5.0), (pytest.approx(0.25), 10.0)]
+
+    run(main())
+
+
+def test_samples_that_an_agent_gave_up_are_told_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second, dropped in enumerate((0, 5, 5, 8)):
+            world.sample(second, guest(second, 0), dropped=dropped)
+        world.sample(9, guest(9, 0), dropped=2, boot="b2")
+        assert [line.split(" samples")[0] for line in world.lines] == [
+            "node n0 lost 5", "node n0 lost 3", "node n0 lost 2"
+        ]  # fmt: skip
+        world.directory.close()
+
+    run(main())
+
+
+def test_iterations_since_the_last_point_become_a_point(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+
+        def steps(number: int, longest_s: float, compute_s: float, comm_s: float) -> Supersteps:
+            return Supersteps(steps=number, longest_s=longest_s, compute_s=compute_s, comm_s=comm_s)
+
+        world.sample(1, guest(0, 0, None))  # a program that does not say
+        world.sample(2, guest(4, 0, steps(4, 0.5, 0.8, 0.2)))
+        world.sample(3, guest(4, 0, steps(4, 0.0, 0.8, 0.2)))  # none ended
+        world.sample(4, guest(14, 0, steps(14, 0.125, 1.3, 0.7)))
+        world.sample(3.5, guest(9, 0, steps(9, 0.125, 1.0, 0.5)), late=True, node="n0")  # in the last point already
+        world.sample(5, guest(6, 0, steps(6, 0.1, 0.9, 0.3)))  # from an image of earlier
+        world.sample(6, guest(8, 0, steps(8, 0.1, 1.0, 0.4)))
+        await asyncio.sleep(7)
+        detail = {"units": 10, "checksum": "ab", "steps": 10, "longest_s": 0.2, "compute_s": 1.2, "comm_s": 0.5}
+        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
+        world.sample(6.5, guest(9, 0, steps(9, 0.1, 1.1, 0.4)), late=True)  # is in the last point, too
+        expected = [
+            (2, 4, 0.25, 0.5, 0.8, 0.2),
+            (4, 10, 0.1, 0.125, 0.5, 0.5),
+            (6, 2, 0.1, 0.1, 0.1, 0.1),
+            (7, 2, 0.15, 0.2, 0.2, 0.1),
+        ]
+        names = ("steps", "mean_s", "max_s", "compute_s", "comm_s")
+        found = [(at_s, *(fields[name] for name in names)) for at_s, fields in world.points("superstep")]
+        assert found == [pytest.approx(row) for row in expected]
+
+    run(main())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 2), st.floats(0, 2)), max_size=20))
+def test_points_of_iterations_add_up_to_all_of_them(parts):
+    meter, points = StepMeter(), []
+    steps, compute_s, comm_s = 0, 0.0, 0.0
+    for number, (more, computing_s, talking_s) in enumerate(parts):
+        steps += more
+        compute_s += computing_s if more else 0
+        comm_s += talking_s if more else 0
+        found = Supersteps(steps=steps, longest_s=0.0, compute_s=compute_s, comm_s=comm_s)
+        fields = meter.advance("g", number, found)
+        assert (fields is None) == (more == 0)
+        assert meter.advance("g", number, found) is None
+        points += [fields] if fields is not None else []
+    for name, whole in (("steps", steps), ("compute_s", compute_s), ("comm_s", comm_s)):
+        assert sum(point[name] for point in points) == pytest.approx(whole)
+    assert all(point["max_s"] >= point["mean_s"] for point in points)
