@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from testbed.errors import InputError, UserError, nearest
+from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, URL_EXPECTED, is_url
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+INFLUX_RECORDER = "influx"
 Topology = Literal["linear", "ring", "mesh", "torus", "all-to-all", "tree"]
 
 
@@ -171,10 +173,30 @@ class BoundTable(_Table):
     tau_s: Positive = 10.0
 
 
+class InfluxTable(_Table):
+    """The bucket of InfluxDB 2 that the points of the run are shipped to while it lasts.
+
+    The table switches the recorder `influx` on. Its token is in the environment: INFLUXDB_V2_TOKEN. `gzip` spends CPU
+    time of the controller where the way to the server is slow.
+    """
+
+    url: str = DEFAULT_URL
+    org: Annotated[str, Field(min_length=1)] = DEFAULT_ORG
+    bucket: Annotated[str, Field(min_length=1)] = DEFAULT_BUCKET
+    gzip: bool = False
+
+    @field_validator("url")
+    @classmethod
+    def _without_secrets(cls, text: str) -> str:
+        if not is_url(text):
+            raise ValueError(URL_EXPECTED)
+        return text
+
+
 class Scenario(_Table):
     """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
 
-    `recorders` names plug-ins that are told everything that the run records.
+    `recorders` names plug-ins that are told everything that the run records; a table `[influx]` adds `influx` to them.
     """
 
     name: Name
@@ -192,7 +214,18 @@ class Scenario(_Table):
     migration: MigrationTable = MigrationTable()
     bound: BoundTable = BoundTable()
     box: BoxTable | None = None
+    influx: InfluxTable | None = None
     recorders: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_table_switches_its_recorder_on(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("influx") is None:
+            return data
+        names = data.get("recorders", ())
+        if not isinstance(names, list | tuple) or INFLUX_RECORDER in names:
+            return data
+        return {**data, "recorders": [*names, INFLUX_RECORDER]}
 
     @model_validator(mode="before")
     @classmethod

@@ -73,6 +73,8 @@ def make_recorders(names: Sequence[str]) -> dict[str, RunRecorder]:
     for name, factory in find_recorders(names).items():
         try:
             made[name] = factory()
+        except UserError as error:
+            raise UserError(f"recorder {name!r}: {error}") from error
         except Exception as error:
             raise UserError(f"recorder {name!r}: {_words(error)}") from error
     return made

@@ -142,9 +142,9 @@ def test_recorders_are_found_by_name(install_plugin: Install, monkeypatch: pytes
     assert set(find_recorders(["wall"])) == {"wall"}
     for names, words in (
         (["wal"], "recorders: unknown recorder 'wal'; nearest: wall"),
-        (["influxdb"], "recorders: unknown recorder 'influxdb'; installed: broken, wall"),
+        (["graphite"], "recorders: unknown recorder 'graphite'; installed: broken, influx, wall"),
         (["broken"], "recorder 'broken': cannot load dfrs_wall:Gone: AttributeError"),
-        (["wall"], "recorder 'wall': UserError: WALL_URL: expected an address"),
+        (["wall"], "recorder 'wall': WALL_URL: expected an address"),
     ):
         with pytest.raises(UserError, match=words):
             make_recorders(names)

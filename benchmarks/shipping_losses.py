@@ -1,0 +1,190 @@
+"""What InfluxDB loses of a run when things break: `python benchmarks/shipping_losses.py [--rate 2000] [--away-s 20]`.
+
+Made-up runs record points while a real influxd, the network to it, or the shipper is disturbed; then every point is
+read back and compared, types and bits included. Written are the points in the run directory, lost those of them that
+the database does not have, altered those that differ there; sent twice is what the server wrote more than once.
+Caught up is the time from the end of the disturbance until all that was recorded by then was shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab import print_machine, print_table
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure"))
+from influx_lab import INFLUXD, Adapter, Influxd, Recording, compare, influx, until
+
+from testbed.measure.influx_address import find_address
+from testbed.measure.influx_writer import InfluxWriter
+from testbed.measure.shipping import ship
+from testbed.measure.shipping_batches import points_left
+from testbed.measure.shipping_position import read_shipped
+
+COLUMNS = (
+    "disturbance", "recorded", "written", "in the database", "lost", "altered", "sent twice", "caught up s",
+    "longest point ms", "the recorder says",
+)  # fmt: skip
+Row = tuple[object, ...]
+TABLE = "testbed"
+
+
+class Case:
+    """One run with an empty database."""
+
+    def __init__(self, server: Influxd, adapter: Adapter, folder: Path, rate: float, away_s: float) -> None:
+        self.server = server
+        self.adapter = adapter
+        self.path = folder / "run"
+        self.rate = rate
+        self.away_s = away_s
+        self.adapter.behave = lambda _number: "pass"
+        self.adapter.written_points = 0
+        server.query(f'DROP DATABASE "{TABLE}"')
+        server.create(TABLE)
+
+    def record(self, *, ship: bool = True) -> Recording:
+        return Recording(self.path, self.adapter.url, self.rate, ship=ship)
+
+    def shipped(self) -> int:
+        return max((at.read_points for at in read_shipped(self.path).values()), default=0)
+
+    def caught_up_s(self, run: Recording) -> float:
+        wanted, began_s = run.count, time.monotonic()
+        until(lambda: self.shipped() >= wanted, 120, "catching up")
+        return time.monotonic() - began_s
+
+    def row(self, name: str, run: Recording, caught_up_s: float | None) -> Row:
+        _, failures = run.end()
+        said = failures.get("influx", "nothing")
+        written = points_left(self.path, 1, 0)
+        if self.shipped() < written:  # as its message says
+            address = find_address({"url": self.adapter.url})
+            ship(self.path, address, InfluxWriter(address), print, lambda _s: None, from_start=False, patience_s=30)
+        found = compare(self.server, TABLE, written)
+        return (
+            name, run.count, written, found.found, found.lost, found.altered,
+            self.adapter.written_points - found.found, "-" if caught_up_s is None else f"{caught_up_s:.1f}",
+            f"{1000 * run.longest_s:.1f}", said.replace(str(self.path), "RUN"),
+        )  # fmt: skip
+
+
+def nothing(case: Case) -> Row:
+    run = case.record()
+    time.sleep(5)
+    return case.row("none", run, case.caught_up_s(run))
+
+
+def server_killed(case: Case) -> Row:
+    run = case.record()
+    time.sleep(3)
+    case.server.kill(signal.SIGKILL)
+    time.sleep(case.away_s)
+    case.server.start()
+    return case.row(f"server killed (-9), away {case.away_s:g} s", run, case.caught_up_s(run))
+
+
+def network_cut(case: Case) -> Row:
+    run = case.record()
+    time.sleep(3)
+    case.adapter.cut_network()
+    time.sleep(case.away_s)
+    case.adapter.start()
+    return case.row(f"network cut for {case.away_s:g} s", run, case.caught_up_s(run))
+
+
+def shipper_killed(case: Case) -> Row:
+    """The shipper is a process of its own here: `testbed ingest`."""
+    draw = random.Random(1)  # noqa: S311  # the same moments in every run
+    run = case.record(ship=False)
+    command = [sys.executable, "-m", "testbed", "ingest", str(case.path), "--url", case.adapter.url, "--json"]
+    time.sleep(8)  # something to ship
+    for _ in range(5):
+        before = case.adapter.writes
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: case.adapter.writes > before + draw.randint(0, 2), 60, "a write")  # noqa: B023  # at once
+        child.kill()
+        child.wait()
+        time.sleep(2)
+    began_s, wanted = time.monotonic(), run.count
+    while case.shipped() < wanted:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return case.row("shipper killed (-9) and restarted 5 times", run, time.monotonic() - began_s)
+
+
+def answers_lost(case: Case) -> Row:
+    run = case.record()
+    faults = itertools.cycle(("pass", "cut after", "pass", "500 after", "cut"))
+    case.adapter.behave = lambda _number: next(faults)
+    time.sleep(15)
+    case.adapter.behave = lambda _number: "pass"
+    return case.row("2 of 5 answers lost, 1 of 5 requests cut", run, case.caught_up_s(run))
+
+
+def disk_full(case: Case) -> Row:
+    run = case.record()
+    until(lambda: run.directory.failure is not None, 120, "a full disk")
+    print(f"the run says: {run.directory.failure}".replace(str(case.path), "RUN"))
+    time.sleep(1)
+    return case.row("disk of the run directory full", run, None)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", type=float, default=2000.0, help="points a second")
+    parser.add_argument("--away-s", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if INFLUXD is None:
+        raise SystemExit("influxd is not installed (Debian: influxdb)")
+    cases: tuple[Callable[[Case], Row], ...] = (
+        nothing, server_killed, network_cut, shipper_killed, answers_lost, disk_full,
+    )  # fmt: skip
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as name:
+        folder = Path(name)
+        with influx(folder / "influx", TABLE) as (server, adapter):
+            for number, work in enumerate(cases):
+                place = folder / str(number)
+                if work is disk_full:
+                    if os.geteuid() != 0:
+                        print("disk full: left out: a small disk of one's own takes root")
+                        continue
+                    with small_disk(place):
+                        rows.append(work(Case(server, adapter, place, options.rate, options.away_s)))
+                else:
+                    rows.append(work(Case(server, adapter, place, options.rate, options.away_s)))
+                print(f"{rows[-1][0]}: done", file=sys.stderr, flush=True)
+    if options.json:
+        print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_machine()
+        print_table(f"{options.rate:g} points a second, one run each", COLUMNS, rows)
+    if any(row[4] or row[5] for row in rows):
+        raise SystemExit("points were lost or altered")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Recorder `influx`: ships the points of a run to InfluxDB while it lasts, from the files in its directory.
+
+What the recorder is told is only counted: the points come from the run directory, in a thread that may wait for the
+server as long as it likes. A scenario switches it on by a table `[influx]`; the token is in the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed.errors import RunError, TestbedError
+from testbed.measure.influx_address import Address, find_address
+from testbed.measure.influx_writer import InfluxWriter, ServerAwayError, ServerRefusesError, client_module
+from testbed.measure.points import Value
+from testbed.measure.recorders import CLOSE_WITHIN_S
+from testbed.measure.shipper import BackOff, Shipper
+from testbed.measure.shipping_batches import points_left
+from testbed.measure.shipping_position import Shipped
+
+POLL_S = 0.5  # a batch is what came in this time
+MEND_S = 15.0  # between two tries where a person must mend something
+SAY_AGAIN_S = 60.0  # between two warnings, for a server that comes and goes
+QUIET_S = 2.5  # after the end of the run: what the directory's spool held back is there by then
+LAST_S = CLOSE_WITHIN_S - 2.0  # for the rest, once the run has ended
+_log = logging.getLogger(__name__)
+
+
+class InfluxRecorder:
+    """A `testbed.measure.recorders.RunRecorder`; raises `UserError` where the client is missing or the URL is none."""
+
+    def __init__(self) -> None:
+        client_module()
+        find_address(None)  # the environment's URL; that of the scenario was checked with it
+        self._told_points = 0  # of the recorder
+        self._work: _Shipping | None = None
+
+    def open(self, path: Path, manifest: Mapping[str, object]) -> None:
+        """Begin to ship."""
+        scenario = manifest.get("scenario")
+        table = scenario.get("influx") if isinstance(scenario, Mapping) else None
+        table = table if isinstance(table, Mapping) else {}
+        self._work = _Shipping(path, find_address(table), gzip=table.get("gzip") is True)
+        self._work.start()
+
+    def journal(self, entry: Mapping[str, object]) -> None:
+        """Nothing: InfluxDB gets points alone."""
+
+    def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
+        """Count one point that the run directory has, or has soon."""
+        del measurement, tags, fields, time_ns
+        self._told_points += 1
+
+    def close(self) -> None:
+        """Ship the rest; raise `RunError` that says what is left after `LAST_S`, or was refused."""
+        if self._work is not None:
+            self._work.finish(self._told_points, LAST_S)
+
+
+class _Shipping(threading.Thread):
+    """Ships one run until all its points are shipped, or nobody waits for that any more."""
+
+    def __init__(self, run: Path, address: Address, *, gzip: bool) -> None:
+        # a daemon: a server that hangs does not keep the process
+        super().__init__(name="ship to InfluxDB", daemon=True)
+        self._run_path = run
+        self._address = address
+        self._gzip = gzip
+        self._wake = threading.Event()
+        self._said_s = -SAY_AGAIN_S
+        self._worked_s = 0.0  # when the last batch was shipped, or the run ended
+        self._expected_points: int | None = None  # known when the run has ended
+        self._given_up = False
+        self._shipper: Shipper | None = None
+        self._problem: str | None = None
+        self._back_off = BackOff()
+
+    def finish(self, points: int, within_s: float) -> None:
+        """The run has ended, with so many points; raises `RunError` for those that are not in the database."""
+        self._worked_s = time.monotonic()
+        self._expected_points = points
+        self._wake.set()
+        self.join(within_s)
+        self._given_up = True
+        self._wake.set()
+        reached = self._shipper.reached if self._shipper is not None else Shipped()
+        left = points_left(self._run_path, reached.segment, reached.offset_bytes)
+        problems = []
+        if left > 0:
+            why = f" ({self._problem})" if self._problem else ""
+            problems.append(f"{left} points not shipped yet{why}; `testbed ingest {self._run_path}` ships them")
+        if self._shipper is not None and reached.refused_points:
+            problems.append(
+                f"{reached.refused_points} points refused by the server; they are in {self._shipper.refused_path}"
+            )
+        if problems:
+            raise RunError("; ".join(problems))
+
+    def run(self) -> None:
+        try:
+            self._shipper = Shipper(
+                self._run_path, self._address, InfluxWriter(self._address, gzip=self._gzip), _log.warning
+            )
+        except TestbedError as error:
+            self._say(str(error))
+            return
+        try:
+            while not self._given_up and not self._complete():
+                self._wake.clear()
+                wait_s = self._try(self._shipper)
+                # the end of the run wakes; then there is no time for long waits
+                self._wake.wait(wait_s if self._expected_points is None else min(wait_s, POLL_S))
+        finally:
+            self._shipper.close()
+
+    def _complete(self) -> bool:
+        if self._expected_points is None or self._shipper is None:
+            return False
+        if self._shipper.reached.read_points >= self._expected_points:
+            return True
+        # points that a full disk did not take never come
+        return self._problem is None and time.monotonic() > self._worked_s + QUIET_S
+
+    def _try(self, shipper: Shipper) -> float:
+        """Ship a batch; return the seconds until the next."""
+        try:
+            more = shipper.step()
+        except ServerRefusesError as error:
+            self._say(f"points wait in {self._run_path}: {error}; trying again every {MEND_S:g} s")
+            return MEND_S
+        except (ServerAwayError, RunError) as error:
+            self._say(str(error))
+            return self._back_off.after(error)
+        except Exception as error:  # noqa: BLE001  # what client or disk may raise beside: told, and tried again
+            self._say(f"{type(error).__name__}: {error}")
+            _log.debug("shipping %s", self._run_path, exc_info=True)
+            return self._back_off.after(error)
+        self._back_off.reset()
+        self._problem = None
+        if more:
+            self._worked_s = time.monotonic()
+        return 0.0 if more else POLL_S
+
+    def _say(self, text: str) -> None:
+        """Say a problem when it begins, and not again soon after."""
+        if self._problem is None and time.monotonic() >= self._said_s + SAY_AGAIN_S:
+            self._said_s = time.monotonic()
+            _log.warning("InfluxDB: %s", text)
+        self._problem = text

@@ -1,0 +1,158 @@
+"""How far the points of a run directory are shipped: `shipped.json`, and whose turn it is: `shipped.lock`.
+
+The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
+may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable
+after every batch, which on a busy disk takes longer than the server: it is once a second, and when all is shipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from testbed.errors import RunError, UserError
+from testbed.measure.influx_address import Address
+
+POSITION_FILE = "shipped.json"
+LOCK_FILE = "shipped.lock"
+_POLL_S = 0.02
+_DURABLE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """Up to `offset_bytes` of segment `segment`, counted from 1, every point was shipped or refused.
+
+    `read_points` of them in all; of these the server refused `refused_points`, which are the first `refused_bytes` of
+    the file of refused points.
+    """
+
+    segment: int = 1
+    offset_bytes: int = 0
+    read_points: int = 0
+    refused_points: int = 0
+    refused_bytes: int = 0
+
+    @property
+    def shipped_points(self) -> int:
+        """Points that the server acknowledged."""
+        return self.read_points - self.refused_points
+
+
+class BusyError(RunError):
+    """Another process or thread ships the same run at this moment."""
+
+
+class ShippingPosition:
+    """The position of one shipper to `address` in one run directory; several shippers of a run take turns."""
+
+    def __init__(self, run: Path, address: Address) -> None:
+        self._run = run
+        self._address = address
+        self._number = 1  # of the address in the file
+        self._all: dict[Address, Shipped] = {}  # as on disk
+        self._reached: Shipped | None = None  # ahead of the disk where that is full
+        self._durable_s = 0.0  # when it was, by the monotonic clock
+        self._is_durable = True
+        try:
+            self._lock = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UserError(f"{run / LOCK_FILE}: cannot write: {error.strerror}; expected a run directory") from error
+
+    def close(self) -> None:
+        """Close the lock file; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def refused_path(self) -> Path:
+        """Where refused points are kept: refused.lp, or refused.2.lp for the second address a run was shipped to."""
+        return self._run / ("refused.lp" if self._number == 1 else f"refused.{self._number}.lp")
+
+    @contextmanager
+    def turn(self, within_s: float) -> Iterator[Shipped]:
+        """Hold the run's lock, and give the position; raises `BusyError` if others held it for `within_s`."""
+        ends_s = time.monotonic() + within_s
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= ends_s:
+                    raise BusyError(f"{self._run}: another shipper is at work") from None
+                time.sleep(_POLL_S)
+        try:
+            yield self._find()
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def save(self, shipped: Shipped) -> None:
+        """Keep the position, in one's turn. After an `OSError`, such as a full disk, this object still knows it."""
+        self._reached = shipped
+        entries = [{**asdict(address), **asdict(at)} for address, at in {**self._all, self._address: shipped}.items()]
+        part = self._run / f"{POSITION_FILE}.part"
+        with part.open("w", encoding="utf-8") as file:
+            json.dump({"shipped_to": entries}, file, indent=1)
+            file.write("\n")
+            file.flush()
+            self._is_durable = False
+            if time.monotonic() >= self._durable_s + _DURABLE_EVERY_S:
+                self._make_durable(file.fileno())
+        part.replace(self._run / POSITION_FILE)
+        self._all[self._address] = shipped
+
+    def make_durable(self) -> None:
+        """Make what was saved durable, if it is not; in one's turn. Raises `OSError`."""
+        if not self._is_durable:
+            with (self._run / POSITION_FILE).open("rb") as file:
+                self._make_durable(file.fileno())
+
+    def _make_durable(self, fd: int) -> None:
+        os.fsync(fd)
+        self._is_durable = True
+        self._durable_s = time.monotonic()
+
+    def refuse(self, shipped: Shipped, text: bytes) -> int:
+        """Write `text` behind the refused points of `shipped`, durably; return the file's new length in bytes."""
+        with self.refused_path.open("ab") as file:
+            file.truncate(shipped.refused_bytes)  # what a crash left behind the position is shipped again
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        return shipped.refused_bytes + len(text)
+
+    def _find(self) -> Shipped:
+        """Return the position on disk, or a later one that this shipper could not write and nobody else moved."""
+        found = read_shipped(self._run)
+        if self._reached is None or found.get(self._address) != self._all.get(self._address):
+            self._reached = found.get(self._address, Shipped())
+        self._all = found
+        known = list(found)
+        self._number = 1 + (known.index(self._address) if self._address in found else len(known))
+        return self._reached
+
+
+def read_shipped(run: Path) -> dict[Address, Shipped]:
+    """Return what shipped.json says: how far the run was shipped to each address, in the order in which it began.
+
+    A file that is missing or cannot be read says nothing: all is shipped again.
+    """
+    found: dict[Address, Shipped] = {}
+    try:
+        for entry in json.loads((run / POSITION_FILE).read_text(encoding="utf-8"))["shipped_to"]:
+            address = Address(*(str(entry.pop(name)) for name in ("url", "org", "bucket")))
+            shipped = Shipped(**entry)
+            numbers = asdict(shipped).values()
+            if shipped.segment < 1 or not all(type(number) is int and number >= 0 for number in numbers):
+                return {}
+            found[address] = shipped
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return found
