@@ -13,7 +13,11 @@ from testbed.errors import TestbedError, nearest
 
 _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
-    "report": ("testbed.cli.report", "Print the tables of runs."),
+    "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
+    "dashboard": ("testbed.cli.dashboard", "Show a run live in a browser."),
+    "query": ("testbed.cli.query", "Ask a run's measurements in SQL."),
+    "ingest": ("testbed.cli.ingest", "Write a run's measurements to InfluxDB."),
+    "schema": ("testbed.cli.schema", "List every measurement, with units."),
     "replay-decisions": ("testbed.cli.replay_decisions", "Make recorded decisions again and compare them bit for bit."),
     "lab": ("testbed.cli.lab", "Make several independent nodes on this machine."),
     "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -11,10 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.errors import UserError
-from testbed.measure.rundir import read_journal, read_json
+from testbed.report.facts import JobRow, RunFacts, read_facts
 
-_METRICS = (
+METRICS = (
     ("max_stretch", "max bounded stretch"),
     ("mean_stretch", "mean bounded stretch"),
     ("bound", "lower bound of the max stretch"),
@@ -52,29 +50,8 @@ def wide_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, NARROWEST))
 
 
-_PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "penalty", "live", "paused")
-_AMOUNTS = ("saved", "transferred", "restored", "migrated")
-
-
-def read_run(path: Path) -> dict[str, object]:
-    """Return `manifest`, `summary`, `jobs` (rows as text) and `reschedulings` of a run directory."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such run directory")
-    summary = read_json(path / "summary.json")
-    manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
-    try:
-        with (path / "jobs.csv").open(encoding="utf-8", newline="") as file:
-            jobs = list(csv.DictReader(file))
-    except OSError as error:
-        raise UserError(f"{path / 'jobs.csv'}: cannot read: {error.strerror}") from error
-    journal = read_journal(path / "events.jsonl")
-    return {
-        "manifest": manifest,
-        "summary": summary,
-        "jobs": jobs,
-        "reschedulings": [entry for entry in journal if entry["kind"] == "rescheduling"],
-        "states": {str(entry["job"]): str(entry["state"]) for entry in journal if entry["kind"] == "job"},
-    }
+PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "penalty", "live", "paused")
+AMOUNTS = ("saved", "transferred", "restored", "migrated")
 
 
 def _number(text: object, digits: int = 2) -> str:
@@ -95,53 +72,49 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def jobs_table(run: Mapping[str, object]) -> Table:
+def jobs_table(run: RunFacts) -> Table:
     """One row a job."""
-    tau = cast("dict[str, object]", run["summary"]).get("stretch_bound_s", 10)
     table = _table(
-        f"Jobs (trace seconds; stretch bounded at {tau} s; penalty measured in wall seconds)",
+        f"Jobs (trace seconds; stretch bounded at {run.tau_s} s; penalty measured in wall seconds)",
         ("job", "tasks", "need", "mem", "submit", "start", "end", "run", "virtual",
          "stretch", "pre", "mig", "penalty s", "MiB moved", "state"),
     )  # fmt: skip
-    states = cast("dict[str, str]", run["states"])
-    for row in cast("list[dict[str, str]]", run["jobs"]):
+    for job in run.jobs:
         table.add_row(
-            row["job_id"], row["tasks"], _number(row["cpu_need_frac"]), _number(row["mem_req_frac"]),
-            _number(row["submit_time_s"], 0), _number(row["start_time_s"], 0), _number(row["end_time_s"], 0),
-            _number(row["run_time_s"], 0), _number(row["virtual_time_s"], 0), _number(row["stretch"]),
-            row["preemptions"], _migrations(row), _number(row["penalty_s"]), _mib(row["bytes_moved"]),
-            states.get(row["job_id"], "coming"),
+            str(job.job_id), str(job.tasks), _number(job.cpu_need_frac), _number(job.mem_req_frac),
+            _number(job.submit_time_s, 0), _number(job.start_time_s, 0), _number(job.end_time_s, 0),
+            _number(job.run_time_s, 0), _number(job.virtual_time_s, 0), _number(job.stretch),
+            str(job.preemptions), _migrations(job), _number(job.penalty_s), _mib(job.bytes_moved), job.state,
         )  # fmt: skip
     return table
 
 
-def _migrations(row: Mapping[str, str]) -> str:
+def _migrations(job: JobRow) -> str:
     """How many migrations, and how many of them live."""
-    live = row.get("live_migrations", "0")
-    return row["migrations"] if live == "0" else f"{row['migrations']} ({live} live)"
+    return f"{job.migrations} ({job.live_migrations} live)" if job.live_migrations else str(job.migrations)
 
 
-def penalties_table(run: Mapping[str, object]) -> Table | None:
+def penalties_table(run: RunFacts) -> Table | None:
     """One row a completed preemption or migration, or None if there was none."""
-    entries = cast("list[dict[str, object]]", run["reschedulings"])
-    if not entries:
+    if not run.reschedulings:
         return None
     table = _table(
         "Rescheduling penalties (wall seconds; first: until all tasks progress; live, paused: no part of the penalty)",
         ("job", "reason", "how", "moved", "save", "transfer", "wait", "restore", "down", "first", "penalty", "live",
          "paused", "MiB saved", "sent", "read", "live"),
     )  # fmt: skip
-    for entry in entries:
+    for entry in run.reschedulings:
         table.add_row(
             str(entry["job"]), str(entry["reason"]), str(entry.get("mechanism", "save-restore")),
-            str(entry["moved_tasks"]), *(_number(entry.get(f"{phase}_s", 0.0), 3) for phase in _PHASES),
-            *(_mib(entry.get(f"{kind}_bytes", 0)) for kind in _AMOUNTS),
+            str(entry["moved_tasks"]), *(_number(entry.get(f"{phase}_s", 0.0), 3) for phase in PHASES),
+            *(_mib(entry.get(f"{kind}_bytes", 0)) for kind in AMOUNTS),
         )  # fmt: skip
     return table
 
 
-def _cell(metric: object) -> str:
-    if not isinstance(metric, dict) or metric.get("value") is None:
+def metric_text(metric: object) -> str:
+    """Return a metric's value with its unit, `-` where nothing was measured."""
+    if not isinstance(metric, Mapping) or metric.get("value") is None:
         return "-"
     value, unit = metric["value"], metric["unit"]
     text = _number(value, 0 if unit == "count" else 3)
@@ -150,31 +123,35 @@ def _cell(metric: object) -> str:
     return text if unit in ("1", "count") else f"{text} {unit}"
 
 
-def metrics_table(summaries: Sequence[Mapping[str, object]]) -> Table:
+def metrics_table(runs: Sequence[RunFacts]) -> Table:
     """All metrics, a column a run."""
-    table = _table("In all", ("metric", *(str(summary["policy"]) for summary in summaries)))
-    metrics = [cast("dict[str, object]", summary["metrics"]) for summary in summaries]
-    table.add_row("jobs done / all", *(f"{summary['done']} / {summary['jobs']}" for summary in summaries))
-    for name, title in _METRICS:
-        table.add_row(title, *(_cell(values.get(name)) for values in metrics))
+    table = _table("In all", ("metric", *(run.policy for run in runs)))
+    table.add_row("jobs done / all", *(f"{run.done} / {len(run.jobs)}" for run in runs))
+    for name, title in METRICS:
+        table.add_row(title, *(metric_text(run.metrics.get(name)) for run in runs))
     return table
 
 
 def print_run(path: Path, console: Console) -> None:
+    """Print the tables of a run directory."""
+    print_facts(read_facts(path), console)
+
+
+def print_facts(run: RunFacts, console: Console) -> None:
     """Print the tables of one run."""
-    run = read_run(path)
-    summary = cast("dict[str, object]", run["summary"])
     console.print(jobs_table(run))
     penalties = penalties_table(run)
     if penalties is not None:
         console.print(penalties)
-    console.print(metrics_table([summary]))
-    for job, reason in cast("dict[str, str]", summary["failed"]).items():
+    console.print(metrics_table([run]))
+    for job, reason in run.failed.items():
         console.print(f"job {job} failed: {reason}", style="bold red", markup=False, highlight=False)
-    if not summary["complete"]:
+    if run.summary is None:
+        console.print("This run is incomplete: its controller ended before it wrote a summary.", style="bold yellow")
+    elif not run.complete:
         console.print("This run is incomplete: it ended before all jobs had.", style="bold yellow")
 
 
 def print_comparison(paths: Sequence[Path], console: Console) -> None:
-    """Print the metrics of several runs side by side."""
-    console.print(metrics_table([read_json(path / "summary.json") for path in paths]))
+    """Print the metrics of several run directories side by side."""
+    console.print(metrics_table([read_facts(path) for path in paths]))

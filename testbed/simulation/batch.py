@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import clock_ns, fastest, kernel
+from testbed.compiler import clock_ns, kernel, lean_kernel
 from testbed.errors import UserError
 from testbed.policies.backfill import BatchJobs, insert, remove, start_jobs, take_lowest
 from testbed.policies.batch import BatchPolicy
 from testbed.policies.capacity import offsets
 from testbed.policies.state import Mask
 from testbed.policies.view import NOT_PLACED, Floats, Ints
+from testbed.simulation.compiling import AT_ONCE, Compiling
 from testbed.simulation.run import SimulatedRun
 from testbed.workload.jobs import Job
 
@@ -57,26 +58,34 @@ class BatchSchedule:
     decide_max_s: float  # and of the longest
 
 
-def simulate_batch(jobs: Sequence[Job], nodes: int, policy: BatchPolicy) -> SimulatedRun:
+def simulate_batch(
+    jobs: Sequence[Job], nodes: int, policy: BatchPolicy, compiling: Compiling = AT_ONCE
+) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes under FCFS or EASY.
 
     Raises UserError, as `schedule_batch` does.
     """
-    done = schedule_batch(jobs, nodes, policy)
+    return undisturbed_run(jobs, nodes, policy, schedule_batch(jobs, nodes, policy, compiling))
+
+
+def undisturbed_run(jobs: Sequence[Job], nodes: int, policy: BatchPolicy, done: BatchSchedule) -> SimulatedRun:
+    """Return a schedule's results."""
     return SimulatedRun.undisturbed(
         policy.name, nodes, tuple(jobs), done.start_s, done.end_s,
         decisions=done.decisions, decide_total_s=done.decide_total_s, decide_max_s=done.decide_max_s,
     )  # fmt: skip
 
 
-def schedule_batch(jobs: Sequence[Job], nodes: int, policy: BatchPolicy, *, twin: bool = False) -> BatchSchedule:
+def schedule_batch(
+    jobs: Sequence[Job], nodes: int, policy: BatchPolicy, compiling: Compiling = AT_ONCE
+) -> BatchSchedule:
     """Return the schedule of `jobs`, sorted by submission, with the nodes of every task.
 
-    `twin` runs the kernels uncompiled. Raises UserError when there is no node, when a job has more tasks than there
-    are nodes, or when jobs are not in order of submission.
+    Raises UserError when there is no node, when a job has more tasks than there are nodes, or when jobs are not in
+    order of submission.
     """
     machine, batch = _machine(jobs, nodes)
-    run = run_to_end if twin else fastest(run_to_end)
+    run = compiling.begin_batch(run_to_end, len(jobs))
     decisions, total_ns, max_ns = run(policy.backfill, policy.before_shadow, machine, batch)
     return BatchSchedule(batch.start_time_s, machine.end_s, machine.task_node, decisions, total_ns / 1e9, max_ns / 1e9)
 
@@ -111,7 +120,7 @@ def run_to_end(backfill: bool, before_shadow: bool, machine: Machine, jobs: Batc
     return decisions, decide_ns, most_ns
 
 
-@kernel
+@lean_kernel
 def _complete(backfill: bool, time_s: float, machine: Machine, jobs: BatchJobs) -> None:
     count = machine.counters
     while count[STARTED] > count[ENDED]:
@@ -129,7 +138,7 @@ def _complete(backfill: bool, time_s: float, machine: Machine, jobs: BatchJobs) 
         count[ENDED] += 1
 
 
-@kernel
+@lean_kernel
 def _place(row: int, time_s: float, machine: Machine, running: int) -> None:
     count = machine.counters
     nodes = machine.task_node[machine.offset[row] : machine.offset[row + 1]]

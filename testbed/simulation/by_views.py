@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, inf, isinf, nan
 
@@ -65,15 +65,36 @@ class _Life:
             self.virtual_time_s += self.share * (until_s - from_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a decision gave to an active job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
+
+    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Times are
+    trace seconds; `row` is the job's place in the trace.
+    """
+
+    time_s: float
+    row: int
+    nodes: tuple[int, ...]
+    yield_frac: float
+    free_at_s: float
+
+
 def simulate_by_views(
-    jobs: Sequence[Job], nodes: int, policy: Policy, overheads: OverheadTable, *, debug: bool = False
+    jobs: Sequence[Job],
+    nodes: int,
+    policy: Policy,
+    overheads: OverheadTable,
+    *,
+    debug: bool = False,
+    record: Callable[[Placement], None] | None = None,
 ) -> SimulatedRun:
-    """Run `jobs`, in order of submission, under `policy`.
+    """Run `jobs`, in order of submission, under `policy`; `record` is told of every active job after every decision.
 
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision exceeds
     the memory or the CPU of a node.
     """
-    return _Loop(jobs, nodes, policy, overheads, debug=debug).run()
+    return _Loop(jobs, nodes, policy, overheads, debug=debug, record=record).run()
 
 
 @dataclass(slots=True)
@@ -108,8 +129,16 @@ class _History:
 
 class _Loop:
     def __init__(
-        self, jobs: Sequence[Job], nodes: int, policy: Policy, overheads: OverheadTable, *, debug: bool
+        self,
+        jobs: Sequence[Job],
+        nodes: int,
+        policy: Policy,
+        overheads: OverheadTable,
+        *,
+        debug: bool,
+        record: Callable[[Placement], None] | None,
     ) -> None:
+        self.record = record
         self.nodes, self.policy, self.overheads, self.debug = nodes, policy, overheads, debug
         self.lives = [_Life(row, job, np.full(job.tasks, NOT_PLACED)) for row, job in enumerate(jobs)]
         self.to_come = self.lives[::-1]
@@ -222,6 +251,10 @@ class _Loop:
         if self.debug:
             self.check(decision)
         self.apply(decision)
+        if self.record is not None:
+            for life in self.active:
+                nodes = tuple(life.nodes.tolist()) if life.state is JobState.RUNNING else ()
+                self.record(Placement(self.now_s, life.row, nodes, life.share, life.free_at_s))
 
     def apply(self, decision: Decision) -> None:
         begin = 0

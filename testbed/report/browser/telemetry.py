@@ -1,0 +1,89 @@
+"""What nodes and guests report each second, from line protocol: the last sample of each, and the cores it used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+GUEST_KEPT_NS = 4 * 10**9
+_ESCAPED = re.compile(r"\\(.)")
+_TAG = re.compile(r",((?:\\.|[^\\,=])+)=((?:\\.|[^\\,])*)")
+
+
+@dataclass(slots=True)
+class GuestUse:
+    """One guest; `used_cores` is the mean between its last two samples, None before there are two."""
+
+    time_ns: int
+    cpu_s: float
+    cap_cores: float
+    rss_mib: float
+    used_cores: float | None = None
+
+
+@dataclass(slots=True)
+class NodeUse:
+    """One node; `guests` by (job, task)."""
+
+    time_ns: int = 0
+    cpu_frac: float = 0.0
+    memory_used_mib: float = 0.0
+    guests: dict[tuple[int, int], GuestUse] = field(default_factory=dict)
+
+
+class Telemetry:
+    """Takes points of any measurement; keeps those of nodes and guests. `by_node` is keyed by the node's name."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, NodeUse] = {}
+        self._tags: dict[str, dict[str, str]] = {}
+
+    def feed(self, line: bytes) -> str | None:
+        """Take one line; return the name of the node that it is about, None for all others and what is no point."""
+        if not line.startswith((b"node,", b"guest,")):
+            return None
+        try:
+            # the fields of both measurements are numbers, so that no field holds a blank
+            head, fields_text, time_text = line.decode().rsplit(" ", 2)
+            tags = self._read_tags(head)
+            values = dict(pair.split("=", 1) for pair in fields_text.split(","))
+            numbers = {name: float(value.removesuffix("i")) for name, value in values.items()}
+            name = tags["node"]
+            time_ns = int(time_text)
+            if head.startswith("guest,"):
+                key = int(tags["job"]), int(tags["task"])
+                self._guest(self.by_node.setdefault(name, NodeUse()), key, time_ns, numbers)
+            else:
+                self._node(self.by_node.setdefault(name, NodeUse()), time_ns, numbers)
+        except (ValueError, KeyError):  # a line of another version: the page goes without it
+            return None
+        return name
+
+    @staticmethod
+    def _node(node: NodeUse, time_ns: int, numbers: Mapping[str, float]) -> None:
+        node.cpu_frac, node.memory_used_mib = numbers["cpu_frac"], numbers["memory_used_mib"]
+        node.time_ns = time_ns
+        gone = [key for key, guest in node.guests.items() if guest.time_ns < time_ns - GUEST_KEPT_NS]
+        for key in gone:
+            del node.guests[key]
+
+    @staticmethod
+    def _guest(node: NodeUse, key: tuple[int, int], time_ns: int, numbers: Mapping[str, float]) -> None:
+        cpu_s = numbers["cpu_s"]
+        now = GuestUse(time_ns, cpu_s, numbers["cap_cores"], numbers["rss_mib"])
+        before = node.guests.get(key)
+        if before is not None and time_ns > before.time_ns and cpu_s >= before.cpu_s:
+            now.used_cores = (cpu_s - before.cpu_s) / ((time_ns - before.time_ns) / 1e9)
+        node.guests[key] = now
+
+    def _read_tags(self, head: str) -> dict[str, str]:
+        """Read the tags; each guest's are the same in every line, so they are remembered."""
+        tags = self._tags.get(head)
+        if tags is None:
+            if len(self._tags) >= 20_000:
+                self._tags.clear()
+            pairs = _TAG.findall(head)
+            tags = {_ESCAPED.sub(r"\1", name): _ESCAPED.sub(r"\1", value) for name, value in pairs}
+            self._tags[head] = tags
+        return tags

@@ -1,0 +1,331 @@
+"""What a run directory says about its run, complete or not, read in one pass without holding its journal."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from testbed.errors import UserError
+from testbed.measure.rundir import JOB_COLUMNS, read_json
+
+_TEXT_KINDS = ("retry", "node", "recorder", "aborted")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A row of jobs.csv: trace seconds, `penalty_s` in wall seconds; None where it did not come to that."""
+
+    job_id: int
+    submit_time_s: float
+    tasks: int
+    cpu_need_frac: float
+    mem_req_frac: float
+    run_time_s: float | None
+    start_time_s: float | None
+    end_time_s: float | None
+    stretch: float | None
+    virtual_time_s: float | None
+    preemptions: int
+    migrations: int
+    penalty_s: float
+    bytes_moved: int
+    live_migrations: int
+    state: str
+
+    @property
+    def need_cpu(self) -> float:
+        """CPU need of all tasks together, in nodes."""
+        return self.tasks * self.cpu_need_frac
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run: manifest and summary as they were written, jobs, and the rare entries of its journal.
+
+    `summary` is None if the controller was killed before it wrote one. `last_s` is the `t_s` of the last entry of the
+    journal; `reschedulings` are its complete ones. `remarks` are retries, nodes lost, and the like.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    jobs: tuple[JobRow, ...]
+    reschedulings: tuple[Mapping[str, Any], ...]
+    remarks: tuple[Mapping[str, Any], ...]
+    begin: Mapping[str, Any]
+    last_s: float
+
+    @property
+    def name(self) -> str:
+        """The run's name: its directory's."""
+        return self.path.resolve().name
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return str(self.manifest.get("policy") or self.begin.get("policy") or "unknown policy")
+
+    @property
+    def scenario(self) -> str:
+        """The scenario's name."""
+        table = self.manifest.get("scenario")
+        name = table.get("name") if isinstance(table, dict) else None
+        return str(name or self.begin.get("scenario") or "unknown scenario")
+
+    @property
+    def tag(self) -> str:
+        """What tells this run from every other, empty if unknown."""
+        return str(self.manifest.get("run_tag") or self.begin.get("run_tag") or "")
+
+    @property
+    def seed(self) -> object:
+        """The scenario's seed, None if unknown."""
+        return self.manifest.get("seed")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every job ended before the run did."""
+        return bool(self.summary and self.summary.get("complete"))
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why jobs failed, by job."""
+        if self.summary is not None:
+            return {str(job): str(reason) for job, reason in self.summary.get("failed", {}).items()}
+        return {str(job.job_id): "the journal says no more" for job in self.jobs if job.state == "failed"}
+
+    @property
+    def done(self) -> int:
+        """Jobs that ended well."""
+        return sum(job.state == "done" for job in self.jobs)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Metrics by name: `value`, None where nothing was measured, and `unit`."""
+        return cast("dict[str, dict[str, Any]]", self.summary.get("metrics", {})) if self.summary else {}
+
+    @property
+    def tau_s(self) -> float:
+        """Bound of the bounded stretch, seconds."""
+        scenario = self.manifest.get("scenario") or {}
+        value = (self.summary or {}).get("stretch_bound_s") or scenario.get("bound", {}).get("tau_s") or 10.0
+        return float(value)
+
+    @property
+    def time_scale(self) -> float:
+        """Trace seconds in a wall second."""
+        return float(self.manifest.get("clocks", {}).get("time_scale", 1.0))
+
+    @property
+    def replay_begin_s(self) -> float:
+        """The `t_s` at which trace second 0 was."""
+        return float(self.manifest.get("clocks", {}).get("replay_begin_s", 0.0))
+
+    @property
+    def anchor_ns(self) -> int | None:
+        """Unix time of `t_s` 0, None if unknown."""
+        value = self.manifest.get("clocks", {}).get("anchor_unix_ns")
+        return None if value is None else int(value)
+
+    @property
+    def when(self) -> str:
+        """When the run began, UTC."""
+        if self.anchor_ns is None:
+            return "unknown"
+        return datetime.fromtimestamp(self.anchor_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names in the order of node numbers."""
+        return tuple(map(str, self.manifest.get("nodes", {})))
+
+    @cached_property
+    def job_by_id(self) -> dict[int, JobRow]:
+        """Jobs by their number."""
+        return {job.job_id: job for job in self.jobs}
+
+    def program_of(self, job_id: int) -> str:
+        """Return the program that a job's tasks run, as the scenario chooses it: by whether it has several tasks."""
+        programs = (self.manifest.get("scenario") or {}).get("programs", {})
+        job = self.job_by_id.get(job_id)
+        if job is None:
+            return "unknown program"
+        return str(programs.get("parallel" if job.tasks > 1 else "serial", "parallel" if job.tasks > 1 else "serial"))
+
+
+def _is_empty(line: bytes) -> bool:
+    return line == b"\n"
+
+
+def _is_decision(line: bytes) -> bool:
+    return b'"kind":"decision"' in line[:80] or _is_empty(line)
+
+
+def journal_entries(path: Path, skip: Callable[[bytes], bool] = _is_empty) -> Iterator[dict[str, Any]]:
+    """Yield the entries of events.jsonl one by one; a last line that a crash cut off is left out.
+
+    Lines for which `skip` holds are not decoded. Raises `UserError` for a file or a line that cannot be read.
+    """
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n") or skip(line):
+                    continue
+                try:
+                    entry = decoder.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise UserError(f"{path}:{number}: not a JSON object: {error}") from error
+                yield entry
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
+
+
+@dataclass
+class _Journal:
+    """What one pass over the journal keeps."""
+
+    begin: dict[str, Any] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    times: dict[int, dict[str, float]] = field(default_factory=dict)
+    shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
+    reschedulings: list[dict[str, Any]] = field(default_factory=list)
+    remarks: list[dict[str, Any]] = field(default_factory=list)
+    last_s: float = 0.0
+
+    def take(self, entry: dict[str, Any]) -> None:
+        kind = entry.get("kind")
+        self.last_s = float(entry.get("t_s", self.last_s))
+        if kind == "job":
+            job, state = int(entry["job"]), str(entry["state"])
+            self.states[job] = state
+            self.times.setdefault(job, {}).setdefault(state, float(entry["trace_s"]))
+        elif kind == "rescheduling":
+            self.reschedulings.append(entry)
+        elif kind == "decision":
+            self._shapes(entry["view"])
+        elif kind == "begin":
+            self.begin = entry
+        elif kind in _TEXT_KINDS:
+            self.remarks.append(entry)
+
+    def _shapes(self, view: Mapping[str, Any]) -> None:
+        """Remember what a policy was told of each job."""
+        columns = ("submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "virtual_time_s")
+        for job, *shape in zip(view["job_id"], *(view[name] for name in columns), strict=True):
+            self.shapes[int(job)] = cast("tuple[float, int, float, float, float]", tuple(shape))
+
+
+def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = None) -> RunFacts:
+    """Read a run directory; `watch` sees every entry of the journal, in order.
+
+    A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
+    them. Raises `UserError` for what is no run directory, or is broken.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run directory")
+    rows = _rows(path / "jobs.csv")
+    journal = _Journal()
+    # Decisions are most of a journal's bytes, and tell the tables nothing that jobs.csv does not.
+    plain = rows is not None and watch is None
+    for entry in journal_entries(path / "events.jsonl", _is_decision if plain else _is_empty):
+        try:
+            journal.take(entry)
+            if watch is not None:
+                watch(entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = str(entry)[:120]
+            raise UserError(f"{path / 'events.jsonl'}: not an entry of a run's journal: {text}: {error!r}") from error
+    jobs = [_job(row, journal.states, path) for row in rows] if rows is not None else _jobs_of(journal)
+    return RunFacts(
+        path=path,
+        manifest=read_json(path / "manifest.json") if (path / "manifest.json").exists() else {},
+        summary=read_json(path / "summary.json") if (path / "summary.json").exists() else None,
+        jobs=tuple(jobs),
+        reschedulings=tuple(journal.reschedulings),
+        remarks=tuple(journal.remarks),
+        begin=journal.begin,
+        last_s=journal.last_s,
+    )
+
+
+def _rows(path: Path) -> list[dict[str, str]] | None:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+
+
+def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRow:
+    """Return a row of jobs.csv as numbers; columns that an older version did not write are 0 or None."""
+    values: dict[str, float | None] = {}
+    for column in JOB_COLUMNS:
+        text = row.get(column)
+        try:
+            values[column] = float(text) if text else None
+        except ValueError:
+            raise UserError(f"{path / 'jobs.csv'}: {column} = {text!r}: expected a number") from None
+
+    def count(column: str) -> int:
+        return int(values[column] or 0)
+
+    job_id = count("job_id")
+    return JobRow(
+        job_id=job_id,
+        submit_time_s=values["submit_time_s"] or 0.0,
+        tasks=count("tasks"),
+        cpu_need_frac=values["cpu_need_frac"] or 0.0,
+        mem_req_frac=values["mem_req_frac"] or 0.0,
+        run_time_s=values["run_time_s"],
+        start_time_s=values["start_time_s"],
+        end_time_s=values["end_time_s"],
+        stretch=values["stretch"],
+        virtual_time_s=values["virtual_time_s"],
+        preemptions=count("preemptions"),
+        migrations=count("migrations"),
+        penalty_s=values["penalty_s"] or 0.0,
+        bytes_moved=count("bytes_moved"),
+        live_migrations=count("live_migrations"),
+        state=states.get(job_id, "coming"),
+    )
+
+
+def _jobs_of(journal: _Journal) -> list[JobRow]:
+    """Return the jobs that the journal speaks of; their run times it does not know."""
+    jobs = []
+    for job_id, state in sorted(journal.states.items()):
+        times = journal.times[job_id]
+        nothing = (times.get("submitted", 0.0), 0, 0.0, 0.0, 0.0)
+        submit_s, tasks, need, mem, virtual_s = journal.shapes.get(job_id, nothing)
+        own = [entry for entry in journal.reschedulings if entry["job"] == job_id]
+        jobs.append(
+            JobRow(
+                job_id=job_id,
+                submit_time_s=submit_s,
+                tasks=tasks,
+                cpu_need_frac=need,
+                mem_req_frac=mem,
+                run_time_s=None,
+                start_time_s=times.get("running"),
+                end_time_s=times.get("done", times.get("failed")),
+                stretch=None,
+                virtual_time_s=virtual_s,
+                preemptions=sum(entry["reason"] == "preemption" for entry in own),
+                migrations=sum(entry["reason"] == "migration" for entry in own),
+                penalty_s=sum(entry["penalty_s"] for entry in own),
+                bytes_moved=sum(value for entry in own for key, value in entry.items() if key.endswith("_bytes")),
+                live_migrations=sum(entry.get("mechanism") == "live" for entry in own),
+                state=state,
+            )
+        )
+    return jobs

@@ -1,0 +1,211 @@
+"""The same jobs, nodes and policy in virtual time: what the simulation of [RR 5.2] says of a run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.control.planner import stable_nodes
+from testbed.errors import UserError
+from testbed.measure.rundir import read_journal, read_json
+from testbed.policies.batch import BatchPolicy
+from testbed.policies.catalogue import parse
+from testbed.policies.dfrs import can_load, use_compiled
+from testbed.policies.equipartition import Equipartition
+from testbed.policies.view import Policy
+from testbed.report.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
+from testbed.simulation.batch import schedule_batch, undisturbed_run
+from testbed.simulation.by_views import Placement, simulate_by_views
+from testbed.simulation.overheads import Overheads, constant
+from testbed.simulation.run import SimulatedRun
+from testbed.workload.jobs import Job
+
+_MANY_JOBS = 100  # with fewer, loading the machine code of decisions takes longer than they do
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulation:
+    """A simulated twin: its results in trace seconds, and its schedule on the run's axis of wall seconds."""
+
+    run: SimulatedRun
+    schedule: Schedule
+    overheads: Overheads
+
+
+def simulate_schedule(
+    jobs: Sequence[Job],
+    node_names: Sequence[str],
+    policy: Policy,
+    overheads: Overheads,
+    *,
+    node_memory_gb: float,
+    time_scale: float = 1.0,
+    name: str = "",
+) -> Simulation:
+    """Simulate `jobs`, in order of submission, and keep who was where; the results are those of `simulate`.
+
+    `name` is that of the schedule, by default the overheads'.
+
+    Raises `UserError` for a policy without places, and for a job that can never run; otherwise as `simulate` does.
+    """
+    nodes = len(node_names)
+    if isinstance(policy, Equipartition):
+        raise UserError(f"policy {policy.name}: it shares one machine without places: it has no schedule by nodes")
+    for job in jobs:
+        if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
+            raise UserError(f"job {job.job_id} can never run on {nodes} nodes under {policy.name}")
+    spans = _Spans(jobs, time_scale)
+    if isinstance(policy, BatchPolicy):
+        plan = schedule_batch(jobs, nodes, policy)
+        first = 0
+        for row, job in enumerate(jobs):
+            places = tuple(plan.task_node[first : first + job.tasks].tolist())
+            first += job.tasks
+            spans.take(Placement(float(plan.start_s[row]), row, places, 1.0, 0.0))
+        run = undisturbed_run(jobs, nodes, policy, plan)
+    else:
+        if len(jobs) > _MANY_JOBS and can_load():
+            use_compiled()
+        run = simulate_by_views(jobs, nodes, policy, overheads.table(node_memory_gb), record=spans.take)
+    schedule = Schedule(
+        name=name or f"simulated, {overheads.name}",
+        spans=spans.finish(run),
+        jobs=_facts(run, time_scale),
+        nodes=nodes,
+        node_names=tuple(node_names),
+        time_scale=time_scale,
+        end_s=float(run.end_s.max()) / time_scale,
+    )
+    return Simulation(run, schedule, overheads)
+
+
+def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:
+    return {
+        job.job_id: JobFacts(
+            job=job.job_id,
+            state=DONE,
+            tasks=job.tasks,
+            cpu_need_frac=job.cpu_need_frac,
+            mem_req_frac=job.mem_req_frac,
+            submit_s=job.submit_time_s / time_scale,
+            start_s=float(run.start_s[row]) / time_scale,
+            end_s=float(run.end_s[row]) / time_scale,
+            preemptions=int(run.preemptions[row]),
+            migrations=int(run.migrations[row]),
+            penalty_s=float(run.penalty_s[row]) / time_scale,
+        )
+        for row, job in enumerate(run.jobs)
+    }
+
+
+class _Spans:
+    """Makes spans of placements, as they come."""
+
+    def __init__(self, jobs: Sequence[Job], time_scale: float) -> None:
+        self._jobs = jobs
+        self._scale = time_scale
+        self._spans: list[Span] = []
+        self._now: dict[int, Placement] = {}
+        self._last_nodes: dict[int, tuple[int, ...]] = {}
+
+    def take(self, new: Placement) -> None:
+        """A decision was taken; what it leaves as it was goes on."""
+        now = self._now.get(new.row)
+        nodes = new.nodes
+        if nodes:
+            last = self._last_nodes.get(new.row)
+            nodes = nodes if last is None else stable_nodes(last, nodes)
+        if now is not None:
+            if (now.nodes, now.yield_frac, now.free_at_s) == (nodes, new.yield_frac, new.free_at_s):
+                return
+            self._close(now, new.time_s)
+        if nodes:
+            self._now[new.row] = Placement(new.time_s, new.row, nodes, new.yield_frac, new.free_at_s)
+            self._last_nodes[new.row] = nodes
+
+    def _close(self, was: Placement, end_s: float) -> None:
+        del self._now[was.row]
+        free_s = min(max(was.free_at_s, was.time_s), end_s)
+        for kind, begin_s, until_s in ((RESTORE, was.time_s, free_s), (RUN, free_s, end_s)):
+            if begin_s < until_s:
+                job, begin_wall_s, until_wall_s = (
+                    self._jobs[was.row].job_id,
+                    begin_s / self._scale,
+                    until_s / self._scale,
+                )
+                self._spans += [
+                    Span(job, task, node, begin_wall_s, until_wall_s, kind, was.yield_frac)
+                    for task, node in enumerate(was.nodes)
+                ]
+
+    def finish(self, run: SimulatedRun) -> list[Span]:
+        """Return all spans: each job's last ones go on until its end."""
+        for now in list(self._now.values()):
+            self._close(now, float(run.end_s[now.row]))
+        return self._spans
+
+
+def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
+    """Simulate the jobs of a run directory on as many nodes under its policy.
+
+    `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
+    to none if it measured none. Jobs run as long as on dedicated nodes (jobs.csv), and batch policies get the
+    estimates that the run's policy got. Raises `UserError` when a file of the run is missing or broken, and
+    where `simulate_schedule` does.
+    """
+    manifest: Mapping[str, Any] = read_json(run / "manifest.json")
+    try:
+        names = tuple(manifest["nodes"])
+        time_scale = float(manifest["clocks"]["time_scale"])
+        policy = parse(manifest["policy"], manifest["period_s"] or manifest["scenario"]["period_s"])
+        memory_gb = manifest["scenario"]["nodes"][0]["memory_mib"] * 2**20 / 1e9
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
+    penalties_s: list[float] = []
+    estimates: dict[int, float] = {}
+    for entry in read_journal(run / "events.jsonl"):
+        if entry["kind"] == "rescheduling":
+            penalties_s.append(float(str(entry["penalty_s"])))
+        elif entry["kind"] == "decision" and policy.needs_estimates:
+            estimates.update(_estimates(entry))
+    name = ""
+    if overheads is None:
+        overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
+        name = f"simulated, penalty {float(overheads.resume_s[0, 0]):.3g} s" if penalties_s else "simulated, no penalty"
+    jobs = read_jobs(run / "jobs.csv", estimates)
+    return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
+
+
+def _estimates(entry: Mapping[str, Any]) -> dict[int, float]:
+    view = entry["view"]
+    return {job: told for job, told in zip(view["job_id"], view["estimate_s"], strict=True) if told is not None}
+
+
+def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
+    """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            jobs = [
+                Job(
+                    job_id=int(row["job_id"]),
+                    submit_time_s=float(row["submit_time_s"]),
+                    tasks=int(row["tasks"]),
+                    cpu_need_frac=float(row["cpu_need_frac"]),
+                    mem_req_frac=float(row["mem_req_frac"]),
+                    run_time_s=float(row["run_time_s"]),
+                    estimate_s=estimates.get(int(row["job_id"])),
+                )
+                for row in csv.DictReader(file)
+            ]
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot read: {error.strerror}; expected the jobs of a run that ended or was aborted"
+        ) from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: expected the columns and numbers of a run's jobs: {error!r}") from error
+    if not jobs:
+        raise UserError(f"{path}: no jobs: expected at least one")
+    return sorted(jobs, key=lambda job: job.submit_time_s)

@@ -1,0 +1,306 @@
+"""What the page shows of a run: the same however its files grew, and right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rehearsed_run import rehearse
+
+from testbed.measure.points import to_line
+from testbed.report.browser.changes import Page
+from testbed.report.browser.follow import RunFeed
+from testbed.report.browser.jobs import JobBoard
+from testbed.report.browser.state import RunState
+from testbed.report.browser.tail import LineTail, SegmentTail, newest_run
+from testbed.report.browser.telemetry import Telemetry
+from testbed.report.timeline import read_timeline
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rehearse(tmp_path_factory.mktemp("runs") / "2026-11-21T10-00-00-quickstart")
+
+
+class Browser:
+    """What the page's script keeps, in a few lines."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Any] = {}
+        self.nodes: dict[str, Any] = {}
+        self.closed: list[Any] = []
+        self.open: dict[tuple[int, int], Any] = {}
+        self.log: list[Any] = []
+
+    def take(self, changes: Mapping[str, Any]) -> None:
+        for name in ("head", "queue", "actions", "reschedulings", "now_s"):
+            if name in changes:
+                self.parts[name] = changes[name]
+        self.nodes.update(changes.get("nodes", {}))
+        self.closed += changes.get("closed", [])
+        for key in changes.get("gone", []):
+            del self.open[tuple(key)]
+        self.open.update({(row[0], row[1]): row for row in changes.get("open", [])})
+        self.log += changes.get("log", [])
+
+    def page(self) -> dict[str, Any]:
+        return {
+            **self.parts,
+            "nodes": self.nodes,
+            "closed": self.closed,
+            "open": sorted(self.open.values(), key=str),
+            "log": self.log[-200:],
+        }
+
+
+def follow_all(path: Path) -> Page:
+    feed = RunFeed(path)
+    while feed.feed(feed.files.read()):
+        pass
+    feed.page.update()
+    return feed.page
+
+
+def shown(page: Page) -> dict[str, Any]:
+    return {name: value for name, value in page.snapshot().items() if name != "kept_spans"}
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_a_run_that_grows_in_any_pieces_is_shown_as_one_that_is_read_at_once(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    growing = tmp_path_factory.mktemp("growing") / run.name
+    growing.mkdir()
+    feed, browser = RunFeed(growing), Browser()
+    journal, points = (run / "events.jsonl").read_bytes(), (run / "points.lp").read_bytes()
+    cuts = data.draw(st.lists(st.floats(0, 1), min_size=1, max_size=12).map(sorted))
+    cut_points = data.draw(st.integers(0, len(points)))
+    sent = {"events.jsonl": 0, "points.lp": 0}
+    for share in [*cuts, 1.0]:
+        journal_to = int(share * len(journal))
+        points_to = len(points) if share == 1.0 else min(cut_points, int(share * len(points)))
+        if journal[:journal_to].count(b"\n") > 2:  # the manifest is there before the replay begins
+            (growing / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+        for name, whole, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
+            with (growing / name).open("ab") as file:
+                file.write(whole[sent[name] : to])
+            sent[name] = max(sent[name], to)
+        while feed.feed(feed.files.read()):
+            pass
+        browser.take(feed.page.update())
+        assert browser.page() == shown(feed.page)
+    at_once = shown(follow_all(run))
+    assert browser.page() == at_once
+    assert at_once["head"]["state"] == "finished"
+
+
+def test_the_page_of_a_whole_run_says_what_its_results_say(run: Path) -> None:
+    page = shown(follow_all(run))
+    summary = json.loads((run / "summary.json").read_text())
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert page["queue"]["counts"] == {
+        "coming": 0, "waiting": 0, "running": 0, "paused": 0, "done": summary["done"], "failed": 0,
+    }  # fmt: skip
+    metrics = {name: metric["value"] for name, metric in summary["metrics"].items()}
+    assert page["reschedulings"]["penalty_s"] == pytest.approx(metrics["penalty_total"], abs=1e-4)
+    assert sum(page["reschedulings"]["phases"]) == pytest.approx(metrics["penalty_total"], abs=1e-4)
+    assert page["reschedulings"]["counts"].get("preemption", 0) == metrics["preemptions"] > 0
+    assert page["head"]["names"] == list(manifest["nodes"])
+    assert page["head"]["zero_unix_ms"] == pytest.approx(
+        manifest["clocks"]["anchor_unix_ns"] / 1e6 + manifest["clocks"]["replay_begin_s"] * 1e3, abs=50
+    )
+    assert page["open"] == []
+    assert page["actions"] == {"count": 0, "rows": []}
+    assert all(node["guests"] == [] and node["held_mib"] == 0 for node in page["nodes"].values())
+    spans = [row[:5] for row in page["closed"]]
+    whole = [
+        [span.job, span.task, span.node, round(span.begin_s, 3), round(span.end_s or 0, 3)]
+        for span in read_timeline(run).closed
+    ]
+    assert spans == whole
+
+
+def test_in_the_middle_of_a_run_nodes_hold_what_the_decisions_gave(run: Path, tmp_path: Path) -> None:
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    state = RunState("x")
+    state.feed_manifest(json.loads((run / "manifest.json").read_text()))
+    state.feed_points((run / "points.lp").read_bytes().splitlines())
+    page = Page(state)
+    checked = 0
+    for line, following in zip(lines, [*lines[1:], b'{"kind":""}'], strict=True):
+        state.feed_line(line)
+        entry = json.loads(line)
+        quiet = not state.board.in_flight and json.loads(following)["kind"] == "decision"
+        if not quiet or entry["kind"] == "decision":
+            continue
+        page.update()
+        view = json.loads(following)["view"]
+        at, expected = 0, dict.fromkeys(range(2), 0.0)
+        caps = {job: live.yield_frac for job, live in state.board.active.items()}
+        for job, tasks, mem, need in zip(
+            view["job_id"], view["tasks"], view["mem_req_frac"], view["cpu_need_frac"], strict=True
+        ):
+            for node in view["task_node"][at : at + tasks]:
+                if node >= 0 and state.board.active[job].cpu_need_frac:
+                    expected[node] += mem * state.memory_mib[node]
+                    assert 0 < caps[job] <= 1
+                    rows = [row for row in state.guests(node) if row[0] == job]
+                    assert rows
+                    assert rows[0][2] == pytest.approx(caps[job] * need * state.cpus[node], abs=1e-3)
+            at += tasks
+        for node, held_mib in expected.items():
+            assert page.snapshot()["nodes"][str(node)]["held_mib"] == pytest.approx(held_mib, abs=0.2)
+        checked += 1
+    assert checked >= 10
+
+
+def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
+    telemetry = Telemetry()
+    tags = {"run": "a b,c=d", "policy": "Greedy */per=1", "node": "rack 1,node=2", "job": "7", "task": "0"}
+    fields = {"cap_cores": 0.5, "rss_mib": 10.0, "read_mib": 0.0, "written_mib": 0.0, "units_done": 3}
+
+    def sample(cpu_s: float, time_ns: int) -> bytes:
+        return to_line("guest", tags, {**fields, "cpu_s": cpu_s}, time_ns).encode()
+
+    for cpu_s, time_ns in ((1.0, 10**9), (1.4, 2 * 10**9)):
+        assert telemetry.feed(sample(cpu_s, time_ns)) == "rack 1,node=2"
+    guest = telemetry.by_node["rack 1,node=2"].guests[7, 0]
+    assert guest.used_cores == pytest.approx(0.4)
+    telemetry.feed(sample(0.1, 3 * 10**9))  # it was restored: another process
+    assert telemetry.by_node["rack 1,node=2"].guests[7, 0].used_cores is None
+    node = {
+        "cpu_frac": 0.5, "memory_used_mib": 9.0, "disk_read_mib": 0.0, "disk_written_mib": 0.0,
+        "net_received_mib": 0.0, "net_sent_mib": 0.0, "agent_cpu_s": 0.0, "agent_rss_mib": 0.0,
+    }  # fmt: skip
+    telemetry.feed(to_line("node", {"node": tags["node"]}, node, 9 * 10**9).encode())
+    assert telemetry.by_node["rack 1,node=2"].guests == {}  # not heard of for six seconds
+    assert telemetry.feed(b'job,job=1 state="running",trace_s=1.0 5') is None
+    assert telemetry.feed(b"node,node=a cpu_frac=half 5") is None
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"d\ne", b"\n\n"]), max_size=30))
+def test_a_tail_gives_each_whole_line_once(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("tail") / "file"
+    tail, got = LineTail(path), []
+    assert tail.read() == ([], False)
+    for piece in pieces:
+        with path.open("ab") as file:
+            file.write(piece)
+        lines, again = tail.read(3)
+        got += lines
+        assert not again
+    while lines := tail.read(3)[0]:
+        got += lines
+    assert got == b"".join(pieces).split(b"\n")[:-1]
+
+
+def test_a_file_that_was_replaced_or_cut_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntwo\n")
+    tail = LineTail(path)
+    assert tail.read() == ([b"one", b"two"], False)
+    path.write_bytes(b"new\n")
+    assert tail.read() == ([b"new"], True)
+    other = tmp_path / "other"
+    other.write_bytes(b"longer than before\n")
+    other.replace(path)
+    assert tail.read() == ([b"longer than before"], True)
+
+
+def test_segments_are_read_in_their_order_and_from_near_the_end(tmp_path: Path) -> None:
+    (tmp_path / "points.lp").write_bytes(b"1\n2\n")
+    tail = SegmentTail(tmp_path)
+    assert tail.read() == [b"1", b"2"]
+    with (tmp_path / "points.lp").open("ab") as file:
+        file.write(b"3\n")
+    (tmp_path / "points.2.lp").write_bytes(b"4\n")
+    (tmp_path / "points.3.lp").write_bytes(b"5\n6")
+    assert [tail.read(), tail.read(), tail.read(), tail.read()] == [[b"3"], [b"4"], [b"5"], []]
+    (tmp_path / "points.3.lp").write_bytes(b"5\n67\n")
+    assert tail.read() == [b"67"]
+    long = tmp_path / "long"
+    long.mkdir()
+    (long / "points.lp").write_bytes(b"".join(b"%d\n" % number for number in range(1000)))
+    assert SegmentTail(long, back_bytes=11).read() == [b"998", b"999"]
+
+
+def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
+    assert newest_run(tmp_path / "none") is None
+    assert newest_run(tmp_path) is None
+    names = ["2026-01-01T00-00-00-b", "2026-01-02T00-00-00-a", "2026-01-02T00-00-00-a-2", "2026-01-02T00-00-00-a-10"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        assert newest_run(tmp_path) != tmp_path / name  # no journal yet
+        (tmp_path / name / "events.jsonl").touch()
+        assert newest_run(tmp_path) == tmp_path / name
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "events.jsonl").touch()
+    assert newest_run(tmp_path) == tmp_path / names[-1]
+
+
+def test_memory_stays_bounded_in_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = RunState("x")
+    state.closed = type(state.closed)(maxlen=50)
+    page = Page(state)
+    state.feed_line(b'{"t_s":1,"kind":"replay","trace_s":0,"jobs":500}')
+    for job in range(500):
+        entries: tuple[dict[str, Any], ...] = (
+                {"kind": "job", "job": job, "state": "submitted"},
+                {"kind": "intent", "action": job, "verb": "start", "job": job, "nodes": [0], "yield_frac": 1.0},
+                {"kind": "outcome", "action": job, "verb": "start", "job": job, "nodes": [0], "ok": True,
+                 "error": None, "elapsed_s": 1.0, "waited_s": 0.0, "bytes": 0},
+                {"kind": "job", "job": job, "state": "done"},
+        )  # fmt: skip
+        for second, entry in enumerate(entries):
+            state.feed_line(json.dumps({"t_s": 2 + 4 * job + second, "trace_s": 0} | entry).encode())
+        if job % 100 == 99:
+            assert len(page.update()["closed"]) == 50
+    assert len(page.snapshot()["closed"]) == 50
+    assert len(page.snapshot()["log"]) == 200
+    assert state.board.active == {}
+    assert state.timeline.closed == []
+    assert page.snapshot()["queue"]["counts"]["done"] == 500
+
+
+def test_a_line_that_cannot_be_read_is_said_and_left_out() -> None:
+    state = RunState("x")
+    for line in (b"{", b"7", b'{"kind":"job"}', b'{"kind":"replay","t_s":0,"trace_s":0,"jobs":"many"}'):
+        before = state.log_count
+        state.feed_line(line)
+        assert state.log_count > before, line
+    state.feed_line(b'{"t_s":1,"kind":"of the future","trace_s":0}')
+    assert "cannot be read" in state.log[0][3]
+
+
+def test_a_failed_operation_and_a_live_migration_hold_memory_where_they_should() -> None:
+    board = JobBoard()
+
+    def feed(kind: str, **entry: object) -> None:
+        board.feed({"t_s": 0.0, "kind": kind, "job": 1, **entry})
+
+    def operation(number: int, verb: str, nodes: list[int], *, ok: bool | None = None) -> None:
+        feed("intent", action=number, verb=verb, nodes=nodes, yield_frac=0.5)
+        if ok is not None:
+            feed("outcome", action=number, verb=verb, nodes=nodes, ok=ok)
+
+    feed("job", state="submitted")
+    operation(1, "start", [0, 0], ok=True)
+    assert board.active[1].tasks_on(0) == [0, 1]
+    operation(2, "migrate", [0, 1])
+    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0, 1], [1])
+    feed("outcome", action=2, verb="migrate", nodes=[0, 1], ok=False)
+    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0, 1], [])
+    operation(3, "migrate", [0, 1], ok=True)
+    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0], [1])
+    operation(4, "save", [0, 1], ok=True)
+    assert (board.on_node[0], board.on_node[1]) == (set(), set())
+    operation(5, "restore", [1, 1], ok=False)
+    assert board.on_node[1] == set()
+    feed("job", state="failed")
+    assert board.counts()["failed"] == 1

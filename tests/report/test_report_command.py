@@ -1,0 +1,135 @@
+"""The command `testbed report`: where it writes, what it prints, and what it says of mistakes."""
+
+import importlib.util
+import json
+import re
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from rehearsed_run import rehearse
+
+from testbed.cli.report import report
+from testbed.errors import UserError
+from testbed.report import page as page_module
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return rehearse(tmp_path_factory.mktemp("runs") / "one")
+
+
+@pytest.fixture
+def run(source, tmp_path, monkeypatch):
+    """A copy of a run; pages are written without their drawings, which are tested elsewhere."""
+    monkeypatch.setattr(page_module, "inline_svg", lambda _chart, _width_in, variant: f"<svg class={variant}></svg>")
+    return shutil.copytree(source, tmp_path / "one")
+
+
+def call(*arguments):
+    """Run the command; errors of the testbed come out, as its entry point turns them into exit codes."""
+    result = CliRunner().invoke(report, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_tables_are_printed_and_the_page_lies_beside_the_run(run):
+    result = call(run)
+    assert result.exit_code == 0
+    assert "Rescheduling penalties" in result.stdout
+    assert "degradation from bound" in result.stdout
+    assert f"page: {run / 'report.html'}" in result.stderr
+    first = (run / "report.html").read_bytes()
+    assert call(run).exit_code == 0
+    assert (run / "report.html").read_bytes() == first
+
+
+def test_json_is_all_that_standard_output_holds(run):
+    data = json.loads(call(run, "--json", "--no-html").stdout)
+    assert [one["run"] for one in data] == [str(run)]
+    assert data[0]["metrics"]["max_stretch"]["unit"] == "1"
+    assert not (run / "report.html").exists()
+    (run / "summary.json").unlink()
+    (one,) = json.loads(call(run, "--json").stdout)
+    assert (one["complete"], one["jobs"], one["metrics"]) == (False, 12, {})
+
+
+def test_a_run_without_a_summary_has_tables_and_a_page(run):
+    (run / "summary.json").unlink()
+    (run / "jobs.csv").unlink()
+    result = call(run)
+    assert result.exit_code == 0
+    assert "its controller ended before it wrote a summary" in result.stdout
+    assert "Incomplete: the controller ended" in (run / "report.html").read_text()
+
+
+def test_several_runs_are_compared_where_out_says(run, source, tmp_path):
+    result = call(run, source, "--no-html")
+    assert result.stdout.count("max bounded stretch") == 3  # of each, and side by side
+    assert call(run, source).exit_code == 0
+    assert not (run / "report.html").exists()
+    call(run, source, "--out", tmp_path / "both" / "page.html")
+    assert "2 runs of quickstart" in (tmp_path / "both" / "page.html").read_text()
+
+
+def test_figures_are_written_in_every_format_that_is_named(run, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "testbed.report.style.write_chart", lambda chart, _folder, form: drawn.append((chart.name, form))
+    )
+    result = call(run, "--figures", tmp_path / "figures", "--format", "svg, pdf")
+    assert {form for _, form in drawn} == {"svg", "pdf"}
+    assert {"gantt", "utilisation", "stretch", "penalty"} <= {name for name, _ in drawn}
+    assert f"figures: {len(drawn) // 2} as svg, pdf" in result.stderr
+
+
+def test_a_run_is_set_against_its_simulation_and_another_run(run, source):
+    call(run, "--simulate", "--against", source, "--overheads", "constant:30")
+    text = (run / "report.html").read_text()
+    assert re.search(r"simulated[^<]*constant:30", text)
+    assert 'id="difference-1"' in text
+    assert 'id="difference-2"' in text
+
+
+def test_without_the_extra_the_tables_are_printed_and_one_line_says_what_to_install(run, monkeypatch):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else known(name))
+    result = call(run)
+    assert result.exit_code == 0
+    assert "max bounded stretch" in result.stdout
+    assert result.stderr == "testbed: the page needs matplotlib: pip install 'dfrs-testbed[report]'\n"
+    assert not (run / "report.html").exists()
+    with pytest.raises(UserError, match=r"pip install 'dfrs-testbed\[report\]'"):
+        call(run, "--out", run / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--overheads", "constant:3"], "expected --simulate with it"),
+        (["--no-html", "--simulate"], "--no-html writes no page"),
+        (["--simulate", "--overheads", "konstant:3"], "konstant"),
+        (["--against", "nowhere"], "nowhere: no such run directory"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(run, options, words):
+    with pytest.raises(UserError, match=words) as caught:
+        call(run, *options)
+    assert caught.value.exit_code == 2
+
+
+def test_several_runs_have_no_simulation(run, source):
+    with pytest.raises(UserError, match="are for one run"):
+        call(run, source, "--simulate")
+
+
+def test_a_format_that_there_is_not_is_refused(run):
+    result = call(run, "--figures", "f", "--format", "svg,jpeg")
+    assert result.exit_code == 2
+    assert "svg,jpeg" in result.stderr
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"events\.jsonl: cannot read"):
+        call(tmp_path)

@@ -1,0 +1,232 @@
+"""The simulation beside a run: the results of any simulation, a schedule that explains them, and what differs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import UserError
+from testbed.policies.catalogue import parse
+from testbed.report.difference import Cell, difference
+from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
+from testbed.report.simulated import Simulation, simulate_run, simulate_schedule
+from testbed.report.timeline import read_timeline
+from testbed.simulation.overheads import constant, linear
+from testbed.simulation.run import MIGRATION
+from testbed.simulation.simulate import simulate
+from testbed.workload.jobs import Job
+from testbed.workload.synthetic import synthetic_trace
+
+sys.path.append(str(Path(__file__).parents[1] / "control"))
+from itertools import pairwise
+
+sys.path.append(str(Path(__file__).parents[1] / "simulation"))
+from rehearsal import BEST, rehearse
+from scripted import Scripted
+
+FIELDS = ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved")
+NAMES = ("a", "b", "c", "d")
+POLICIES = [BEST, "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "GREEDY", "DYNMCB8", "FCFS", "EASY"]
+
+
+def five_jobs() -> list[Job]:
+    return [
+        Job(1, 0, 1, 1.0, 0.4, 1200),
+        Job(2, 60, 2, 1.0, 0.4, 900),
+        Job(3, 120, 1, 1.0, 0.5, 1500),
+        Job(4, 400, 2, 0.5, 0.5, 600),
+        Job(5, 500, 1, 1.0, 0.3, 300),
+    ]
+
+
+def dense_trace() -> list[Job]:
+    """40 jobs in a quarter of the time that the model leaves between them."""
+    return [replace(job, submit_time_s=job.submit_time_s / 4) for job in synthetic_trace(4, 40, 3)]
+
+
+@pytest.mark.parametrize("overheads", [constant(300.0), linear(2.0, 0.1, 0.2)], ids=["constant", "linear"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_schedule_explains_the_very_results_of_the_simulation(policy: str, overheads) -> None:
+    jobs = dense_trace()
+    plain = simulate(jobs, 4, parse(policy), overheads, debug=True)
+    twin = simulate_schedule(jobs, NAMES, parse(policy), overheads, node_memory_gb=8.0, time_scale=50.0)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(plain, name), getattr(twin.run, name), err_msg=name)
+    for name in ("time_s", "row", "kind", "tasks"):
+        np.testing.assert_array_equal(getattr(plain.moves, name), getattr(twin.run.moves, name), err_msg=name)
+    assert plain.decisions == twin.run.decisions
+    if policy not in {"FCFS", "EASY", "GREEDY"}:
+        assert twin.run.preemptions.sum() > 0
+    explain(twin)
+
+
+def explain(twin: Simulation) -> None:
+    """Check that spans and facts, on a 50 times shorter axis, say what the results say."""
+    own: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in twin.schedule.spans:
+        own[span.job, span.task].append(span)
+    changes: dict[int, list[tuple[float, int, float, float]]] = defaultdict(list)
+    for row, job in enumerate(twin.run.jobs):
+        facts = twin.schedule.jobs[job.job_id]
+        assert facts.end_s * 50 == pytest.approx(twin.run.end_s[row])
+        moved = 0
+        for task in range(job.tasks):
+            spans = sorted(own.pop((job.job_id, task)), key=lambda span: span.begin_s)
+            assert all(one.end_s <= other.begin_s + 1e-9 for one, other in pairwise(spans))
+            assert spans[0].begin_s * 50 == pytest.approx(twin.run.start_s[row])
+            assert spans[-1].end_s * 50 == pytest.approx(twin.run.end_s[row])
+            worked_s = sum((s.end_s - s.begin_s) * s.yield_frac for s in spans if s.kind == RUN) * 50
+            assert worked_s == pytest.approx(job.run_time_s, rel=1e-6)
+            held_up_s = sum(s.end_s - s.begin_s for s in spans if s.kind == RESTORE) * 50
+            assert held_up_s == pytest.approx(twin.run.penalty_s[row], abs=1e-6)
+            moved += sum(one.node != other.node and other.begin_s - one.end_s < 1e-9 for one, other in pairwise(spans))
+            for span in spans:
+                cpu = span.yield_frac * job.cpu_need_frac
+                changes[span.node] += [
+                    (round(span.begin_s, 9), 1, cpu, job.mem_req_frac),
+                    (round(span.end_s, 9), 0, -cpu, -job.mem_req_frac),
+                ]
+        log = twin.run.moves
+        assert moved == log.tasks[(log.row == row) & (log.kind == MIGRATION)].sum(), "no task moves without need"
+    assert own == {}
+    for each in changes.values():
+        used = np.cumsum([(cpu, memory) for _, _, cpu, memory in sorted(each)], axis=0)
+        assert used.max() <= 1.0 + 1e-6, "CPU or memory of a node is given away twice"
+
+
+def test_tasks_are_interchangeable_and_stay_where_they_can() -> None:
+    script = {0: {0: ([0, 1, 2], 1.0)}, 10: {0: ([2, 0, 1], 1.0)}, 20: {0: ([1, 3, 0], 1.0)}}
+    jobs = [Job(0, 0.0, 3, 0.5, 1.0, 100.0)]
+    twin = simulate_schedule(jobs, NAMES, Scripted(script, 10.0), constant(5.0), node_memory_gb=8.0)
+    spans = sorted(twin.schedule.spans, key=lambda span: (span.task, span.begin_s))
+    assert [(s.task, s.node, s.begin_s, s.end_s, s.kind) for s in spans] == [
+        (0, 0, 0, 20, RUN), (0, 0, 20, 25, RESTORE), (0, 0, 25, 105, RUN),
+        (1, 1, 0, 20, RUN), (1, 1, 20, 25, RESTORE), (1, 1, 25, 105, RUN),
+        (2, 2, 0, 20, RUN), (2, 3, 20, 25, RESTORE), (2, 3, 25, 105, RUN),
+    ]  # fmt: skip
+
+
+def test_a_dry_run_and_its_simulation_agree(tmp_path: Path) -> None:
+    result, _ = rehearse(tmp_path, five_jobs())
+    found = difference(read_timeline(result.path).schedule(), simulate_run(result.path).schedule)
+    assert found.agreement_frac > 0.999
+    for job in found.jobs:
+        assert abs(job.start_shift_s) < 1.0
+        assert abs(job.end_shift_s) < 1.0
+        assert (job.preemptions_first, job.migrations_first) == (job.preemptions_second, job.migrations_second)
+        assert job.tasks_elsewhere == 0
+    assert sum(job.preemptions_first + job.migrations_first for job in found.jobs) > 0
+
+
+def test_penalties_default_to_the_mean_that_was_measured_and_batch_policies_get_their_estimates(tmp_path: Path) -> None:
+    result, _ = rehearse(tmp_path, five_jobs())
+    journal = result.path / "events.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    penalties = iter([1.0, 3.0, *[2.0] * 20])
+    for entry in lines:
+        if entry["kind"] == "rescheduling":
+            entry["penalty_s"] = next(penalties)
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    twin = simulate_run(result.path)
+    assert twin.overheads.resume_s.tolist() == [[2.0 * 60]]
+    assert twin.schedule.name == "simulated, penalty 120 s"
+    assert simulate_run(result.path, constant(7.0)).overheads.name == "constant:7"
+    behind = [
+        Job(1, 0, 1, 1.0, 0.1, 1000, estimate_s=1500),
+        Job(2, 1, 2, 1.0, 0.1, 100),
+        Job(3, 2, 1, 1.0, 0.1, 1200),  # told to end before job 1, it may go ahead of job 2
+    ]
+    easy, _ = rehearse(tmp_path, behind, policy="EASY")
+    twin = simulate_run(easy.path)
+    assert [job.estimate_s for job in twin.run.jobs] == [1500, 100, 1200]
+    assert twin.run.start_s.tolist() == [0.0, 1202.0, 2.0]
+
+
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no schedule by nodes"):
+        simulate_schedule(five_jobs(), NAMES, parse("EQUIPARTITION"), constant(0), node_memory_gb=1.0)
+    with pytest.raises(UserError, match="job 1 can never run on 1 nodes under EASY"):
+        simulate_schedule([Job(1, 0, 2, 1.0, 1.0, 9)], ["a"], parse("EASY"), constant(0), node_memory_gb=1.0)
+    result, _ = rehearse(tmp_path, five_jobs()[:1])
+    jobs = result.path / "jobs.csv"
+    text = jobs.read_text()
+    jobs.write_text(text.replace("1200", "many"))
+    with pytest.raises(UserError, match=r"jobs\.csv: expected the columns and numbers.*many"):
+        simulate_run(result.path)
+    jobs.write_text(text.splitlines()[0])
+    with pytest.raises(UserError, match="no jobs"):
+        simulate_run(result.path)
+    jobs.unlink()
+    with pytest.raises(UserError, match=r"jobs\.csv: cannot read"):
+        simulate_run(result.path)
+    (result.path / "manifest.json").write_text('{"nodes": {}}')
+    with pytest.raises(UserError, match=r"manifest\.json: expected the manifest of a run"):
+        simulate_run(result.path)
+
+
+def schedule(name: str, spans: list[Span], ends: dict[int, float] | None = None, nodes: int = 3) -> Schedule:
+    jobs = {job: JobFacts(job, "done", 1, 1.0, 0.5, 0.0, 1.0, end_s) for job, end_s in (ends or {}).items()}
+    return Schedule(name, spans, jobs, nodes, (), 10.0, 100.0)
+
+
+def test_differences_are_cells_shifts_and_places() -> None:
+    first = [Span(1, 0, 0, 1, 5, RUN, 1.0), Span(1, 0, 0, 5, 6, SAVE, 0.0), Span(1, 1, 0, 1, 5, RUN, 0.5)]
+    second = [Span(1, 0, 0, 2, 4, RUN, 1.0), Span(1, 0, 0, 4, 7, RUN, 0.5), Span(1, 1, 2, 2, 4, RUN, 1.0)]
+    found = difference(schedule("x", first, {1: 6.0, 2: 9.0}), schedule("y", second, {1: 7.5}))
+    assert found.cells == (
+        Cell(0, 1, 1, 2, 2), Cell(0, 1, 2, 5, 1), Cell(0, 1, 5, 7, -1), Cell(2, 1, 2, 4, -1),
+    )  # fmt: skip
+    assert (found.both_task_s, found.first_only_task_s, found.second_only_task_s) == (30.0, 50.0, 40.0)
+    assert found.agreement_frac == 0.25
+    data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    one, two = data["jobs"]
+    assert (one["start_shift_s"], one["end_shift_s"]) == (0.0, -15.0)
+    assert (one["turnaround_first_s"], one["turnaround_second_s"], one["tasks_elsewhere"]) == (60.0, 75.0, 1)
+    assert (two["job"], two["end_shift_s"], two["turnaround_second_s"]) == (2, None, None)
+    with pytest.raises(UserError, match="expected schedules of the same nodes"):
+        difference(schedule("x", first), schedule("y", second, nodes=2))
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[Span]:
+    out = []
+    for job, task in ((1, 0), (1, 1), (2, 0)):
+        times = sorted(draw(st.lists(st.integers(0, 20), max_size=6, unique=True)))
+        for begin_s, end_s in pairwise(times):
+            out.append(
+                Span(job, task, draw(st.integers(0, 2)), begin_s, end_s, draw(st.sampled_from([RUN, SAVE])), 1.0)
+            )
+    return out
+
+
+@settings(max_examples=40)
+@given(spans(), spans())
+def test_differences_agree_with_counting_second_by_second(first: list[Span], second: list[Span]) -> None:
+    found, back = (
+        difference(schedule("x", one), schedule("y", other)) for one, other in [(first, second), (second, first)]
+    )
+    assert [replace(cell, more=-cell.more) for cell in back.cells] == list(found.cells)
+    assert back.agreement_frac == pytest.approx(found.agreement_frac)
+
+    def running(own: list[Span], node: int, job: int, time_s: float) -> int:
+        return sum(s.kind == RUN and (s.node, s.job) == (node, job) and s.begin_s < time_s < s.end_s for s in own)
+
+    both_s = 0
+    for node in range(3):
+        for job in (1, 2):
+            for second_s in range(20):
+                one, other = (running(own, node, job, second_s + 0.5) for own in (first, second))
+                both_s += min(one, other)
+                more = [
+                    c.more for c in found.cells if (c.node, c.job) == (node, job) and c.begin_s <= second_s < c.end_s
+                ]
+                assert more == ([one - other] if one != other else [])
+    assert found.both_task_s == both_s * 10

@@ -1,0 +1,305 @@
+"""Timelines: whatever a journal says, spans are sound; those of whole runs add up to what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node_agent.drivers.null import NullDriver
+from testbed.errors import UserError
+from testbed.report.lanes import GONE, with_gaps
+from testbed.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
+from testbed.report.timeline import Timeline, read_timeline
+from testbed.workload.jobs import Job
+
+sys.path.append(str(Path(__file__).parents[1] / "control"))
+from rehearsal import BEST, rehearse
+
+SCALE = 60.0
+
+
+def tasks_of(spans: Iterable[Span]) -> dict[tuple[int, int], list[Span]]:
+    out: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        out[span.job, span.task].append(span)
+    return out
+
+
+def assert_sound(timeline: Timeline) -> None:
+    assert all(span.end_s is not None for span in timeline.closed)
+    assert len({(span.job, span.task) for span in timeline.open}) == len(timeline.open)
+    assert all(span.end_s is None for span in timeline.open)
+    for own in tasks_of(timeline.until_now()).values():
+        last_s = 0.0
+        for span in own:
+            assert last_s <= span.begin_s < span.end_s <= timeline.now_s
+            last_s = span.end_s
+    assert timeline.nodes > max((span.node for span in timeline.spans), default=-1)
+
+
+def replay(entries: Iterable[dict]) -> Timeline:
+    timeline = Timeline(SCALE, ("a", "b"))
+    for entry in entries:
+        timeline.feed(entry)
+    return timeline
+
+
+TASKS = {1: 1, 2: 2, 3: 3}  # of each job
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> dict:
+    """An entry with all that its kind has; whether it fits what was before is left to chance."""
+    job = draw(st.sampled_from(list(TASKS)))
+    task = draw(st.integers(0, TASKS[job] - 1))
+    nodes = draw(st.lists(st.integers(0, 2), min_size=TASKS[job], max_size=TASKS[job]))
+    verb = draw(st.sampled_from(["start", "cap", "save", "transfer", "restore", "migrate"]))
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    return draw(
+        st.sampled_from([
+            {"kind": "intent", "action": 1, "verb": verb, "job": job, "nodes": nodes, "yield_frac": share},
+            {"kind": "intent", "action": 1, "verb": "start", "job": job, "nodes": nodes, "yield_frac": share},
+            {"kind": "outcome", "verb": verb, "job": job, "nodes": nodes, "ok": draw(st.booleans()), "error": "x"},
+            {"kind": "outcome", "verb": "start", "job": job, "nodes": nodes, "ok": True, "error": None},
+            {"kind": "outcome", "verb": "save", "job": job, "nodes": nodes, "ok": True, "error": None},
+            {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "progress", "detail": {}},
+            {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "done", "detail": {}},
+            {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "failed", "detail": {}},
+            {"kind": "job", "job": job, "state": draw(st.sampled_from(["submitted", "running", "moving"]))},
+            {"kind": "job", "job": job, "state": draw(st.sampled_from(["paused", "resumed", "paused", "strange"]))},
+            {"kind": "job", "job": job, "state": draw(st.sampled_from(["done", "failed"]))},
+            {"kind": "migration", "job": job, "task": task, "source": 0, "target": nodes[-1], "downtime_s": 0.1},
+            {"kind": "migration", "job": job, "task": task, "source": 0, "target": 1, "error": "no"},
+            {"kind": "rescheduling", "job": job, "penalty_s": 1.0},
+            {"kind": "retry", "job": job, "action": 1, "attempt": 1, "error": "x"},
+            {"kind": "replay", "jobs": 3, "trace_s": 0.0},
+            {"kind": draw(st.sampled_from(["teardown", "aborted", "of a later version"]))},
+        ])
+    )  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 1.0, 1.0, -0.5]), entries()), max_size=60))
+def test_spans_are_sound_whatever_comes(journal: list[tuple[float, dict]]) -> None:
+    timeline = replay([{"t_s": 10.0, "kind": "replay", "trace_s": 0.0, "jobs": 3}])
+    t_s, now_s = 10.0, 0.0
+    for step_s, entry in journal:
+        t_s = max(10.0, t_s + step_s)
+        timeline.feed({"t_s": t_s, **entry})
+        assert_sound(timeline)
+        assert timeline.now_s >= now_s
+        now_s = timeline.now_s
+        lasting = {(span.job, span.task) for span in timeline.open}
+        assert not any(timeline.jobs[job].state in {"done", "failed"} for job, _ in lasting)
+
+
+def story(*steps: tuple[float, str, dict]) -> Timeline:
+    before = [
+        {"t_s": 0.1, "kind": "begin", "trace_s": 1e6},
+        {"t_s": 2.0, "kind": "intent", "trace_s": 1e6, "verb": "start", "job": 9, "nodes": [0], "yield_frac": 1.0},
+        {"t_s": 10.0, "kind": "replay", "trace_s": 30.0},  # half a wall second after trace second 0
+    ]
+    return replay([*before, *({"t_s": 9.5 + at, "kind": kind, **more} for at, kind, more in steps)])
+
+
+def intent(verb: str, nodes: list[int], yield_frac: float = 0.0) -> tuple[str, dict]:
+    return "intent", {"verb": verb, "job": 1, "nodes": nodes, "yield_frac": yield_frac}
+
+
+def outcome(verb: str, nodes: list[int], *, ok: bool = True) -> tuple[str, dict]:
+    return "outcome", {"verb": verb, "job": 1, "nodes": nodes, "ok": ok, "error": None if ok else "x"}
+
+
+def guest(event: str, task: int, node: int) -> tuple[str, dict]:
+    return "guest", {"event": event, "job": 1, "task": task, "node": node, "detail": {}}
+
+
+def told(state: str) -> tuple[str, dict]:
+    return "job", {"job": 1, "state": state}
+
+
+def brief(timeline: Timeline, task: int) -> list[tuple]:
+    """Spans of a task of job 1 as (kind, node, begin, end, yield)."""
+    own = tasks_of(timeline.until_now())[1, task]
+    return [(s.kind, s.node, round(s.begin_s, 6), round(s.end_s, 6), s.yield_frac) for s in own]
+
+
+def test_a_job_that_is_preempted_and_comes_back_on_another_node() -> None:
+    timeline = story(
+        (1, *told("submitted")), (1, *told("running")),
+        (1, *intent("start", [0, 1], 1.0)), (2, *guest("progress", 0, 0)), (3, *outcome("start", [0, 1])),
+        (3.5, *guest("progress", 1, 1)), (4, *intent("cap", [0, 1], 0.5)), (5, *outcome("cap", [0, 1])),
+        (6, *told("paused")), (6, *intent("save", [0, 1])), (8, *outcome("save", [0, 1])),
+        (10, *told("resumed")), (11, *intent("transfer", [0, 0])), (13, *outcome("transfer", [0, 0])),
+        (14, *intent("restore", [0, 0], 0.25)), (15, *guest("progress", 0, 0)), (16, *outcome("restore", [0, 0])),
+        (16.5, *guest("progress", 1, 1)), (17, *guest("progress", 1, 0)),
+        (18, *guest("done", 0, 0)), (19, *guest("done", 1, 0)), (19, *told("done")),
+    )  # fmt: skip
+    assert brief(timeline, 0) == [
+        (START, 0, 1, 2, 1.0), (RUN, 0, 2, 5, 1.0), (RUN, 0, 5, 6, 0.5), (SAVE, 0, 6, 8, 0.0), (WAIT, 0, 10, 14, 0.0),
+        (RESTORE, 0, 14, 15, 0.25), (RUN, 0, 15, 18, 0.25),
+    ]  # fmt: skip
+    assert brief(timeline, 1) == [
+        (START, 1, 1, 3, 1.0), (RUN, 1, 3, 5, 1.0), (RUN, 1, 5, 6, 0.5), (SAVE, 1, 6, 8, 0.0), (WAIT, 1, 10, 11, 0.0),
+        (TRANSFER, 0, 11, 13, 0.0), (WAIT, 0, 13, 14, 0.0), (RESTORE, 0, 14, 17, 0.25), (RUN, 0, 17, 19, 0.25),
+    ]  # fmt: skip
+    facts = timeline.jobs[1]
+    assert (facts.state, facts.tasks, facts.preemptions, facts.migrations) == ("done", 2, 1, 0)
+    assert (facts.submit_s, facts.start_s, facts.end_s) == pytest.approx((1, 1, 19))
+    assert timeline.to_trace_s(timeline.now_s) == pytest.approx(19 * SCALE)
+    assert 9 not in timeline.jobs, "before the replay there are no jobs"
+
+
+def test_live_migration_runs_at_the_source_until_it_has_arrived() -> None:
+    timeline = story(
+        (1, *told("running")), (1, *intent("start", [0, 1], 1.0)), (2, *outcome("start", [0, 1])),
+        (4, *intent("migrate", [0, 2], 0.5)),
+        (6, "migration", {"job": 1, "task": 1, "source": 1, "target": 2, "downtime_s": 0.1}),
+        (6, *guest("progress", 1, 2)), (7, *outcome("migrate", [0, 2])), (9, *intent("migrate", [1, 2], 1.0)),
+        (10, "migration", {"job": 1, "task": 0, "source": 0, "target": 1, "error": "no"}),
+        (11, *outcome("migrate", [1, 2], ok=False)), (12, *intent("cap", [0, 2], 1.0)),
+    )  # fmt: skip
+    assert brief(timeline, 0) == [
+        (START, 0, 1, 2, 1.0), (RUN, 0, 2, 7, 1.0), (RUN, 0, 7, 9, 0.5), (LIVE, 0, 9, 11, 0.5), (RUN, 0, 11, 12, 0.5),
+    ]  # fmt: skip
+    assert brief(timeline, 1) == [
+        (START, 1, 1, 2, 1.0), (RUN, 1, 2, 4, 1.0), (LIVE, 1, 4, 6, 1.0), (RUN, 2, 6, 12, 0.5),
+    ]  # fmt: skip
+    assert timeline.jobs[1].migrations == 1
+    assert {span.kind for span in timeline.open} == {RUN}, "a killed controller leaves them open"
+
+
+def test_a_start_that_is_tried_again_and_fails_leaves_nothing_open() -> None:
+    timeline = story(
+        (1, *told("running")), (1, *intent("start", [0, 1], 1.0)), (2, *guest("progress", 0, 0)),
+        (3, "retry", {"job": 1, "action": 1, "attempt": 1, "error": "x"}), (5, *outcome("start", [0, 1], ok=False)),
+        (5, *told("failed")), (6, *outcome("start", [0, 1], ok=False)), (7, "teardown", {}),
+    )  # fmt: skip
+    assert brief(timeline, 0) == [(START, 0, 1, 2, 1.0), (RUN, 0, 2, 3, 1.0), (START, 0, 3, 5, 1.0)]
+    assert timeline.open == []
+    assert timeline.ended
+
+
+def five_jobs() -> list[Job]:
+    return [
+        Job(1, 0, 1, 1.0, 0.4, 1200),
+        Job(2, 60, 2, 1.0, 0.4, 900),
+        Job(3, 120, 1, 1.0, 0.5, 1500),
+        Job(4, 400, 2, 0.5, 0.5, 600),
+        Job(5, 500, 1, 1.0, 0.3, 300),
+    ]
+
+
+def movers() -> list[Job]:
+    """Jobs that the periodic pass moves between two nodes while they run."""
+    return [
+        Job(1, 0, 1, 1.0, 0.3, 300),
+        Job(2, 0, 1, 1.0, 0.3, 2400),
+        Job(3, 10, 1, 1.0, 0.3, 300),
+        Job(4, 10, 1, 1.0, 0.3, 2400),
+        Job(5, 1000, 2, 1.0, 0.3, 1200),
+    ]
+
+
+@pytest.fixture
+def slow_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saving takes 2 s, starting 1 s, and from an image 3 s."""
+    save, start = NullDriver.save, NullDriver.start
+
+    async def slow_save(self: NullDriver, *args: object) -> object:
+        await asyncio.sleep(2.0)
+        return await save(self, *args)
+
+    async def slow_start(self: NullDriver, spec: object, cap_cores: float, image: Path | None) -> None:
+        await asyncio.sleep(1.0 if image is None else 3.0)
+        await start(self, spec, cap_cores, image)
+
+    monkeypatch.setattr(NullDriver, "save", slow_save)
+    monkeypatch.setattr(NullDriver, "start", slow_start)
+
+
+@pytest.mark.parametrize(
+    ("policy", "extras"), [(BEST, ""), ("/per/OPT=MIN", ""), ("/per/OPT=MIN", "live"), ("EASY", "")]
+)
+@pytest.mark.usefixtures("slow_images")
+def test_a_run_adds_up_to_its_results(tmp_path: Path, policy: str, extras: str) -> None:
+    changes = {"extras": extras, "migration": {"mechanism": "live"}} if extras else {}
+    jobs = movers() if extras else five_jobs()
+    result, journal = rehearse(tmp_path, jobs, policy=policy, **changes)
+    timeline = read_timeline(result.path)
+    assert_sound(timeline)
+    assert timeline.node_names == ("node-0", "node-1")
+    assert timeline.ended
+    assert timeline.open == []
+    tasks = tasks_of(timeline.spans)
+    seen = {span.kind for span in timeline.spans}
+    assert {START, RUN} <= seen
+    if policy != "EASY":
+        assert {LIVE} <= seen if extras else {SAVE, RESTORE} <= seen
+    gone = {job.job_id: 0.0 for job in jobs}
+    for entry in journal:
+        if entry["kind"] == "rescheduling":
+            gone[entry["job"]] += entry["paused_s"]
+    for row in csv.DictReader((result.path / "jobs.csv").read_text().splitlines()):
+        job, facts = int(row["job_id"]), timeline.jobs[int(row["job_id"])]
+        assert facts.state == "done"
+        assert facts.tasks == int(row["tasks"])
+        assert (facts.cpu_need_frac, facts.mem_req_frac) == (float(row["cpu_need_frac"]), float(row["mem_req_frac"]))
+        assert timeline.to_trace_s(facts.submit_s) == pytest.approx(float(row["submit_time_s"]))
+        assert timeline.to_trace_s(facts.start_s) == pytest.approx(float(row["start_time_s"]), abs=0.01)
+        assert timeline.to_trace_s(facts.end_s) == pytest.approx(float(row["end_time_s"]), abs=0.01)
+        assert (facts.preemptions, facts.migrations) == (int(row["preemptions"]), int(row["migrations"]))
+        assert facts.penalty_s == pytest.approx(float(row["penalty_s"]), abs=1e-5)
+        for task in range(facts.tasks):
+            own = tasks[job, task]
+            worked_s = sum((s.end_s - s.begin_s) * s.yield_frac for s in own if s.kind in RUNS)
+            # a moment in which a guest stands still at the end of a live migration is part of its span
+            stood_still_s = 0.06 * sum(s.kind == LIVE for s in own)
+            assert timeline.to_trace_s(worked_s) == pytest.approx(
+                float(row["virtual_time_s"]), abs=0.05 + stood_still_s * SCALE
+            )
+            held_up_s = sum(s.end_s - s.begin_s for s in own if s.kind in PENALTIES)
+            if not extras:
+                assert held_up_s == pytest.approx(facts.penalty_s, abs=1e-4)
+            paused_s = sum(s.end_s - s.begin_s for s in with_gaps(own, timeline.now_s) if s.kind == GONE)
+            assert paused_s == pytest.approx(gone[job], abs=1e-4)
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 1))
+@pytest.mark.usefixtures("slow_images")
+def test_a_journal_that_stops_anywhere(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
+    result, journal = rehearse(tmp_path_factory.mktemp("run"), five_jobs())
+    whole = {(s.job, s.task, s.begin_s): s for s in replay(journal).closed}
+    text = (result.path / "events.jsonl").read_text()
+    (result.path / "events.jsonl").write_text(text[: int(len(text) * cut)])
+    if '"kind":"replay"' not in text[: int(len(text) * cut)]:
+        assert read_timeline(result.path).spans == []
+        return
+    timeline = read_timeline(result.path)
+    assert_sound(timeline)
+    for span in timeline.until_now():
+        full = whole[span.job, span.task, span.begin_s]
+        assert (full.node, full.kind, full.yield_frac) == (span.node, span.kind, span.yield_frac)
+        assert span.end_s == full.end_s or (span.end_s == timeline.now_s < full.end_s)
+
+
+def test_the_timeline_of_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"manifest\.json: cannot read"):
+        read_timeline(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"manifest\.json: expected clocks\.time_scale"):
+        read_timeline(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({"clocks": {"time_scale": 2}, "nodes": {"a": {}}}))
+    (tmp_path / "events.jsonl").write_text('{"t_s":1,"kind":"replay","trace_s":0}\n{"t_s":2,"kind":"intent","job":1}\n')
+    with pytest.raises(UserError, match=r"events\.jsonl:2: not an entry of a run's journal"):
+        read_timeline(tmp_path)
