@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__kernel__"
+_LEAN = "__lean_kernel__"
 _MONOTONIC = time.CLOCK_MONOTONIC
 _lock = threading.RLock()
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -41,6 +43,20 @@ def kernel(function: F) -> F:
     """Mark a function that `compiled` may compile; it may call other kernels, and what numba knows of numpy."""
     setattr(function, _MARK, True)
     return function
+
+
+def lean_kernel(function: F) -> F:
+    """Mark a kernel that makes no array, but by slicing, and calls only such kernels; it returns numbers or nothing.
+
+    Compiled, it does not count references to its arguments, which costs more than many a loop. Raises TypeError for a
+    return annotation that is not made of numbers: nobody would own a reference to what is returned.
+    """
+    result = function.__annotations__.get("return")
+    result = result.__name__ if isinstance(result, type) else str(result)
+    if not re.fullmatch(r"None|(tuple\[)?(int|float|bool)(, (int|float|bool))*\]?", result):
+        raise TypeError(f"{function.__qualname__} returns {result}: a lean kernel returns numbers or nothing")
+    setattr(function, _LEAN, True)
+    return kernel(function)
 
 
 def can_compile() -> bool:
@@ -110,6 +126,7 @@ def _digest(function: Callable[..., Any]) -> str:
         digest.update(_version(name).encode())
     kernel_function = cast("FunctionType", function)
     digest.update(repr((_code(kernel_function.__code__), kernel_function.__defaults__)).encode())
+    digest.update(b"lean" if getattr(function, _LEAN, False) else b"")
     for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):
         value = kernel_function.__globals__[name]
         if getattr(value, _MARK, False):
@@ -139,9 +156,12 @@ def _version(package: str) -> str:
 def _compile(function: FunctionType) -> Callable[..., Any]:
     import numba  # noqa: PLC0415  # half a second, and an extra
 
+    lean = getattr(function, _LEAN, False)
     names = {name: value for name, value in function.__globals__.items() if name in _names(function)}
     for name, value in names.items():
         if getattr(value, _MARK, False):
+            if lean and not getattr(value, _LEAN, False):
+                raise TypeError(f"{function.__qualname__} is a lean kernel, but calls {name}, which is none")
             names[name] = compiled(value)
     if function is clock_ns:
         clone = _native_clock()
@@ -153,7 +173,9 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
     folder = _writable_folder() / _digest(function)
     clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes it at run time
-    result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy")(clone))
+    # Without its run time system numba neither counts references nor allocates.
+    options: dict[str, Any] = {"_nrt": False} if lean else {}
+    result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy", **options)(clone))
     _compiled[function] = result
     return result
 

@@ -15,6 +15,7 @@ from testbed.errors import UserError
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
     from testbed.policies.view import Policy
+    from testbed.simulation.compiling import Compiling
     from testbed.simulation.measures import Measures
     from testbed.simulation.overheads import Overheads
     from testbed.simulation.run import SimulatedRun
@@ -57,6 +58,12 @@ if TYPE_CHECKING:
 @click.option("--reading", metavar="NAME", help="How an SWF log becomes tasks, such as hpc2n; job tables take none.")
 @click.option("--week", metavar="K", type=int, help="Only the jobs with submit time // 604800 = K.")
 @click.option("--jobs-out", metavar="DIR", type=click.Path(path_type=Path), help="Write DIR/<policy>.csv, a row a job.")
+@click.option(
+    "--compile/--no-compile",
+    "compile_kernels",
+    default=None,
+    help="Whether kernels are compiled that never were; it takes minutes, once.  [default: if the work is done sooner]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: policy, measure, value.")
 @click.option("--debug-invariants", is_flag=True, help="Check every decision: memory, CPU, maps, yields, ends.")
 def simulate(
@@ -72,6 +79,7 @@ def simulate(
     reading: str | None,
     week: int | None,
     jobs_out: Path | None,
+    compile_kernels: bool | None,
     as_json: bool,
     debug_invariants: bool,
 ) -> None:
@@ -80,7 +88,8 @@ def simulate(
     Stretches are bounded (--tau-s); degradation is the max stretch over the lower bound of any schedule;
     underutilization is CPU that was wanted and there, but not used, over the work of the trace. Preemptions and
     migrations count jobs; for their bandwidth every task is written and read once. Rates are over the makespan, from
-    the first submission to the last completion. Times to decide are wall time, and only there if a policy was asked.
+    the first submission to the last completion. Times to decide are wall time, and only there if a policy was asked;
+    kernels that are not compiled decide the same, some hundred times slower.
     """
     import json
 
@@ -94,19 +103,19 @@ def simulate(
     from testbed.simulation.measures import measure
     from testbed.simulation.overheads import DEFAULT_NODE_MEMORY_GB
     from testbed.simulation.simulate import simulate as run_policy
-    from testbed.simulation.simulate import will_compile
 
     memory_gb = DEFAULT_NODE_MEMORY_GB if node_memory_gb is None else node_memory_gb
-    if any(will_compile(policy) for policy in policies):
-        click.echo("testbed: compiling kernels, once for this version; that takes a minute or two", err=True)
     bound: float | None = None
     measures: dict[str, Measures] = {}
-    for policy in policies:
-        run = run_policy(jobs, nodes, policy, overheads, debug_invariants, node_memory_gb=memory_gb)
+    for number, policy in enumerate(policies, start=1):
+        compiling = _compiling(compile_kernels, policy, len(policies) - number)
+        run = run_policy(
+            jobs, nodes, policy, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling
+        )
         if bound is None and bound_kind != "none":
             from testbed.measure.bound import bound as lower_bound
 
-            bound = lower_bound(jobs, nodes, tau_s, cast("Kind", bound_kind))
+            bound = lower_bound(jobs, nodes, tau_s, cast("Kind", bound_kind), compiling=compile_kernels)
         measures[policy.name] = measure(run, bound, memory_gb, tau_s)
         if jobs_out is not None:
             _write_jobs(jobs_out / files[policy.name], run, memory_gb, tau_s)
@@ -125,6 +134,29 @@ def _check(nodes: int, period_s: float, tau_s: float, node_memory_gb: float | No
         raise UserError(f"--tau-s {tau_s:g}: expected seconds, 0 or more")
     if node_memory_gb is not None and not 0 < node_memory_gb < math.inf:
         raise UserError(f"--node-memory-gb {node_memory_gb:g}: expected GB, more than 0")
+
+
+def _compiling(wanted: bool | None, policy: Policy, alike: int) -> Compiling:
+    """Return when to compile for `policy`, with as many others to come, and say so where it is at once."""
+    from testbed.compiler import can_compile
+    from testbed.simulation.compiling import Compiling, When
+    from testbed.simulation.simulate import will_compile
+
+    if wanted and not can_compile():
+        raise UserError("--compile: numba is not installed: pip install 'dfrs-testbed[simulate]'")
+    if wanted and will_compile(policy):
+        _announce()
+    when = When.IF_SOONER if wanted is None else When.AT_ONCE if wanted else When.NEVER
+    return Compiling(when, alike, _announce)
+
+
+def _announce() -> None:
+    from testbed.simulation.compiling import COMPILE_S
+
+    click.echo(
+        f"testbed: compiling kernels, once for this version, about {COMPILE_S:.0f} s; later runs take milliseconds",
+        err=True,
+    )
 
 
 def _overheads(penalty_s: float | None, text: str | None) -> Overheads:

@@ -35,6 +35,8 @@ ACCURACY = 1e-4  # relative
 
 # Fewer jobs are done sooner by the kernels as they stand than machine code is loaded; the value is the same.
 COMPILED_FROM_JOBS = 200
+# And where machine code would have to be made first, which takes as long as the kernels take for a trace of this size.
+_COMPILING_PAYS_FROM_JOBS = 10_000
 
 
 def will_compile(jobs: int) -> bool:
@@ -43,14 +45,21 @@ def will_compile(jobs: int) -> bool:
 
 
 def bound(
-    jobs: Sequence[Job], nodes: int, tau_s: float = 10.0, kind: Kind = "theorem1", accuracy: float = ACCURACY
+    jobs: Sequence[Job],
+    nodes: int,
+    tau_s: float = 10.0,
+    kind: Kind = "theorem1",
+    accuracy: float = ACCURACY,
+    *,
+    compiling: bool | None = True,
 ) -> float:
     """Return a lower bound, at least 1, on the maximum bounded stretch of `jobs` on `nodes` nodes [RR Theorem 1].
 
     It is at most the optimum of Theorem 1, and at least that divided by (1 + `accuracy`). `tau_s` bounds the
     stretch from below, in seconds. `kind` "fluid" leaves constraint (1d) out, as if every job could use the
-    whole cluster at once: never larger, and the one that the published degradations fit. Raises ValueError
-    for no jobs, no nodes or an accuracy that is not above 0.
+    whole cluster at once: never larger, and the one that the published degradations fit. `compiling` says whether
+    machine code is made where none is cached, None that it is if that is sooner; the value is the same. Raises
+    ValueError for no jobs, no nodes or an accuracy that is not above 0.
     """
     if not jobs or nodes < 1 or not accuracy > 0:
         raise ValueError(f"a bound needs jobs, nodes and an accuracy: not {len(jobs)} jobs, {nodes} nodes, {accuracy}")
@@ -60,6 +69,8 @@ def bound(
     least_s, work = np.maximum(run_s, tau_s), run_s * rate
 
     few = len(jobs) < COMPILED_FROM_JOBS
+    if not compiling and will_compile(len(jobs)):
+        few = compiling is False or len(jobs) < _COMPILING_PAYS_FROM_JOBS
     stretch = (fluid_stretch if few else fastest(fluid_stretch))(release_s, least_s, work / nodes, 1.0, accuracy)
     while kind == "theorem1":
         trial = stretch * (1.0 + accuracy)

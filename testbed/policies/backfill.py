@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import lean_kernel
 from testbed.policies.state import Mask
 from testbed.policies.view import Floats, Ints
 
@@ -24,7 +24,7 @@ class BatchJobs(NamedTuple):
     expected_end_s: Floats  # (J,) first start plus estimate
 
 
-@kernel
+@lean_kernel
 def start_jobs(
     backfill: bool,
     before_shadow: bool,
@@ -70,7 +70,7 @@ def start_jobs(
     return started
 
 
-@kernel
+@lean_kernel
 def reservation(tasks: int, free: int, time_s: float, ending: Ints, running: int, jobs: BatchJobs) -> tuple[float, int]:
     """Return the shadow time of a head of `tasks` nodes and the extra nodes.
 
@@ -89,7 +89,7 @@ def reservation(tasks: int, free: int, time_s: float, ending: Ints, running: int
     return np.inf, 0
 
 
-@kernel
+@lean_kernel
 def insert(order: Ints, count: int, end_s: Floats, row: int) -> None:
     """Add `row` to `order[:count]`, rows by decreasing `end_s` (J,): what ends next is last, where change is cheap."""
     place = _first_place(order, count, end_s, row)
@@ -98,7 +98,7 @@ def insert(order: Ints, count: int, end_s: Floats, row: int) -> None:
     order[place] = row
 
 
-@kernel
+@lean_kernel
 def remove(order: Ints, count: int, end_s: Floats, row: int) -> None:
     """Take `row` out of `order[:count]`, rows by decreasing `end_s` (J,)."""
     place = _first_place(order, count, end_s, row)
@@ -108,7 +108,7 @@ def remove(order: Ints, count: int, end_s: Floats, row: int) -> None:
         order[behind] = order[behind + 1]
 
 
-@kernel
+@lean_kernel
 def take_lowest(node_free: Mask, nodes: Ints, begin: int) -> int:
     """Fill `nodes` with the lowest free nodes, which are no longer free then; return the one after the last of them.
 
@@ -124,7 +124,7 @@ def take_lowest(node_free: Mask, nodes: Ints, begin: int) -> int:
     return node
 
 
-@kernel
+@lean_kernel
 def _begin(backfill: bool, time_s: float, row: int, ending: Ints, running: int, jobs: BatchJobs) -> None:
     if np.isnan(jobs.start_time_s[row]):
         jobs.start_time_s[row] = time_s
@@ -133,7 +133,7 @@ def _begin(backfill: bool, time_s: float, row: int, ending: Ints, running: int, 
         insert(ending, running, jobs.expected_end_s, row)
 
 
-@kernel
+@lean_kernel
 def _first_place(order: Ints, count: int, end_s: Floats, row: int) -> int:
     """Return the first place whose row ends no later than `row`."""
     low, high = 0, count

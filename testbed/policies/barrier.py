@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.view import Floats
 
 ACCURACY = 1e-7  # proven bound on the excess of the sum at the end, relative to the sum
@@ -102,7 +102,7 @@ def _first(columns: Floats, room: Floats, upper: Floats, above: Floats, below: F
     return point
 
 
-@kernel
+@lean_kernel
 def _certificate(
     point: _Point, columns: Floats, upper: Floats, above: Floats, below: Floats, force: Floats, stiffness: Floats
 ) -> tuple[float, float, float]:
@@ -128,7 +128,7 @@ def _certificate(
     return excess + complementary, worth, complementary
 
 
-@kernel
+@lean_kernel
 def _direction(
     point: _Point, change: _Point, weight: Floats, force: Floats, stiffness: Floats, matrix: Floats, mu: float
 ) -> None:
@@ -162,7 +162,7 @@ def _direction(
         change.high[j] = (mu - point.high[j] * change.gap[j]) / point.gap[j] - point.high[j]
 
 
-@kernel
+@lean_kernel
 def _solve(matrix: Floats, vector: Floats) -> None:
     """Solve for `vector` (K,) in place, by Cholesky; `matrix` (K, K), of which the upper half counts, is used up."""
     size = vector.size
@@ -188,7 +188,7 @@ def _solve(matrix: Floats, vector: Floats) -> None:
         vector[k] = rest / matrix[k, k]
 
 
-@kernel
+@lean_kernel
 def _advance(point: _Point, change: _Point) -> float:
     """Go along `change` in place, as far as everything stays positive, at most all of it; return the share gone."""
     step = _reach(point.z, change.z, 1.0)
@@ -206,7 +206,7 @@ def _advance(point: _Point, change: _Point) -> float:
     return step
 
 
-@kernel
+@lean_kernel
 def _reach(value: Floats, change: Floats, step: float) -> float:
     for j in range(value.size):
         if value[j] + step * change[j] < (1.0 - _INSIDE) * value[j]:
@@ -214,7 +214,7 @@ def _reach(value: Floats, change: Floats, step: float) -> float:
     return step
 
 
-@kernel
+@lean_kernel
 def _add(value: Floats, change: Floats, step: float) -> None:
     for j in range(value.size):
         value[j] += step * change[j]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
-from testbed.policies.state import Cluster, Jobs
+from testbed.compiler import kernel, lean_kernel
+from testbed.policies.state import Cluster, Jobs, Mask
 from testbed.policies.view import Floats, Ints
 
 # Fractions such as 0.1 have no exact sum: ten tasks of 0.1 fill a node, and equal loads must compare equal.
@@ -28,21 +28,31 @@ def offsets(tasks: Ints) -> Ints:
 def node_usage(rows: Ints, jobs: Jobs, cluster: Cluster, amount_frac: Floats) -> Floats:
     """Sum `amount_frac` (J,) of every task of the running `rows` over its node; return (N,) fractions of a node."""
     used = np.zeros(cluster.node_available.size)
+    _add_usage(rows, jobs, cluster, amount_frac, used)
+    return used
+
+
+@lean_kernel
+def _add_usage(rows: Ints, jobs: Jobs, cluster: Cluster, amount_frac: Floats, used: Floats) -> None:
     for row in rows:
         if cluster.running[row]:
             for task in range(jobs.offset[row], jobs.offset[row + 1]):
                 used[cluster.task_node[task]] += amount_frac[row]
-    return used
 
 
 @kernel
 def node_memory(rows: Ints, jobs: Jobs, cluster: Cluster) -> Floats:
     """Return the (N,) memory that the running `rows` use, infinite on nodes that are not available."""
     used = node_usage(rows, jobs, cluster, jobs.mem_req_frac)
-    for node in range(used.size):
-        if not cluster.node_available[node]:
-            used[node] = np.inf
+    _close(cluster.node_available, used)
     return used
+
+
+@lean_kernel
+def _close(node_available: Mask, used: Floats) -> None:
+    for node in range(used.size):
+        if not node_available[node]:
+            used[node] = np.inf
 
 
 def tasks_per_node(mem_req_frac: float) -> int:

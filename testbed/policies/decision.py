@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import node_memory, node_usage
 from testbed.policies.configuration import Configuration, Limit, OnSubmission, Optimise, Periodic
 from testbed.policies.greedy import fits, make_room, place, place_all
@@ -112,7 +112,7 @@ def decide(
     _set_yields(rules, jobs, cluster, time_s, active)
 
 
-@kernel
+@lean_kernel
 def _drop_lost(jobs: Jobs, cluster: Cluster, active: Ints) -> None:
     """Take jobs from nodes that are not available."""
     for node in range(cluster.node_available.size):
@@ -128,7 +128,7 @@ def _drop_lost(jobs: Jobs, cluster: Cluster, active: Ints) -> None:
                     break
 
 
-@kernel
+@lean_kernel
 def _pause(row: int, jobs: Jobs, cluster: Cluster) -> None:
     cluster.running[row] = False
     cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]] = NOT_PLACED
@@ -167,7 +167,7 @@ def _act_greedily(
         _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
 
 
-@kernel
+@lean_kernel
 def _place(row: int, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac: Floats) -> None:
     nodes = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]]
     cluster.running[row] = place(jobs.cpu_need_frac[row], jobs.mem_req_frac[row], cpu_frac, mem_frac, nodes)
@@ -186,13 +186,22 @@ def _resume(
 ) -> None:
     """Try the known jobs that do not run, by decreasing priority."""
     stopped = np.empty(active.size, dtype=np.int64)
+    count = _find_stopped(active, known, cluster, stopped)
+    if count == 0:
+        return
+    rows = by_decreasing_priority(stopped[:count], jobs, cluster, time_s, rules.least_flow_time_s)
+    place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+
+
+@lean_kernel
+def _find_stopped(active: Ints, known: Mask, cluster: Cluster, stopped: Ints) -> int:
+    """Write the known rows that do not run to `stopped`; return how many they are."""
     count = 0
     for index in range(active.size):
         if known[index] and not cluster.running[active[index]]:
             stopped[count] = active[index]
             count += 1
-    rows = by_decreasing_priority(stopped[:count], jobs, cluster, time_s, rules.least_flow_time_s)
-    place_all(rows, jobs, cluster, cpu_frac, mem_frac)
+    return count
 
 
 @kernel

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
 from testbed.policies.state import Cluster, Jobs, Mask
 from testbed.policies.view import NOT_PLACED, Floats, Ints
 
 
-@kernel
+@lean_kernel
 def room_for(mem_req_frac: float, used_frac: float, most: int) -> int:
     """Return how many tasks a node with `used_frac` memory in use can take, at most `most`.
 
@@ -24,7 +24,7 @@ def room_for(mem_req_frac: float, used_frac: float, most: int) -> int:
     return count
 
 
-@kernel
+@lean_kernel
 def fits(tasks: int, mem_req_frac: float, mem_frac: Floats) -> bool:
     """Tell whether the memory in use (N,) allows `tasks` more tasks; exactly what `place` can place."""
     room = 0
@@ -35,7 +35,7 @@ def fits(tasks: int, mem_req_frac: float, mem_frac: Floats) -> bool:
     return room >= tasks
 
 
-@kernel
+@lean_kernel
 def place(cpu_need_frac: float, mem_req_frac: float, cpu_frac: Floats, mem_frac: Floats, out: Ints) -> bool:
     """Place the tasks of one job (one an element of `out`), each on the least loaded node with memory for it.
 
@@ -113,7 +113,7 @@ def make_room(newcomer: int, candidates: Ints, jobs: Jobs, cluster: Cluster, mem
     return True
 
 
-@kernel
+@lean_kernel
 def _occupy(
     row: int,
     sign: float,
@@ -138,9 +138,20 @@ def _occupy(
 @kernel
 def place_all(rows: Ints, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac: Floats) -> None:
     """Try to place `rows`, none of which runs, in their order, each once; update map, `running` and usages (N,)."""
+    _place_each(rows, jobs, cluster, cpu_frac, mem_frac, np.empty(rows.size, dtype=np.int64), np.empty(rows.size))
+
+
+@lean_kernel
+def _place_each(
+    rows: Ints,
+    jobs: Jobs,
+    cluster: Cluster,
+    cpu_frac: Floats,
+    mem_frac: Floats,
+    failed_tasks: Ints,
+    failed_mem: Floats,
+) -> None:
     # Room only shrinks: who asks for no less than one that failed fails too.
-    failed_tasks = np.empty(rows.size, dtype=np.int64)
-    failed_mem = np.empty(rows.size)
     fails = 0
     for row in rows:
         begin, end = jobs.offset[row], jobs.offset[row + 1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from testbed.compiler import kernel
+from testbed.compiler import lean_kernel
 from testbed.errors import UserError
 from testbed.policies.state import (
     AT_NEXT_EVENT,
@@ -38,7 +38,7 @@ LONGEST_BACKOFF_S = 4096.0  # min(2^12, 2^count) s [IPDPS III.A]
 _DOUBLED_S = 2.0 * LONGEST_BACKOFF_S - 2.0  # 2 + 4 + … + 4096
 
 
-@kernel
+@lean_kernel
 def next_retry_s(submit_time_s: float, time_s: float) -> float:
     """Return the first retry instant after `time_s` of a job that waits: r + 2, r + 2 + 4, …, then every 4096 s.
 
@@ -54,7 +54,7 @@ def next_retry_s(submit_time_s: float, time_s: float) -> float:
     return submit_time_s + after_s
 
 
-@kernel
+@lean_kernel
 def is_retried(submit_time_s: float, time_s: float) -> bool:
     """Whether `time_s` is, exactly, a retry instant of a job submitted at `submit_time_s`."""
     return next_retry_s(submit_time_s, time_s - 1.0) == time_s  # no two are within a second

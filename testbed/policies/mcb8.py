@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
 from testbed.policies.packing import Patterns, new_patterns, pack, set_lists
 from testbed.policies.priority import by_decreasing_priority
@@ -59,7 +59,7 @@ def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, 
     _write(problem, rows, jobs, cluster, best)
 
 
-@kernel
+@lean_kernel
 def _most_frac(problem: Problem) -> float:
     """Return what all nodes hold together, with a margin for the rounding of sums."""
     return problem.nodes.size * (1.0 + 2.0 * TOLERANCE_FRAC)
@@ -132,7 +132,7 @@ def _try(
     return pack(problem.lists, items, left, problem.runs, patterns)
 
 
-@kernel
+@lean_kernel
 def requirement(
     row: int, target: float, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool
 ) -> float:
@@ -149,7 +149,7 @@ def requirement(
     return float(jobs.cpu_need_frac[row] * level)
 
 
-@kernel
+@lean_kernel
 def _set_runs(problem: Problem) -> bool:
     """Find the stretches of nodes on which the pinned rows use as much; tell whether none uses more than there is."""
     runs, nodes = problem.runs, problem.nodes

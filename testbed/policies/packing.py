@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC
 from testbed.policies.view import Floats, Ints
 
@@ -83,7 +83,7 @@ def new_patterns(nodes: int, tasks: int) -> Patterns:
     )
 
 
-@kernel
+@lean_kernel
 def set_lists(lists: Lists, cpu_frac: Floats, mem_frac: Floats, tasks: Ints, by_cpu: Ints, by_mem: Ints) -> None:
     """Fill the lists from K items: requirements and numbers of tasks (K,), and two orders (K,) of all items.
 
@@ -120,7 +120,7 @@ def set_lists(lists: Lists, cpu_frac: Floats, mem_frac: Floats, tasks: Ints, by_
         lists.least_other[index] = least
 
 
-@kernel
+@lean_kernel
 def _alive(skip: Ints, position: int) -> int:
     """Return the first position from `position` on that has tasks left, or the sentinel."""
     while skip[position] != position:
@@ -129,7 +129,7 @@ def _alive(skip: Ints, position: int) -> int:
     return position
 
 
-@kernel
+@lean_kernel
 def first_fit(lists: Lists, position: int, end: int, key_room: float, other_room: float) -> int:
     """Return the first position in [position, end) with a task left that fits the room, or `end`."""
     position = _alive(lists.skip, position)
@@ -151,7 +151,7 @@ def first_fit(lists: Lists, position: int, end: int, key_room: float, other_room
     return end
 
 
-@kernel
+@lean_kernel
 def pack(lists: Lists, items: int, total: int, runs: Runs, patterns: Patterns) -> bool:
     """Try to place all `total` tasks of the lists, of so many `items`; write `patterns`, whole if all found a place."""
     count, entries, node = 0, 0, 0
@@ -182,7 +182,7 @@ def pack(lists: Lists, items: int, total: int, runs: Runs, patterns: Patterns) -
     return total == 0
 
 
-@kernel
+@lean_kernel
 def _fill_node(lists: Lists, items: int, cpu_frac: float, mem_frac: float, begin: int, patterns: Patterns) -> int:
     """Fill one node that holds as much before; append entries (position, tasks) from `begin`, return their end."""
     border, end = lists.border[0], items + 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.state import Cluster, Jobs
-from testbed.policies.view import Ints
+from testbed.policies.view import Floats, Ints
 
 
-@kernel
+@lean_kernel
 def priority(flow_time_s: float, virtual_time_s: float, least_flow_time_s: float) -> float:
     """Return a priority in 1/s; infinite for a job that has not progressed yet.
 
@@ -31,19 +31,40 @@ def by_decreasing_priority(rows: Ints, jobs: Jobs, cluster: Cluster, time_s: flo
     out = np.empty(count, dtype=np.int64)
     begun = np.empty(count, dtype=np.int64)
     negative = np.empty(count)
-    fresh = 0
-    begins = 0
     # Jobs that have not progressed lead, in order; most of a long queue is of this kind.
-    for row in rows:
-        value = priority(time_s - jobs.submit_time_s[row], cluster.virtual_time_s[row], least_flow_time_s)
-        if value == np.inf:
-            out[fresh] = row
-            fresh += 1
-        else:
-            begun[begins] = row
-            negative[begins] = -value
-            begins += 1
+    begins = _divide(rows, jobs, cluster, time_s, least_flow_time_s, out, begun, negative)
+    fresh = count - begins
+    if begins == 1:
+        out[fresh] = begun[0]
+    if begins <= 1:
+        return out
     order = np.argsort(negative[:begins], kind="mergesort")
     for index in range(begins):
         out[fresh + index] = begun[order[index]]
     return out
+
+
+@lean_kernel
+def _divide(
+    rows: Ints,
+    jobs: Jobs,
+    cluster: Cluster,
+    time_s: float,
+    least_flow_time_s: float,
+    fresh: Ints,
+    begun: Ints,
+    negative: Floats,
+) -> int:
+    """Write the rows of infinite priority to `fresh`, the others to `begun` with `negative` priorities; count these."""
+    freshes = 0
+    begins = 0
+    for row in rows:
+        value = priority(time_s - jobs.submit_time_s[row], cluster.virtual_time_s[row], least_flow_time_s)
+        if value == np.inf:
+            fresh[freshes] = row
+            freshes += 1
+        else:
+            begun[begins] = row
+            negative[begins] = -value
+            begins += 1
+    return begins

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.packing import Lists, Runs, new_lists
 from testbed.policies.state import FLOW_TIME, VIRTUAL_TIME, Cluster, Jobs, Mask, Rules
 from testbed.policies.view import NOT_PLACED, Floats, Ints
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     runs: Runs
 
 
-@kernel
+@lean_kernel
 def position_of(rows: Ints, row: int) -> int:
     """Return where `row` is in the ascending `rows`, which hold it."""
     low, high = 0, rows.size - 1
@@ -45,7 +45,7 @@ def position_of(rows: Ints, row: int) -> int:
     return low
 
 
-@kernel
+@lean_kernel
 def is_pinned(row: int, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float) -> bool:
     """Whether a running job keeps its nodes if it goes on running: its time is strictly below the limit [RR 4.3]."""
     if not cluster.running[row]:
@@ -139,7 +139,7 @@ def sort_items(problem: Problem) -> None:
     problem.by_mem[:] = by_mem
 
 
-@kernel
+@lean_kernel
 def drop(problem: Problem, rows: Ints, row: int, jobs: Jobs) -> int:
     """Leave a row out; return how many tasks it has."""
     tasks = int(jobs.offset[row + 1] - jobs.offset[row])

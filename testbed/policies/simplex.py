@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.state import Mask
 from testbed.policies.view import Floats, Ints
 
@@ -98,7 +98,7 @@ def _solution(basis: _Basis, variables: int) -> Floats:
     return result
 
 
-@kernel
+@lean_kernel
 def _entering(basis: _Basis, bland: bool) -> int:
     """Return the column of a variable whose move from its bound gains, -1 at the optimum."""
     column = -1
@@ -113,7 +113,7 @@ def _entering(basis: _Basis, bland: bool) -> int:
     return column
 
 
-@kernel
+@lean_kernel
 def _leaving(basis: _Basis, column: int, sign: float, bland: bool) -> tuple[int, float]:
     """Return the row of the basic variable that first comes to a bound, and the step there; -1 and inf if none does.
 
@@ -137,7 +137,7 @@ def _leaving(basis: _Basis, column: int, sign: float, bland: bool) -> tuple[int,
     return row, step
 
 
-@kernel
+@lean_kernel
 def _pivot(table: Floats, gain: Floats, row: int, column: int, used: Ints) -> None:
     """Exchange the variables of a row and a column; `used` (K,) is scratch."""
     pivot = table[row, column]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.barrier import least_sum_of_inverses
 from testbed.policies.capacity import node_usage
 from testbed.policies.state import Cluster, Jobs
@@ -22,7 +22,7 @@ LEAST_YIELD_FRAC = 0.01
 _WAITS, _GROWS, _FIXED = range(3)
 
 
-@kernel
+@lean_kernel
 def yield_for(x: float, flow_time_s: float, virtual_time_s: float, period_s: float) -> float:
     """Return the yield for the next `period_s` that brings a job to an estimated stretch of 1 / x, at least 0 [RR 4.7].
 
@@ -135,7 +135,7 @@ def _events(active: Ints, cluster: Cluster, slope: Floats, past: Floats, floor: 
     return rows[:count][order], x[:count][order]
 
 
-@kernel
+@lean_kernel
 def _first_full(limit: Floats) -> int:
     """Return the slot of the node that is full first."""
     first = 0
@@ -145,7 +145,7 @@ def _first_full(limit: Floats) -> int:
     return first
 
 
-@kernel
+@lean_kernel
 def _change(row: int, sign: int, room_frac: float, slope: float, jobs: Jobs, cluster: Cluster, crowd: Crowd) -> None:
     """Let a job begin (1) or cease (-1) to grow; `room_frac` is what its nodes gain at x = 0, per CPU need."""
     need = jobs.cpu_need_frac[row]
@@ -158,7 +158,7 @@ def _change(row: int, sign: int, room_frac: float, slope: float, jobs: Jobs, clu
             crowd.limit[i] = crowd.room[i] / crowd.load[i] if crowd.growing[i] > 0 else np.inf
 
 
-@kernel
+@lean_kernel
 def _fix(
     full: int,
     level: float,

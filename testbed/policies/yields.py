@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, TOLERANCE_FRAC, node_usage
 from testbed.policies.simplex import maximise_sum
 from testbed.policies.state import Cluster, Jobs
@@ -45,7 +45,13 @@ def max_min_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
     if lives == 0:
         return
     crowd = gather(active, jobs, cluster, needed, slot, lives)
-    live = np.arange(lives)  # slots of nodes that may still limit a job
+    _raise_levels(crowd, np.arange(lives), jobs, cluster)
+
+
+@lean_kernel
+def _raise_levels(crowd: Crowd, live: Ints, jobs: Jobs, cluster: Cluster) -> None:
+    """Raise, fix, and again; `live` holds the slots of nodes that may still limit a job, and is used up."""
+    lives = live.size
     level = 0.0
     while True:
         lives, lowest = _compact(crowd.limit, live, lives)
@@ -62,6 +68,11 @@ def max_min_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
 def overloaded(load: Floats) -> tuple[Ints, int]:
     """Return the slots (N,) of nodes whose `load` (N,) is above their capacity, in order, and their number."""
     slot = np.empty(load.size, dtype=np.int64)
+    return slot, _number(load, slot)
+
+
+@lean_kernel
+def _number(load: Floats, slot: Ints) -> int:
     count = 0
     for node in range(load.size):
         if load[node] > CAPACITY_FRAC:
@@ -69,39 +80,58 @@ def overloaded(load: Floats) -> tuple[Ints, int]:
             count += 1
         else:
             slot[node] = -1
-    return slot, count
+    return count
 
 
 @kernel
 def gather(active: Ints, jobs: Jobs, cluster: Cluster, needed: Floats, slot: Ints, slots: int) -> Crowd:
     """Chain the tasks on the nodes with a slot; `needed` (N,) is the CPU need on the nodes."""
+    placed = _placed(active, jobs, cluster)
+    crowd = Crowd(
+        slot,
+        np.empty(slots),
+        np.ones(slots),
+        np.zeros(slots, dtype=np.int64),
+        np.empty(slots),
+        np.full(slots, -1, dtype=np.int64),
+        np.empty(placed, dtype=np.int64),
+        np.empty(placed, dtype=np.int64),
+    )
+    _chain(active, jobs, cluster, needed, crowd)
+    return crowd
+
+
+@lean_kernel
+def _placed(active: Ints, jobs: Jobs, cluster: Cluster) -> int:
+    """Return the number of tasks that run."""
     placed = 0
     for row in active:
         if cluster.running[row]:
             placed += jobs.offset[row + 1] - jobs.offset[row]
-    load, limit = np.empty(slots), np.empty(slots)
+    return int(placed)
+
+
+@lean_kernel
+def _chain(active: Ints, jobs: Jobs, cluster: Cluster, needed: Floats, crowd: Crowd) -> None:
+    slot = crowd.slot
     for node in range(slot.size):
         if slot[node] >= 0:
-            load[slot[node]] = needed[node]
-            limit[slot[node]] = 1.0 / needed[node]
-    growing = np.zeros(slots, dtype=np.int64)
-    head = np.full(slots, -1, dtype=np.int64)
-    following, row_at = np.empty(placed, dtype=np.int64), np.empty(placed, dtype=np.int64)
+            crowd.load[slot[node]] = needed[node]
+            crowd.limit[slot[node]] = 1.0 / needed[node]
     position = 0
     for row in active:
         if cluster.running[row]:
             for task in range(jobs.offset[row], jobs.offset[row + 1]):
                 i = slot[cluster.task_node[task]]
                 if i >= 0:
-                    row_at[position] = row
-                    following[position] = head[i]
-                    head[i] = position
-                    growing[i] += 1
+                    crowd.row_at[position] = row
+                    crowd.following[position] = crowd.head[i]
+                    crowd.head[i] = position
+                    crowd.growing[i] += 1
                     position += 1
-    return Crowd(slot, load, np.ones(slots), growing, limit, head, following, row_at)
 
 
-@kernel
+@lean_kernel
 def _compact(limit: Floats, live: Ints, lives: int) -> tuple[int, float]:
     """Keep, in place, the first `lives` slots of `live` with a `limit` below 1; return how many, and the lowest."""
     lowest = 1.0
@@ -114,7 +144,7 @@ def _compact(limit: Floats, live: Ints, lives: int) -> tuple[int, float]:
     return kept, lowest
 
 
-@kernel
+@lean_kernel
 def _fill(i: int, level: float, crowd: Crowd, jobs: Jobs, cluster: Cluster) -> None:
     """Fix the growing jobs of the node in slot `i`, which is full, at a yield of `level`."""
     crowd.limit[i] = np.inf
@@ -173,9 +203,14 @@ def average_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
 @kernel
 def equal_yields(active: Ints, jobs: Jobs, cluster: Cluster, yield_frac: float) -> Floats:
     """Give every running job this yield, the others 0; return the (N,) CPU *needs* of the tasks of each node."""
+    _set_equal(active, cluster, yield_frac)
+    return node_usage(active, jobs, cluster, jobs.cpu_need_frac)
+
+
+@lean_kernel
+def _set_equal(active: Ints, cluster: Cluster, yield_frac: float) -> None:
     for row in active:
         cluster.yield_frac[row] = yield_frac if cluster.running[row] else 0.0
-    return node_usage(active, jobs, cluster, jobs.cpu_need_frac)
 
 
 @kernel
@@ -251,7 +286,7 @@ def settle(active: Ints, jobs: Jobs, cluster: Cluster, room: Floats) -> tuple[In
     return opened[:kept].copy(), slot
 
 
-@kernel
+@lean_kernel
 def _has_room(row: int, jobs: Jobs, cluster: Cluster, room: Floats) -> bool:
     """Whether every node of a job has CPU left."""
     least = np.inf

@@ -198,6 +198,7 @@ class _Journal:
     shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
     reschedulings: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[dict[str, Any]] = field(default_factory=list)
+    trace: dict[int, dict[str, Any]] = field(default_factory=dict)
     last_s: float = 0.0
 
     def take(self, entry: dict[str, Any]) -> None:
@@ -213,6 +214,8 @@ class _Journal:
             self._shapes(entry["view"])
         elif kind == "begin":
             self.begin = entry
+        elif kind == "replay":
+            self.trace = {int(job["job"]): job for job in entry.get("trace", ())}
         elif kind in _TEXT_KINDS:
             self.remarks.append(entry)
 
@@ -301,11 +304,16 @@ def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRo
 
 
 def _jobs_of(journal: _Journal) -> list[JobRow]:
-    """Return the jobs that the journal speaks of; their run times it does not know."""
+    """Return the jobs that the journal speaks of: all of the trace, or those submitted if it does not tell that."""
     jobs = []
-    for job_id, state in sorted(journal.states.items()):
-        times = journal.times[job_id]
-        nothing = (times.get("submitted", 0.0), 0, 0.0, 0.0, 0.0)
+    for job_id in sorted({*journal.trace, *journal.states}):
+        state = journal.states.get(job_id, "coming")
+        times = journal.times.get(job_id, {})
+        told = journal.trace.get(job_id, {})
+        nothing = (
+            told.get("submit_time_s", times.get("submitted", 0.0)), told.get("tasks", 0),
+            told.get("cpu_need_frac", 0.0), told.get("mem_req_frac", 0.0), 0.0,
+        )  # fmt: skip
         submit_s, tasks, need, mem, virtual_s = journal.shapes.get(job_id, nothing)
         own = [entry for entry in journal.reschedulings if entry["job"] == job_id]
         jobs.append(
@@ -315,7 +323,7 @@ def _jobs_of(journal: _Journal) -> list[JobRow]:
                 tasks=tasks,
                 cpu_need_frac=need,
                 mem_req_frac=mem,
-                run_time_s=None,
+                run_time_s=told.get("run_time_s"),
                 start_time_s=times.get("running"),
                 end_time_s=times.get("done", times.get("failed")),
                 stretch=None,

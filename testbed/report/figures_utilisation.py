@@ -129,7 +129,7 @@ def _words(facts: RunFacts, found: Utilisation, nodes: int) -> str:
     demand_cpu_s = capped_demand_cpu_s(submit_s, end_s, tasks * need, nodes)
     measured = underutilisation_of_integrals(demand_cpu_s, work_cpu_s(tasks, need, virtual_s), work)
     below = (
-        " Below zero: programs did more than yield × dedicated rate, as those do that wait for messages."
+        " Below zero: programs did more than yield × dedicated rate, as programs that wait for messages may."
         if measured < 0
         else ""
     )

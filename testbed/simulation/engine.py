@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from testbed.compiler import clock_ns, kernel
+from testbed.compiler import clock_ns, kernel, lean_kernel
 from testbed.policies.decision import decide
 from testbed.policies.ipdps import next_retry_s
 from testbed.policies.state import Cluster, Jobs, Rules
@@ -78,7 +78,7 @@ def run_events(
     return PAUSED
 
 
-@kernel
+@lean_kernel
 def next_tick_s(rules: Rules, jobs: Jobs, world: World) -> float:
     """Return the next multiple of the period that is after now, or not before the next job if there is none now."""
     if rules.period_s <= 0.0:
@@ -99,7 +99,7 @@ def next_tick_s(rules: Rules, jobs: Jobs, world: World) -> float:
     return float(multiple * rules.period_s)
 
 
-@kernel
+@lean_kernel
 def next_event_s(rules: Rules, jobs: Jobs, cluster: Cluster, world: World, tick_s: float) -> float:
     """Return the instant of the next event, infinite if there is none; note when active jobs are expected to end."""
     now_s = world.time_s[0]
@@ -120,7 +120,7 @@ def next_event_s(rules: Rules, jobs: Jobs, cluster: Cluster, world: World, tick_
     return float(first_s)
 
 
-@kernel
+@lean_kernel
 def advance(cluster: Cluster, world: World, time_s: float) -> None:
     """Let the time until `time_s` pass: jobs progress at their yields, after their penalties."""
     now_s = world.time_s[0]
@@ -136,7 +136,7 @@ def advance(cluster: Cluster, world: World, time_s: float) -> None:
     world.time_s[0] = time_s
 
 
-@kernel
+@lean_kernel
 def complete(jobs: Jobs, cluster: Cluster, world: World, debug: bool) -> int:
     """Take jobs that end now out of the system; return how many, or with `debug` the negative of a fault."""
     time_s = world.time_s[0]
@@ -163,7 +163,7 @@ def complete(jobs: Jobs, cluster: Cluster, world: World, debug: bool) -> int:
     return int(ended)
 
 
-@kernel
+@lean_kernel
 def submit(jobs: Jobs, world: World) -> None:
     """Take jobs that are submitted by now into the system."""
     count = world.counts
@@ -173,7 +173,7 @@ def submit(jobs: Jobs, world: World) -> None:
         count[SUBMITTED] += 1
 
 
-@kernel
+@lean_kernel
 def note_changes(active: Ints, jobs: Jobs, cluster: Cluster, world: World) -> None:
     """Compare the map with the one before: who started, was paused, resumed, or runs on other nodes."""
     for index in range(active.size):
@@ -200,7 +200,7 @@ def note_changes(active: Ints, jobs: Jobs, cluster: Cluster, world: World) -> No
         world.changed_tasks[index] = tasks
 
 
-@kernel
+@lean_kernel
 def tasks_that_moved(begin: int, end: int, cluster: Cluster, world: World) -> int:
     """Return by how many tasks two multisets of nodes differ: tasks of a job are interchangeable."""
     same = True
@@ -224,7 +224,7 @@ def tasks_that_moved(begin: int, end: int, cluster: Cluster, world: World) -> in
     return moved
 
 
-@kernel
+@lean_kernel
 def apply_changes(active: Ints, overheads: OverheadTable, jobs: Jobs, world: World, log: Log) -> None:
     """Count and log pauses and moves, and begin the penalties; all that is moved by one decision moves at once."""
     time_s = world.time_s[0]

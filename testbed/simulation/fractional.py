@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from testbed.compiler import fastest
+from testbed.compiler import compiled
 from testbed.errors import RunError
 from testbed.policies.state import Cluster, Rules
+from testbed.simulation.compiling import AT_ONCE, Compiling
 from testbed.simulation.engine import FINISHED, PAUSED, STUCK, run_events
 from testbed.simulation.overheads import OverheadTable
 from testbed.simulation.run import Moves, SimulatedRun
@@ -26,6 +28,7 @@ from testbed.simulation.world import (
 from testbed.workload.jobs import Job
 
 _TURN = 2_000  # events between two looks at interrupts and at the room in the log
+_TWIN_TURN = 50  # and for the loop uncompiled, between two looks at the clock
 _PATIENCE = 100_000  # decisions in a row without progress: penalties that begin anew before they end
 
 
@@ -37,21 +40,25 @@ def simulate_fractional(
     overheads: OverheadTable,
     *,
     debug: bool = False,
-    twin: bool = False,
+    compiling: Compiling = AT_ONCE,
 ) -> SimulatedRun:
-    """Run `jobs`, in order of submission, under `rules`; `twin` runs the kernels uncompiled.
+    """Run `jobs`, in order of submission, under `rules`.
 
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
-    run = run_events if twin else fastest(run_events)
+    run = compiling.begin(run_events)
     table, cluster, world, log = new_world(jobs, nodes)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
+    began_s = time.perf_counter()
     while status == PAUSED:
         if world.counts[LOGGED] + len(jobs) > log.row.size:
             log = longer(log)
-        status = run(rules, overheads, table, cluster, world, log, _TURN, debug)
+        status = run(rules, overheads, table, cluster, world, log, _TWIN_TURN if run is run_events else _TURN, debug)
+        if run is run_events and compiling.is_sooner(time.perf_counter() - began_s, _done_frac(world)):
+            compiling.announce()
+            run = compiled(run_events)
         if (now := _progress(cluster, world)) != progress:
             progress, decisions = now, int(world.counts[DECISIONS])
         elif world.counts[DECISIONS] - decisions > _PATIENCE:
@@ -87,6 +94,11 @@ def simulate_fractional(
 
 def _progress(cluster: Cluster, world: World) -> tuple[int, float]:
     return int(world.counts[SUBMITTED]), float(cluster.virtual_time_s.sum())
+
+
+def _done_frac(world: World) -> float:
+    """Return which part of the jobs has ended."""
+    return float(world.counts[SUBMITTED] - world.counts[ACTIVE]) / world.rows.size
 
 
 def _place(policy: str, world: World) -> str:

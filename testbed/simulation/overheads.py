@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import lean_kernel
 from testbed.errors import UserError, nearest
 from testbed.policies.view import Floats
 
@@ -150,7 +150,7 @@ def _linear(text: str) -> Overheads:
 _MAKERS: dict[str, Callable[[str], Overheads]] = {"constant": _constant, "linear": _linear}
 
 
-@kernel
+@lean_kernel
 def segment_of(points: Floats, value: float) -> int:
     """Return the first point of the segment of `points` (P,), P >= 2, that `value` is in, or is nearest to."""
     first = 0
@@ -159,13 +159,13 @@ def segment_of(points: Floats, value: float) -> int:
     return first
 
 
-@kernel
+@lean_kernel
 def weight_of(points: Floats, first: int, value: float) -> float:
     """Return how far `value` is from point `first` (0) to the next one (1); beyond both outside of them."""
     return float((value - points[first]) / (points[first + 1] - points[first]))
 
 
-@kernel
+@lean_kernel
 def overhead_s(table: OverheadTable, seconds: Floats, concurrent_tasks: float, mem_req_frac: float) -> float:
     """Interpolate `seconds` (L, K), one of the two of the table, for one task of so much memory; never negative."""
     level = point = 0

@@ -13,6 +13,7 @@ from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.simulation.batch import run_to_end, simulate_batch
 from testbed.simulation.by_views import simulate_by_views
+from testbed.simulation.compiling import AT_ONCE, Compiling
 from testbed.simulation.engine import run_events
 from testbed.simulation.fluid import simulate_equipartition
 from testbed.simulation.fractional import simulate_fractional
@@ -36,11 +37,13 @@ def simulate(
     debug: bool = False,
     *,
     node_memory_gb: float = DEFAULT_NODE_MEMORY_GB,
+    compiling: Compiling = AT_ONCE,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
     `overheads` is what resumes and migrations cost, by default the 300 s of [RR 5.2]; `debug` checks every decision
-    and every end. Policies of the catalogue run compiled where numba is installed, at the same bits as without it.
+    and every end. Policies of the catalogue run compiled where numba is installed and as `compiling` says, at the same
+    bits as without it.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
@@ -57,9 +60,9 @@ def simulate(
             )
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
     if isinstance(policy, BatchPolicy):
-        return simulate_batch(jobs, nodes, policy)
+        return simulate_batch(jobs, nodes, policy, compiling)
     if isinstance(policy, Equipartition):
         return simulate_equipartition(jobs, nodes, policy.name)
     if isinstance(policy, DfrsPolicy):
-        return simulate_fractional(jobs, nodes, policy.name, policy.rules, table, debug=debug)
+        return simulate_fractional(jobs, nodes, policy.name, policy.rules, table, debug=debug, compiling=compiling)
     return simulate_by_views(jobs, nodes, policy, table, debug=debug)

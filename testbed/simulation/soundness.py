@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, node_usage
 from testbed.policies.state import Cluster, Jobs
 from testbed.policies.view import NOT_PLACED, Floats, Ints
@@ -57,7 +57,7 @@ def check_decision(active: Ints, jobs: Jobs, cluster: Cluster, node_sum: Floats)
     return (SOUND, NOT_PLACED) if row == NOT_PLACED else (CPU_EXCEEDED, row)
 
 
-@kernel
+@lean_kernel
 def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, limit_frac: float) -> int:
     """Return the first row with a task on a node where more than the limit is used, NOT_PLACED without one."""
     for row in active:
@@ -68,7 +68,7 @@ def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, 
     return NOT_PLACED
 
 
-@kernel
+@lean_kernel
 def check_end(virtual_time_s: float, run_time_s: float) -> int:
     """Return WRONG_END if a job that ends has not come to its run time, but for rounding."""
     return SOUND if abs(virtual_time_s - run_time_s) <= _END_S * max(run_time_s, 1.0) else WRONG_END

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel
+from testbed.compiler import kernel, lean_kernel
 
 
 class Series(NamedTuple):
@@ -24,3 +24,19 @@ def weighted_sum(series, factor):
 def difference(series, out):
     out[0] = weighted_sum(series, 2.0) - weighted_sum(series, 0.1)
     return out[0] > 0.0
+
+
+@lean_kernel
+def first_of_both(series, out) -> float:
+    head = series.values[:1]
+    out[0] = head[0]
+    return head[0] + series.weights[0]
+
+
+@lean_kernel
+def calls_another(series) -> float:
+    return weighted_sum(series, 1.0)
+
+
+def returns_its_argument(series) -> Series:
+    return series

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernels_to_compile import Series, difference, weighted_sum
+from kernels_to_compile import (
+    Series,
+    calls_another,
+    difference,
+    first_of_both,
+    returns_its_argument,
+    weighted_sum,
+)
 
 from testbed import compiler
 
@@ -37,6 +44,16 @@ def test_compiling_leaves_the_twins_as_they_were(series):
 def test_only_kernels_are_compiled():
     with pytest.raises(TypeError, match="Series is not a kernel"):
         compiler.compiled(Series)
+
+
+def test_lean_kernels_call_lean_kernels_and_return_numbers(series):
+    with pytest.raises(TypeError, match="returns Series: a lean kernel returns numbers"):
+        compiler.lean_kernel(returns_its_argument)
+    with pytest.raises(TypeError, match="calls_another is a lean kernel, but calls weighted_sum, which is none"):
+        compiler.compiled(calls_another)
+    out = np.zeros(1)
+    assert compiler.compiled(first_of_both)(series, out[:1]) == first_of_both(series, out) > 0.0
+    assert out[0] == series.values[0]
 
 
 def test_without_numba_the_twin_is_the_fastest(monkeypatch):

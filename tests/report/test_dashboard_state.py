@@ -19,6 +19,7 @@ from testbed.report.browser.jobs import JobBoard
 from testbed.report.browser.state import RunState
 from testbed.report.browser.tail import LineTail, SegmentTail, newest_run
 from testbed.report.browser.telemetry import Telemetry
+from testbed.report.browser.work import WorkMeter
 from testbed.report.timeline import read_timeline
 
 
@@ -304,3 +305,31 @@ def test_a_failed_operation_and_a_live_migration_hold_memory_where_they_should()
     assert board.on_node[1] == set()
     feed("job", state="failed")
     assert board.counts()["failed"] == 1
+
+
+def test_eta_follows_the_work_that_is_done():
+    meter = WorkMeter()
+    assert meter.eta_s(10.0) is None  # nothing is known
+    trace = [
+        {"job": 1, "tasks": 2, "cpu_need_frac": 0.5, "run_time_s": 100.0},
+        {"job": 2, "tasks": 1, "cpu_need_frac": 1.0, "run_time_s": 300.0},
+    ]
+    meter.feed({"kind": "replay", "jobs": 2, "trace": trace})
+    meter.feed({"kind": "decision", "view": {"job_id": [1, 2], "virtual_time_s": [50.0, 0.0]}})
+    assert meter.done_frac == pytest.approx(50 / 400)
+    assert meter.eta_s(10.0) == pytest.approx(70.0)
+    meter.feed({"kind": "job", "job": 1, "state": "done"})
+    meter.feed({"kind": "decision", "view": {"job_id": [2], "virtual_time_s": [150.0]}})
+    assert meter.eta_s(50.0) == pytest.approx(30.0)  # 250 of 400 took 50 s
+
+
+def test_a_run_tells_its_work_until_all_is_done(run):
+    state = RunState("x")
+    fracs = []
+    for line in (run / "events.jsonl").read_bytes().splitlines():
+        state.feed_line(line)
+        fracs.append(state.work.done_frac)
+    assert fracs[-1] == pytest.approx(1.0)
+    assert fracs == sorted(fracs)
+    assert len({round(frac, 2) for frac in fracs}) > 5
+    assert state.eta_s() is None  # it has ended

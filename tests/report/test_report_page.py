@@ -138,7 +138,8 @@ def test_a_run_whose_controller_was_killed_has_a_page_that_says_so(run, words_on
     assert 0 < done < 12
     facts = read_facts(run)
     assert sum(job.state == "done" for job in facts.jobs) == done
-    assert all(job.cpu_need_frac > 0 for job in facts.jobs if job.state == "done")
+    assert len(facts.jobs) == 12  # those that were still to come, too
+    assert all(job.cpu_need_frac > 0 and job.run_time_s > 0 for job in facts.jobs)
 
 
 def test_a_run_that_died_before_any_job_has_a_page(run, words_only):

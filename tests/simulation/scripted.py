@@ -8,6 +8,7 @@ from testbed.policies.state import Rules
 from testbed.policies.view import NOT_PLACED, Decision
 from testbed.simulation import engine
 from testbed.simulation.by_views import simulate_by_views
+from testbed.simulation.compiling import NEVER
 from testbed.simulation.fractional import simulate_fractional
 
 NO_RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
@@ -54,4 +55,4 @@ def on_arrays(monkeypatch, jobs, nodes, policy, table, debug=True):
     """Run the loop of the compiled kernels, as the plain function that it is, with a decision of our own."""
     monkeypatch.setattr(engine, "decide", policy.decide_on_arrays)
     rules = NO_RULES._replace(period_s=policy.period_s)
-    return simulate_fractional(jobs, nodes, policy.name, rules, table, debug=debug, twin=True)
+    return simulate_fractional(jobs, nodes, policy.name, rules, table, debug=debug, compiling=NEVER)

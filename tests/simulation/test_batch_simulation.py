@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from testbed.errors import UserError
 from testbed.policies.catalogue import parse
 from testbed.simulation.batch import schedule_batch, simulate_batch
+from testbed.simulation.compiling import AT_ONCE, NEVER
 from testbed.workload.jobs import Job
 
 sys.path.append(str(Path(__file__).parents[1] / "policies"))
@@ -166,8 +167,8 @@ def test_the_live_policy_makes_the_same_schedule_on_the_same_nodes(case):
     for policy in POLICIES:
         live = VirtualCluster(jobs, nodes, policy)
         decisions = live.run().decisions
-        for twin in (False, True):
-            done = schedule_batch(jobs, nodes, policy, twin=twin)
+        for compiling in (AT_ONCE, NEVER):
+            done = schedule_batch(jobs, nodes, policy, compiling)
             assert done.start_s.tolist() == live.start_s.tolist()
             assert done.end_s.tolist() == live.end_s.tolist()
             assert done.task_node.tolist() == live.task_node.tolist()
@@ -184,7 +185,7 @@ def test_a_long_trace_of_uneven_times(policy):
     estimate_s = run_s * random.choice([0.5, 1.0, 1.0, 4.0], count)
     rows = zip(submit_s, tasks.tolist(), run_s, estimate_s, strict=True)
     jobs = trace(*rows)
-    done, twin = schedule_batch(jobs, nodes, policy), schedule_batch(jobs, nodes, policy, twin=True)
+    done, twin = schedule_batch(jobs, nodes, policy), schedule_batch(jobs, nodes, policy, NEVER)
     assert done.start_s.tobytes() == twin.start_s.tobytes()
     assert done.task_node.tobytes() == twin.task_node.tobytes()
     assert done.start_s.tolist() == naive(jobs, nodes, backfill=policy.backfill, before_shadow=policy.before_shadow)

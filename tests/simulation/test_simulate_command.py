@@ -11,7 +11,7 @@ from testbed.cli.simulate import safe_name
 from testbed.errors import TestbedError
 from testbed.measure.rundir import JOB_COLUMNS
 from testbed.policies.catalogue import available
-from testbed.simulation import fractional, simulate
+from testbed.simulation import compiling
 
 TRACE = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
 1,0,2,1.0,0.6,100
@@ -25,8 +25,7 @@ NAMES = ["max_stretch", "mean_stretch", "bound", "degradation", "underutilizatio
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    monkeypatch.setattr(fractional, "fastest", lambda kernel: kernel)
-    monkeypatch.setattr(simulate, "can_compile", lambda: False)
+    monkeypatch.setattr(compiling, "can_compile", lambda: False)
     (tmp_path / "trace.csv").write_text(TRACE)
     monkeypatch.chdir(tmp_path)
 

@@ -11,8 +11,9 @@ from testbed.errors import RunError, UserError
 from testbed.measure.metrics import normalised_underutilisation
 from testbed.policies.catalogue import available, parse
 from testbed.policies.dfrs import DfrsPolicy
-from testbed.simulation import fractional
+from testbed.simulation import compiling, fractional
 from testbed.simulation.by_views import simulate_by_views
+from testbed.simulation.compiling import NEVER, Compiling, When
 from testbed.simulation.fractional import simulate_fractional
 from testbed.simulation.measures import measure
 from testbed.simulation.overheads import constant, linear
@@ -180,7 +181,7 @@ def traces(draw):
 )
 def test_both_loops_come_to_the_same_bits_under_every_policy(jobs, name, period_s, overheads):
     policy, table = parse(name, period_s), overheads.table(8.0)
-    one = simulate_fractional(jobs, 4, policy.name, policy.rules, table, debug=True, twin=True)
+    one = simulate_fractional(jobs, 4, policy.name, policy.rules, table, debug=True, compiling=NEVER)
     assert_same(one, simulate_by_views(jobs, 4, policy, table, debug=True))
     np.testing.assert_array_equal(one.virtual_time_s, [each.run_time_s for each in jobs])
     assert np.all(one.end_s - one.start_s >= one.run_time_s + one.penalty_s - 1e-6)
@@ -188,10 +189,16 @@ def test_both_loops_come_to_the_same_bits_under_every_policy(jobs, name, period_
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile(), reason="numba is an extra")
-def test_the_compiled_loop_comes_to_the_bits_of_the_plain_one():
+def test_the_compiled_loop_comes_to_the_bits_of_the_plain_one(monkeypatch):
+    # A twin that finds after its first turn that machine code were sooner.
+    monkeypatch.setattr(compiling, "is_cached", lambda _function: False)
+    monkeypatch.setattr(compiling, "COMPILE_S", 0.0)
+    monkeypatch.setattr(compiling, "_LOOK_S", 0.0)
     jobs = synthetic_trace(16, 60, 3)
     for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "Greedy */OPT=AVG", "/stretch-per/OPT=MAX", "DYNMCB8", "GREEDY"):
         policy, table = parse(name), linear(20, 0.1, 1.0).table(8.0)
-        plain = simulate_fractional(jobs, 16, name, policy.rules, table, twin=True)
+        plain = simulate_fractional(jobs, 16, name, policy.rules, table, compiling=NEVER)
         assert_same(plain, simulate_fractional(jobs, 16, name, policy.rules, table, debug=True))
+        midway = Compiling(When.IF_SOONER)
+        assert_same(plain, simulate_fractional(jobs, 16, name, policy.rules, table, compiling=midway))
         assert plain.decisions > 100

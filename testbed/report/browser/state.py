@@ -12,6 +12,7 @@ import msgspec
 from testbed.report.browser.jobs import JobBoard
 from testbed.report.browser.log import ERROR, describe
 from testbed.report.browser.telemetry import NodeUse, Telemetry
+from testbed.report.browser.work import WorkMeter
 from testbed.report.timeline import KINDS, Span, Timeline
 
 KEPT_SPANS: Final = 40_000
@@ -53,6 +54,7 @@ class RunState:
         self.zero_t_s: float | None = None  # the journal's second at which trace second 0 is
         self.last_t_s = 0.0
         self.board = JobBoard()
+        self.work = WorkMeter()
         self.telemetry = Telemetry()
         self.timeline = Timeline()
         self.closed: deque[tuple[int, list[object]]] = deque(maxlen=KEPT_SPANS)
@@ -113,11 +115,10 @@ class RunState:
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
 
     def eta_s(self) -> float | None:
-        """Wall seconds to the end if jobs go on ending at the mean rate so far; None when nothing can be said."""
-        ended, total = self.board.done + self.board.failed, self.board.total
-        if self.state != "running" or ended < max(2, total / 20) or self.zero_t_s is None:
+        """Wall seconds to the end if work goes on at its mean rate so far; None when nothing can be said."""
+        if self.state != "running" or self.zero_t_s is None:
             return None
-        return (self.last_t_s - self.zero_t_s) * (total - ended) / ended
+        return self.work.eta_s(self.last_t_s - self.zero_t_s)
 
     def guests(self, node: int) -> list[list[object]]:
         """Job, task, requested and used cores (null if not known), verb of the operation under way; by job."""
@@ -158,6 +159,7 @@ class RunState:
             case "rescheduling":
                 self._rescheduling(entry)
         self.board.feed(entry)
+        self.work.feed(entry)
         self.timeline.feed(entry)
         for span in self.timeline.closed:
             self.closed_count += 1
