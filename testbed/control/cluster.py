@@ -11,6 +11,7 @@ import numpy as np
 from testbed.bus.messages import GuestSpec, ImageRef
 from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, stable_nodes
 from testbed.control.reschedulings import Rescheduling
+from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
 from testbed.workload.jobs import Job
 
@@ -120,6 +121,12 @@ class LiveJob:
     def measured_virtual_time_s(self) -> float:
         """Progress that was reported, in dedicated trace seconds."""
         return min(self.units_done) * self.trace_s_per_unit
+
+    def stretch(self, tau_s: float) -> float | None:
+        """Bounded stretch of a job that ended well, None of any other."""
+        if self.phase is not Phase.DONE or self.end_trace_s is None:
+            return None
+        return float(bounded_stretch(self.end_trace_s - self.job.submit_time_s, self.job.run_time_s, tau_s))
 
     def status(self) -> JobStatus:
         """What the job is once its operation in flight is over, for the planner."""

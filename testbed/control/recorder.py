@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from testbed.control.cluster import LiveJob
 from testbed.control.planner import PlannedAction, Target
 from testbed.control.reschedulings import Rescheduling
-from testbed.control.results import stretch_of
 from testbed.errors import RunError
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
@@ -138,7 +137,7 @@ class Recorder:
             "migrations": live.migrations,
             "penalty_s": sum((record.penalty_s for record in live.reschedulings), 0.0),
         }
-        stretch = stretch_of(live, self.tau_s)
+        stretch = live.stretch(self.tau_s)
         if stretch is not None and live.end_trace_s is not None:
             fields |= {"flow_time_s": live.end_trace_s - live.job.submit_time_s, "stretch": stretch}
         self.point("job", {"job": str(live.job_id)}, fields)

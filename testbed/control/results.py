@@ -9,7 +9,6 @@ from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.reschedulings import LIVE
 from testbed.control.scenario import BoundTable
 from testbed.measure.bound import bound
-from testbed.measure.metrics import bounded_stretch
 
 if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
     from testbed.control.recorder import CapWindow, Recorder
@@ -17,19 +16,12 @@ if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
 LONG_WINDOW_S = 5.0
 
 
-def stretch_of(live: LiveJob, tau_s: float) -> float | None:
-    """Bounded stretch of a job that ended well, None for any other."""
-    if live.phase is not Phase.DONE or live.end_trace_s is None:
-        return None
-    return float(bounded_stretch(live.end_trace_s - live.job.submit_time_s, live.job.run_time_s, tau_s))
-
-
 def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
     """Return a row of jobs.csv. Times are trace seconds, but for `penalty_s`, which is measured wall seconds."""
     job = live.job
     return (
         job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s,
-        _rounded(live.start_trace_s, 3), _rounded(live.end_trace_s, 3), _rounded(stretch_of(live, tau_s), 6),
+        _rounded(live.start_trace_s, 3), _rounded(live.end_trace_s, 3), _rounded(live.stretch(tau_s), 6),
         _rounded(live.measured_virtual_time_s(), 3), live.preemptions, live.migrations,
         _rounded(sum(record.penalty_s for record in live.reschedulings), 6),
         sum(record.bytes_moved for record in live.reschedulings),
@@ -66,7 +58,7 @@ def summarize(
     """Return summary.json: each metric with its value and unit; a value is null where nothing was measured."""
     jobs = list(cluster.jobs.values())
     done = [live for live in jobs if live.phase is Phase.DONE]
-    stretches = [stretch for live in done if (stretch := stretch_of(live, bound_table.tau_s)) is not None]
+    stretches = [stretch for live in done if (stretch := live.stretch(bound_table.tau_s)) is not None]
     records = [record for live in jobs for record in live.reschedulings]
     finished = [record for record in records if record.complete]
     lower = (
