@@ -27,7 +27,7 @@ _BOOL: Final = {
     **dict.fromkeys(("f", "F", "false", "False", "FALSE"), False),
 }
 # A backslash before any other character stands for itself, as everywhere in the protocol.
-_ESCAPED_NAME = re.compile(r"\\([,= \\])")
+_ESCAPED_NAME = re.compile(r"\\([,= ])")  # InfluxDB knows no others in names and tags
 _ESCAPED_TEXT = re.compile(r'\\(["\\])')
 
 

@@ -41,7 +41,7 @@ One line of line protocol a point, `measurement,tag=value,... field=value,... ti
   A field never changes its type. A float keeps every bit.
 * **Units** are in the names (`_s`, `_mib`, `_bytes`, `_cores`, `_mib_per_s`; `_frac` is a share, or a number of
   nodes). Seconds are wall seconds, unless the unit says trace s.
-* In tags, a comma, a space, an equals sign and a backslash have a backslash before them.
+* In tags, a comma, a space and an equals sign have a backslash before them; a backslash cannot be stored in them.
 * A point has those fields that apply; of a rescheduling that copied nothing there is no rate of copying.
 
 Files are append-only: `points.lp`, then `points.2.lp`, `points.3.lp`, ..., each of 64 MiB. What a point says of a
