@@ -23,7 +23,9 @@ from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
 from testbed.measure.tables import JOBS, TABLES
 
 AWKWARD = ' ,="\\é\x01\r\t\0#日n🙂'
-WORD = st.one_of(st.text(AWKWARD.replace("\\", ""), min_size=1, max_size=6), st.text("abc-_./*", min_size=1, max_size=12))
+WORD = st.one_of(
+    st.text(AWKWARD.replace("\\", ""), min_size=1, max_size=6), st.text("abc-_./*", min_size=1, max_size=12)
+)
 TEXT = st.one_of(
     st.text(AWKWARD, max_size=8), st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)))
 )
