@@ -108,13 +108,15 @@ def _colour(job: int) -> str:
 def _bar(node: NodePicture, width: int) -> Text:
     """One cell a share of the node's CPU: allowed to its jobs, and how much of that they use; jobs by number."""
     bar = Text()
+    # a moment before caps are cut for a newcomer, more than the node has may be allowed
+    whole = max(node.cpus, sum(guest.cap_cores for guest in node.guests))
     allowed = 0.0
     for job, group in groupby(sorted(node.guests, key=lambda guest: (guest.job, guest.task)), lambda guest: guest.job):
         guests = list(group)
-        begin = round(allowed / node.cpus * width)
+        begin = round(allowed / whole * width)
         allowed += sum(guest.cap_cores for guest in guests)
-        cells = min(round(allowed / node.cpus * width), width) - begin
-        used = min(cells, round(sum(guest.used_cores for guest in guests) / node.cpus * width))
+        cells = min(round(allowed / whole * width), width) - begin
+        used = min(cells, round(sum(guest.used_cores for guest in guests) / whole * width))
         standing = any(guest.phase != "running" for guest in guests)
         label = f"{job}"[: max(0, cells - 1)]
         fill = (_USED * used + _UNUSED * (cells - used))[len(label) :]

@@ -90,6 +90,13 @@ def test_picture_tells_what_matters():
     assert "lost" in next(line for line in text if line.startswith("node-b"))
 
 
+def test_a_node_with_more_allowed_than_it_has_shows_every_job():
+    guests = (GuestPicture(74, 0, "starting", 0.8, 0.0), GuestPicture(75, 0, "starting", 0.4, 0.0))
+    node = NodePicture("node-a", True, 0.8, 1536, 1500, guests)
+    (line,) = [line for line in lines_of(snapshot(nodes=(node,)), (), 140, 30) if line.startswith("node-a")]
+    assert line.split()[1] == "74" + "░" * 25 + "75" + "░" * 11
+
+
 def test_nodes_that_do_not_fit_are_counted():
     guest = (GuestPicture(1, 0, "running", 1.0, 1.0),)
     nodes = tuple(NodePicture(f"n{i:03}", i != 150, 1.0, 640, 0, guest if i % 2 else ()) for i in range(200))
