@@ -219,6 +219,11 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
         await one.work(spec)
         with pytest.raises(DriverError, match="still runs here"):
             await one.driver.migrate(spec.guest, "qemu+tcp://10.77.255.9/system#partition=&bridge=&node=x", 4, 3)
+        await asyncio.to_thread(  # 5 MiB/s, so that it cannot be done before anybody looks
+            subprocess.run,
+            ["virsh", "-q", "-c", driver_options(lab, "a")["uri"], "migrate-setspeed", spec.guest, "5"],
+            check=True, capture_output=True,
+        )  # fmt: skip
         with pytest.raises(DriverError, match=r"longer than 0\.2 s; it still runs here"):
             await one.driver.migrate(spec.guest, two.facts.migration_uri, 0.2, 20)
         assert one.sample(spec.guest).state == "running"

@@ -14,6 +14,7 @@ from node_agent.drivers.virt.domain import Place, moved_xml
 from node_agent.drivers.virt.guest import VirtualGuest
 
 LOOK_EVERY_S = 0.2
+ABORTED_WITHIN_S = 30.0
 TOLD_WITHIN_S = 2.0  # the statistics come beside the answer, before or after it
 
 
@@ -101,9 +102,7 @@ class Migration:
                 self._reason = f"its migration made no progress for {self._no_progress_s:g} s"
             else:
                 continue
-            await self._abort()
-            await asyncio.wait((moving,), timeout=30.0)
-            if not moving.done():
+            if not await self._aborted(moving):
                 raise DriverError(f"{self._reason} and could not be aborted")
             return
 
@@ -116,14 +115,20 @@ class Migration:
                 return float(statistics["data_remaining"])
         return None
 
-    async def _abort(self) -> None:
-        with contextlib.suppress(DriverError):
-            await self._guest.on_domain(lambda domain: domain.abortJob(), 10.0)
+    async def _aborted(self, moving: asyncio.Future[None]) -> bool:
+        """Abort until it has ended, one way or the other; return whether it has.
+
+        The hypervisor refuses that before the migration has begun in earnest, and once it is as good as done.
+        """
+        ends_s = self._loop.time() + ABORTED_WITHIN_S
+        while not moving.done() and self._loop.time() < ends_s:
+            with contextlib.suppress(DriverError):
+                await self._guest.on_domain(lambda domain: domain.abortJob(), 10.0)
+            await asyncio.wait((moving,), timeout=LOOK_EVERY_S)
+        return moving.done()
 
     async def _end(self, moving: asyncio.Future[None]) -> None:
         """Do not leave a migration behind that nobody waits for."""
-        if not moving.done():
-            await self._abort()
-            await asyncio.wait((moving,), timeout=30.0)
+        await self._aborted(moving)
         if moving.done() and not moving.cancelled():
             moving.exception()
