@@ -81,26 +81,31 @@ class Case:
         )  # fmt: skip
 
 
+def go_on(for_s: float) -> None:
+    """Let the run record for so long, disturbed or not: that is what is measured, and waits for nothing."""
+    time.sleep(for_s)
+
+
 def nothing(case: Case) -> Row:
     run = case.record()
-    time.sleep(5)
+    go_on(5)
     return case.row("none", run, case.caught_up_s(run))
 
 
 def server_killed(case: Case) -> Row:
     run = case.record()
-    time.sleep(3)
+    go_on(3)
     case.server.kill(signal.SIGKILL)
-    time.sleep(case.away_s)
+    go_on(case.away_s)
     case.server.start()
     return case.row(f"server killed (-9), away {case.away_s:g} s", run, case.caught_up_s(run))
 
 
 def network_cut(case: Case) -> Row:
     run = case.record()
-    time.sleep(3)
+    go_on(3)
     case.adapter.cut_network()
-    time.sleep(case.away_s)
+    go_on(case.away_s)
     case.adapter.start()
     return case.row(f"network cut for {case.away_s:g} s", run, case.caught_up_s(run))
 
@@ -110,14 +115,14 @@ def shipper_killed(case: Case) -> Row:
     draw = random.Random(1)  # noqa: S311  # the same moments in every run
     run = case.record(ship=False)
     command = [sys.executable, "-m", "testbed", "ingest", str(case.path), "--url", case.adapter.url, "--json"]
-    time.sleep(8)  # something to ship
+    go_on(8)  # something to ship
     for _ in range(5):
         before = case.adapter.writes
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: case.adapter.writes > before + draw.randint(0, 2), 60, "a write")  # noqa: B023  # at once
         child.kill()
         child.wait()
-        time.sleep(2)
+        go_on(2)
     began_s, wanted = time.monotonic(), run.count
     while case.shipped() < wanted:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -128,7 +133,7 @@ def answers_lost(case: Case) -> Row:
     run = case.record()
     faults = itertools.cycle(("pass", "cut after", "pass", "500 after", "cut"))
     case.adapter.behave = lambda _number: next(faults)
-    time.sleep(15)
+    go_on(15)
     case.adapter.behave = lambda _number: "pass"
     return case.row("2 of 5 answers lost, 1 of 5 requests cut", run, case.caught_up_s(run))
 
@@ -137,7 +142,7 @@ def disk_full(case: Case) -> Row:
     run = case.record()
     until(lambda: run.directory.failure is not None, 120, "a full disk")
     print(f"the run says: {run.directory.failure}".replace(str(case.path), "RUN"))
-    time.sleep(1)
+    go_on(1)  # points that are refused from now on
     return case.row("disk of the run directory full", run, None)
 
 

@@ -48,6 +48,16 @@ def scenario(count: int = 2, **changes: object) -> Scenario:
     return check_scenario(table, Path("rehearsal.toml"))
 
 
+def five_jobs() -> list[Job]:
+    return [
+        Job(1, 0, 1, 1.0, 0.4, 1200),
+        Job(2, 60, 2, 1.0, 0.4, 900),
+        Job(3, 120, 1, 1.0, 0.5, 1500),
+        Job(4, 400, 2, 0.5, 0.5, 600),
+        Job(5, 500, 1, 1.0, 0.3, 300),
+    ]
+
+
 def rehearse(
     tmp_path: Path,
     jobs: Sequence[Job],

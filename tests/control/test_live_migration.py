@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from rehearsal import BEST, Watcher, rehearse
-from test_rehearsal import check_memory, check_one_operation_a_job, five_jobs, workloads
+from rehearsal import BEST, Watcher, five_jobs, rehearse
+from test_rehearsal import check_memory, check_one_operation_a_job, workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, MigrationReport

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rehearsal import BEST, Watcher, rehearse, scenario
+from rehearsal import BEST, Watcher, five_jobs, rehearse, scenario
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError
@@ -26,16 +26,6 @@ from testbed.policies.catalogue import parse
 from testbed.workload.jobs import Job
 
 MEMORY_MIB = 1000
-
-
-def five_jobs() -> list[Job]:
-    return [
-        Job(1, 0, 1, 1.0, 0.4, 1200),
-        Job(2, 60, 2, 1.0, 0.4, 900),
-        Job(3, 120, 1, 1.0, 0.5, 1500),
-        Job(4, 400, 2, 0.5, 0.5, 600),
-        Job(5, 500, 1, 1.0, 0.3, 300),
-    ]
 
 
 @st.composite

@@ -23,7 +23,6 @@ from influx_lab import (
     Key,
     Recording,
     compare,
-    influx,
     read_back,
     same,
     until,
@@ -39,20 +38,6 @@ from testbed.measure.shipping import ShippingCount, ship
 from testbed.measure.shipping_position import read_shipped
 
 pytestmark = pytest.mark.skipif(INFLUXD is None, reason="influxd is not installed (Debian: influxdb)")
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Influxd, Adapter]]:
-    with influx(tmp_path_factory.mktemp("influx")) as pair:
-        yield pair
-
-
-@pytest.fixture
-def server(lab: tuple[Influxd, Adapter]) -> Influxd:
-    """The server with an empty database."""
-    lab[0].query('DROP DATABASE "testbed"')
-    lab[0].create("testbed")
-    return lab[0]
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, influx, until, write_spool
+from influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, until, write_spool
 
 from testbed.cli.ingest import ingest as command
 from testbed.errors import TestbedError
@@ -20,22 +20,6 @@ from testbed.measure.shipping_position import read_shipped
 
 pytestmark = pytest.mark.skipif(INFLUXD is None, reason="influxd is not installed (Debian: influxdb)")
 COMMAND = [sys.executable, "-m", "testbed", "ingest"]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Influxd, Adapter]]:
-    with influx(tmp_path_factory.mktemp("influx")) as pair:
-        yield pair
-
-
-@pytest.fixture
-def server(lab: tuple[Influxd, Adapter]) -> Influxd:
-    """The server with an empty database."""
-    lab[0].query('DROP DATABASE "testbed"')
-    lab[0].create("testbed")
-    lab[1].behave = lambda _number: "pass"
-    lab[1].written_points = 0
-    return lab[0]
 
 
 def begin(run: Path, adapter: Adapter, *more: str) -> subprocess.Popen[str]:

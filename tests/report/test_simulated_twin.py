@@ -29,22 +29,12 @@ sys.path.append(str(Path(__file__).parents[1] / "control"))
 from itertools import pairwise
 
 sys.path.append(str(Path(__file__).parents[1] / "simulation"))
-from rehearsal import BEST, rehearse
+from rehearsal import BEST, five_jobs, rehearse
 from scripted import Scripted
 
 FIELDS = ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved")
 NAMES = ("a", "b", "c", "d")
 POLICIES = [BEST, "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "GREEDY", "DYNMCB8", "FCFS", "EASY"]
-
-
-def five_jobs() -> list[Job]:
-    return [
-        Job(1, 0, 1, 1.0, 0.4, 1200),
-        Job(2, 60, 2, 1.0, 0.4, 900),
-        Job(3, 120, 1, 1.0, 0.5, 1500),
-        Job(4, 400, 2, 0.5, 0.5, 600),
-        Job(5, 500, 1, 1.0, 0.3, 300),
-    ]
 
 
 def dense_trace() -> list[Job]:

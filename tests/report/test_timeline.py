@@ -22,7 +22,7 @@ from testbed.report.timeline import Timeline, read_timeline
 from testbed.workload.jobs import Job
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
-from rehearsal import BEST, rehearse
+from rehearsal import BEST, five_jobs, rehearse
 
 SCALE = 60.0
 
@@ -187,16 +187,6 @@ def test_a_start_that_is_tried_again_and_fails_leaves_nothing_open() -> None:
     assert brief(timeline, 0) == [(START, 0, 1, 2, 1.0), (RUN, 0, 2, 3, 1.0), (START, 0, 3, 5, 1.0)]
     assert timeline.open == []
     assert timeline.ended
-
-
-def five_jobs() -> list[Job]:
-    return [
-        Job(1, 0, 1, 1.0, 0.4, 1200),
-        Job(2, 60, 2, 1.0, 0.4, 900),
-        Job(3, 120, 1, 1.0, 0.5, 1500),
-        Job(4, 400, 2, 0.5, 0.5, 600),
-        Job(5, 500, 1, 1.0, 0.3, 300),
-    ]
 
 
 def movers() -> list[Job]:
