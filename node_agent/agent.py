@@ -20,12 +20,22 @@ import psutil
 
 import testbed
 from node_agent.backlog import Backlog
-from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
-from node_agent.images import ImageCopier, ImageFetcher, ImageServer, ImageStore
+from node_agent.drivers.protocol import (
+    Driver,
+    DriverError,
+    DriverFacts,
+    Happening,
+    MigrationReport,
+    NodeBudget,
+    SaveReport,
+)
+from node_agent.images import ImageCopier, ImageFetcher, ImageServer
 from node_agent.lease import LeaseGuard
 from node_agent.post import Listener, Post
+from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.verifier import Verifier
+from node_agent.watch import check, watch
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.messages import (
@@ -44,6 +54,7 @@ from testbed.bus.messages import (
     Migrate,
     MpiJoin,
     MpiOpen,
+    Native,
     NodeFacts,
     NodeStatus,
     Ping,
@@ -53,6 +64,7 @@ from testbed.bus.messages import (
     SetCaps,
     Start,
     Stop,
+    Watch,
     encode,
 )
 from testbed.bus.protocol import Bus, Presence
@@ -107,10 +119,13 @@ class Agent:
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
         self._released = False
-        self._store = ImageStore(config.image_dir)
-        self._server = ImageServer(self._store, self._lease.allows)
+        self._virtual = False  # the driver's guests are
+        self._stores = ImageStores(config.image_dir)
+        self._server = ImageServer(self._stores.path, self._lease.allows)
         self._fetcher: ImageFetcher | ImageCopier = (
-            ImageFetcher(self._store, lambda: self._lease.token) if config.serve_images else ImageCopier(self._store)
+            ImageFetcher(self._stores.disk, lambda: self._lease.token)
+            if config.serve_images
+            else ImageCopier(self._stores.disk, rehearsed_path)
         )
 
     def stop(self) -> None:
@@ -132,10 +147,14 @@ class Agent:
         )
         try:
             found = await self._driver.open(budget, self._happenings.put_nowait)
+            self._virtual = found.virtual
             self._verifies = "checksums" in found.capabilities
             self._checks_images = {"whole", "checksums"} <= set(found.capabilities)
             if config.serve_images:
                 await self._server.open(config.address)
+                self._stores.open_memory(config.node)
+            else:
+                self._stores.rehearse_memory()
             facts = self._facts(found)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
@@ -172,6 +191,7 @@ class Agent:
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
+        self._stores.close()
 
     def _presence(self, facts: NodeFacts) -> Presence:
         node = self._config.node
@@ -228,10 +248,11 @@ class Agent:
             versions={"testbed": testbed.__version__, "python": platform.python_version(), **facts.versions},
             address=config.address,
             image_port=self._server.port,
-            image_free_mib=self._store.free_mib(),
+            image_free_mib=self._stores.disk.free_mib(),
             guest_floor_mib=facts.floor_mib,
             migration_uri=facts.migration_uri,
             programs=facts.programs,
+            image_stores=self._stores.names,
         )
 
     async def _report(self, post: Post) -> None:
@@ -316,14 +337,14 @@ class Agent:
 
     async def _on_node(self, action: AnyAction) -> dict[str, object]:
         match action:
+            case Watch() | Native() | Calibrate():
+                return await self._measure(action)
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
             case FetchImage():
                 return await self._fetcher.fetch(action.image, action.host, action.port)
             case DropImage():
-                self._store.drop(action.image)
-            case Calibrate():
-                return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
+                self._stores.drop(action.image)
             case ListGuests():
                 for guest in action.settled:
                     async with self._locks.setdefault(guest, asyncio.Lock()):
@@ -337,6 +358,15 @@ class Agent:
                 raise DriverError(f"{type(action).__name__} is not a command for a node")
         return {}
 
+    async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
+        if isinstance(action, Native):
+            return asdict(await self._driver.native(action.program, action.seconds, action.cap_cores))
+        if isinstance(action, Calibrate):
+            return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
+        check(action)
+        meters = {guest: self._driver.meter(guest) for guest in action.guests}
+        return await watch(action, meters, self._set_cap, virtual=self._virtual)
+
     async def _set_cap(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
             return await self._driver.set_cap(guest, cores)
@@ -344,7 +374,7 @@ class Agent:
     async def _on_guest(self, action: AnyAction) -> dict[str, object]:
         match action:
             case Start():
-                await self._start(action)
+                return await self._start(action)
             case MpiOpen():
                 return {"launch": await self._driver.mpi_open(action.guest, action.hosts)}
             case MpiJoin():
@@ -355,14 +385,8 @@ class Agent:
             case Release():
                 await self._driver.release(action.guest)
                 return {"wall_ns": time.time_ns()}
-            case Save():
-                saved = await self._driver.save(action.guest, action.at, self._store.path(action.image))
-                self._gone(action.guest)
-                return asdict(saved)
-            case Migrate():
-                moved = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
-                self._gone(action.guest)
-                return asdict(moved)
+            case Save() | Migrate():
+                return await self._leaves(action)
             case Adopt():
                 await self._adopt(action)
             case Stop():
@@ -372,31 +396,53 @@ class Agent:
                 raise DriverError(f"{type(action).__name__} is not a command for a guest")
         return {}
 
-    async def _start(self, action: Start) -> None:
+    async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
+        report: SaveReport | MigrationReport
+        if isinstance(action, Migrate):
+            report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+        else:
+            path = self._stores.place(action.image, action.store, self._memory_mib.get(action.guest, 0))
+            report = await self._driver.save(action.guest, action.at, path)
+        self._gone(action.guest)
+        return asdict(report)
+
+    async def _start(self, action: Start) -> dict[str, object]:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
         self._reserve(spec)
         try:
-            await self._start_from(spec, action.cap_cores, action.image)
+            found = await self._start_from(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest)
             with contextlib.suppress(DriverError):
                 await self._driver.stop(spec.guest)
             raise
         self._verify(spec)
+        return {} if found is None else {"cached_frac": found}
 
-    async def _start_from(self, spec: GuestSpec, cap_cores: float, image: ImageRef | None) -> None:
-        path = None if image is None else self._store.path(image.image)
+    async def _start_from(
+        self, spec: GuestSpec, cap_cores: float, image: ImageRef | None, *, cold: bool
+    ) -> float | None:
+        """Start a guest; returns how much of its image was in the page cache before, if there is one and if known."""
+        path = None if image is None else self._stores.path(image.image)
+        found = None if path is None else await self._cached(path, cold=cold)
         starting = self._driver.start(spec, cap_cores, path)
         if image is None or not self._checks_images:
             await starting
-            return
+            return found
         # read beside the hypervisor, which leaves the guest held: a wrong one never gets to work
-        outcomes = await asyncio.gather(starting, asyncio.to_thread(self._store.verify, image), return_exceptions=True)
+        outcomes = await asyncio.gather(starting, asyncio.to_thread(self._stores.verify, image), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+        return found
+
+    async def _cached(self, path: Path, *, cold: bool) -> float | None:
+        """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""
+        if self._virtual:
+            return 0.0 if cold and path.parent == self._stores.disk.folder else 1.0
+        return await asyncio.to_thread(self._stores.cached_frac, path, cold=cold)
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)

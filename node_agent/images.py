@@ -77,10 +77,11 @@ class ImageStore:
 
 
 class ImageServer:
-    """Serves the store's images to the agents of other nodes."""
+    """Serves a node's images to the agents of other nodes."""
 
-    def __init__(self, store: ImageStore, allows: Callable[[str], bool]) -> None:
-        self._store = store
+    def __init__(self, find: Callable[[str], Path], allows: Callable[[str], bool]) -> None:
+        """Serve the file `find(image)` to who knows a token that `allows` lets in."""
+        self._find = find
         self._allows = allows
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
@@ -118,7 +119,7 @@ class ImageServer:
             request = msgspec.json.decode(line, type=_Request)
             if not self._allows(request.token):
                 raise DriverError("the token is not the live lease's")
-            path = self._store.path(request.image)
+            path = self._find(request.image)
             size = path.stat().st_size
             if not 0 <= request.offset <= size:
                 raise DriverError(f"offset {request.offset}: expected 0..{size}")
@@ -191,15 +192,16 @@ class ImageFetcher:
 
 
 class ImageCopier:
-    """Takes images from the folder of a node whose files this one can read."""
+    """Takes images from the folders of a node whose files this one can read; `find(folder, image)` says from which."""
 
-    def __init__(self, store: ImageStore) -> None:
+    def __init__(self, store: ImageStore, find: Callable[[Path, str], Path]) -> None:
         self._store = store
+        self._find = find
 
     async def fetch(self, image: ImageRef, host: str, port: int) -> dict[str, object]:
         """Copy an image here; `host` is the other node's image folder."""
         del port
-        source = ImageStore(Path(host)).path(image.image)
+        source = self._find(Path(host), image.image)
         try:
             shutil.copyfile(source, self._store.path(image.image))
         except OSError as error:

@@ -11,9 +11,19 @@ from typing import ClassVar
 
 import xxhash
 
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget, SaveReport
+from node_agent.drivers.protocol import (
+    DriverError,
+    DriverFacts,
+    Happening,
+    Meter,
+    MigrationReport,
+    NativeReport,
+    NodeBudget,
+    Reading,
+    SaveReport,
+)
 from node_agent.programs.catalogue import installed
-from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 from testbed.errors import UserError
 
 UNITS_PER_CORE_S = 10_000.0
@@ -40,7 +50,7 @@ class NullDriver:
 
     `extras` names capabilities to have beside the usual ones, with commas between: `whole`, `live`. Guests migrate
     between the drivers of one process, at `MIGRATION_MIB_PER_S`, and stand still for `MIGRATION_DOWNTIME_S` at the end.
-    A report says that an image is as large as the guest's memory, so that rehearsed amounts are real ones.
+    A report says that an image is as large as the guest's touched memory, so that rehearsed amounts are real ones.
     Files are written in the loop: threads and virtual time do not go together.
     """
 
@@ -63,8 +73,10 @@ class NullDriver:
         if "live" in self._extras:
             self._uri = f"null://{budget.node}/{id(self)}"
             self.reachable[self._uri] = self
-        capabilities = ("start", "cap", "save", "mpi", *self._extras)
-        return DriverFacts(capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri)
+        capabilities = ("start", "cap", "save", "mpi", "native", *self._extras)
+        return DriverFacts(
+            capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri, virtual=True
+        )
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -139,7 +151,7 @@ class NullDriver:
             raise DriverError(f"{image}: {error.strerror}") from error
         await self.stop(guest)
         digest = xxhash.xxh3_128(content).hexdigest()
-        return SaveReport(bytes=found.spec.memory_mib << 20, digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
+        return SaveReport(bytes=_touched_bytes(found.spec), digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
     async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`; memory is sent once, so that something is always less."""
@@ -147,7 +159,7 @@ class NullDriver:
         found, there = self._get(guest), self.reachable.get(to_uri)
         if there is None or not self._uri:
             raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to_uri!r}: none there")
-        elapsed_s = found.spec.memory_mib / MIGRATION_MIB_PER_S + MIGRATION_DOWNTIME_S
+        elapsed_s = _touched_bytes(found.spec) / (MIGRATION_MIB_PER_S * (1 << 20)) + MIGRATION_DOWNTIME_S
         if elapsed_s > budget_s:
             await asyncio.sleep(budget_s)
             raise DriverError(f"guest {guest}: not migrated within {budget_s:g} s")
@@ -167,7 +179,7 @@ class NullDriver:
         if self._guests.pop(guest, None) is not found:
             raise DriverError(f"guest {guest} was destroyed while it migrated")
         there._arrive(found, held=held)  # noqa: SLF001  # a driver of the same class
-        return MigrationReport(found.spec.memory_mib << 20, elapsed_s, MIGRATION_DOWNTIME_S, rounds=1)
+        return MigrationReport(_touched_bytes(found.spec), elapsed_s, MIGRATION_DOWNTIME_S, rounds=1)
 
     def _arrive(self, found: _Guest, *, held: bool) -> None:
         self._guests[found.spec.guest] = found
@@ -202,11 +214,32 @@ class NullDriver:
         return [
             GuestSample(
                 guest=name, state="held" if found.held else "running", cap_cores=found.cap_cores, cpu_s=found.cpu_s,
-                rss_mib=float(found.spec.memory_mib), read_mib=0.0, written_mib=0.0, units_done=int(found.units),
-                units_mono_ns=now_ns,
+                rss_mib=_touched_bytes(found.spec) / (1 << 20), read_mib=0.0, written_mib=0.0,
+                units_done=int(found.units), units_mono_ns=now_ns,
             )
             for name, found in self._guests.items()
         ]  # fmt: skip
+
+    def meter(self, guest: str) -> Meter:
+        """See `Driver.meter`; only for the loop's own thread."""
+        found = self._get(guest)
+
+        def read() -> Reading:
+            if self._guests.get(guest) is not found:
+                raise DriverError(f"guest {guest} has ended")
+            self._advance(found)
+            return Reading(found.cpu_s, int(found.units))
+
+        return read
+
+    async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
+        """See `Driver.native`."""
+        cpu_s = seconds * min(cap_cores or program.workers, program.workers)
+        units = int(cpu_s * UNITS_PER_CORE_S)
+        if units >= program.work_units:
+            raise DriverError(f"native: its {program.work_units} work units were done before {seconds:g} s passed")
+        await asyncio.sleep(seconds)
+        return NativeReport(units, seconds, cpu_s)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -245,6 +278,10 @@ class NullDriver:
         self._guests.pop(name, None)
         units = found.spec.program.work_units
         self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+
+
+def _touched_bytes(spec: GuestSpec) -> int:
+    return round((spec.memory_mib << 20) * spec.program.touched_frac)
 
 
 def _read(image: Path, guest: str) -> float:

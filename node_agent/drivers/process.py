@@ -14,20 +14,24 @@ from pathlib import Path
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.child import Child, Log, ending
-from node_agent.drivers.procs.environment import BIN, environment, program_argv, tethered
+from node_agent.drivers.procs.environment import BIN, environment, program_argv
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, PROXY, LaunchLines, manager_argv, proxy_argv
+from node_agent.drivers.procs.hydra import PROXY
+from node_agent.drivers.procs.job import join_job, open_job
+from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
     DriverError,
     DriverFacts,
     Happening,
+    Meter,
     MigrationReport,
+    NativeReport,
     NodeBudget,
     SaveReport,
 )
 from node_agent.programs.catalogue import installed, unknown
-from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 
 FLOOR_MIB = 56  # a rank with numpy and MPI takes 40 MiB, process manager and proxy beside the first of them 8
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
@@ -46,6 +50,7 @@ class ProcessDriver:
     def __init__(self, caps: str | None = None) -> None:
         self._forced_caps = caps or os.environ.get("DFRS_CAPS") or None
         self._guests: dict[str, ProcessGuest] = {}
+        self._native: set[ProcessGuest] = set()  # ranks that are no guests
         self._programs: tuple[str, ...] = ()
         self._count = 0
         self._budget: NodeBudget | None = None
@@ -69,14 +74,15 @@ class ProcessDriver:
         mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
-        capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", *mpi)
+        capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", "native", *mpi)
         return DriverFacts(capabilities, versions, FLOOR_MIB, programs=self._programs)
 
     async def close(self) -> None:
         """See `Driver.close`."""
         for child in self._calibrations:
             child.kill()
-        await asyncio.gather(*(self.stop(guest) for guest in list(self._guests)), return_exceptions=True)
+        there = (*self._guests.values(), *self._native)
+        await asyncio.gather(*(guest.stop() for guest in there), return_exceptions=True)
         if self._caps is not None:
             await self._caps.close()
             self._caps = None
@@ -91,13 +97,7 @@ class ProcessDriver:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
             raise DriverError(unknown(spec.program.name, self._programs))
-        budget, caps, records = self._opened()
-        self._count += 1
-        guest = ProcessGuest(
-            spec, cap_cores, image, budget.state_dir / f"{self._count}.sock", budget.state_dir / f"{spec.guest}.log",
-            caps, records, self._tell, self._forget,
-        )  # fmt: skip
-        self._guests[spec.guest] = guest
+        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell)
         try:
             await guest.listen()
             if spec.program.ranks == 1:
@@ -107,32 +107,27 @@ class ProcessDriver:
             await asyncio.shield(guest.stop())
             raise
 
+    def _new(
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None]
+    ) -> ProcessGuest:
+        budget, caps, records = self._opened()
+        self._count += 1
+        return ProcessGuest(
+            spec, cap_cores, image, budget.state_dir / f"{self._count}.sock", budget.state_dir / f"{spec.guest}.log",
+            caps, records, tell, self._forget,
+        )  # fmt: skip
+
     async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
         """See `Driver.mpi_open`; all processes of a node are reached at the node's address."""
         lead = self._get(guest)
         for host in hosts:
             if not _GUEST_NAME.fullmatch(host):
                 raise DriverError(f"guest name {host!r}: expected letters, digits and '-', at most 63")
-        lines = LaunchLines(lead.log.write)
-        manager = lead.spawn(tethered(manager_argv(self._opened()[0].address, list(hosts))), environment(), lines.feed)
-        try:
-            async with asyncio.timeout(LAUNCHED_WITHIN_S):
-                await asyncio.wait((lines.launched, manager.exited), return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            raise DriverError(f"mpiexec printed no launch lines within {LAUNCHED_WITHIN_S:g} s") from None
-        if not lines.launched.done():
-            raise DriverError(f"mpiexec: {ending(manager.exited.result())}; it printed: {lead.log.tail()}")
-        launch = lines.launched.result()
-        if len(launch) != len(hosts):
-            raise DriverError(f"mpiexec printed {len(launch)} launch lines; expected {len(hosts)}")
-        return dict(zip(hosts, launch, strict=True))
+        return await open_job(lead, list(hosts), self._opened()[0].address)
 
     async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
         """See `Driver.mpi_join`."""
-        member = self._get(guest)
-        checked = proxy_argv(argv)
-        member.spawn(tethered(checked), environment(member.control, self._opened()[0].address))
-        await member.made()
+        await join_job(self._get(guest), argv, self._opened()[0].address)
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -180,6 +175,24 @@ class ProcessDriver:
             if code == 0:
                 return float(printed.tail(1))
         raise DriverError(f"calibration: {ending(code)}; it printed: {printed.tail()}")
+
+    def meter(self, guest: str) -> Meter:
+        """See `Driver.meter`."""
+        return self._get(guest).meter()
+
+    async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
+        """See `Driver.native`."""
+        if program.name not in self._programs:
+            raise DriverError(unknown(program.name, self._programs))
+
+        def make(spec: GuestSpec, cap_cores: float, tell: Callable[[Happening], None]) -> ProcessGuest:
+            rank = self._new(spec, cap_cores, None, tell)
+            self._native.add(rank)
+            rank.gone.add_done_callback(lambda _gone: self._native.discard(rank))
+            return rank
+
+        address = self._opened()[0].address
+        return await run_native(program, seconds, cap_cores, f"native-{self._count}", make, address)
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`."""

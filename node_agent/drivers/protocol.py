@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from testbed.bus.messages import GuestSample, GuestSpec
+from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 from testbed.errors import TestbedError
 
 
@@ -35,13 +35,18 @@ class NodeBudget:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver found when it opened: its abilities, how it caps, versions, the programs of its guests."""
+    """What the driver found when it opened: its abilities, how it caps, versions, the programs of its guests.
+
+    The guests of a `virtual` driver live in the event loop's time, which may be virtual, and use nothing of the
+    machine: neither threads nor the machine's counters belong to them.
+    """
 
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     floor_mib: int = 0  # the least memory of a guest
     migration_uri: str = ""  # at which the drivers of other nodes reach this one's hypervisor for a live migration
     programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
+    virtual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,32 @@ class MigrationReport:
     rounds: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """CPU time that a guest's cap holds for, since its start here, by the finest counter; units as it told last."""
+
+    cpu_s: float
+    units: int
+
+
+Meter = Callable[[], Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReport:
+    """What the slowest rank of a program did on the node itself, while `elapsed_s` passed."""
+
+    units: int
+    elapsed_s: float
+    cpu_s: float
+
+
 class Driver(Protocol):
     """Behaviour of one kind of guest on one node; `name` is that of its entry point.
 
     Capabilities that change how it is driven: `whole`: an image holds the guest with all that runs in it; `live`: a
     guest can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs;
-    `checksums`: `done` carries the checksum that the task must come to.
+    `checksums`: `done` carries the checksum that the task must come to; `native`: it runs programs outside guests.
     """
 
     @property
@@ -145,4 +170,18 @@ class Driver(Protocol):
         """Read what every guest used so far; cheap, called once a second.
 
         The longest iteration in `supersteps` is that since the last call.
+        """
+
+    def meter(self, guest: str) -> Meter:
+        """Return what reads a guest's CPU time and units, from any thread, in some 10 µs; it raises `DriverError`.
+
+        It does so once the guest has ended.
+        """
+
+    async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
+        """Run all ranks of a program on the node itself, by the code that guests run, and nothing is left of them.
+
+        They are measured for `seconds` after the first progress of the last of them, each under a cap of `cap_cores`,
+        or without one for 0. Raises `DriverError`, also when the work is done before that, and without the capability
+        `native`.
         """

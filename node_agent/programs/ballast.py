@@ -16,6 +16,7 @@ from node_agent.programs.words import seed_of, stream
 
 _MIB = 1 << 20
 _LANES = 1 << 15  # words a block: 256 KiB stay in the cache while they are made
+_BLOCK_BYTES = 8 * _LANES
 PROXY_MIB = 4  # the MPI proxy beside a rank, and once more the process manager beside rank 0
 
 
@@ -37,19 +38,24 @@ def ballast_mib(task: Task, own_mib: float) -> int:
 
 
 class Ballast:
-    """Private anonymous memory of `mib` MiB, empty at first."""
+    """Private anonymous memory of `mib` MiB, empty at first.
 
-    def __init__(self, mib: int) -> None:
+    `bytes` is what is ever touched: the first blocks of 256 KiB, as many as come next to `touched_frac` of all, and at
+    least one. The rest is only reserved.
+    """
+
+    def __init__(self, mib: int, touched_frac: float = 1.0) -> None:
         self.mib = mib
         self._map: mmap.mmap | None = None
         self.bytes = memoryview(b"")
         if mib:
             self._map = mmap.mmap(-1, mib * _MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults: touching is twice as fast
-            self.bytes = memoryview(self._map)
+            blocks = max(1, round(touched_frac * (mib * _MIB // _BLOCK_BYTES)))
+            self.bytes = memoryview(self._map)[: blocks * _BLOCK_BYTES]
 
     def fill(self, task: Task) -> float:
-        """Write every word once, by job and task; return the seconds that took.
+        """Write every word that is ever touched once, by job and task; return the seconds that took.
 
         Block k holds `y ^ y >> 32` of the generator of the work unit at step k + 1, whose lanes begin with
         `stream(seed_of(seed, job, task, 2), 32768)`.

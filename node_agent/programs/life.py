@@ -49,7 +49,7 @@ class Life:
         self._told_ns = 0  # 0: no progress told in this life
         begin_s = time.monotonic()
         if image is None:
-            self._ballast = Ballast(ballast_mib(task, resident_mib()))
+            self._ballast = Ballast(ballast_mib(task, resident_mib()), task.touched_frac)
             self._ballast.fill(task)
         else:
             self._ballast = self._restore(image)
@@ -127,6 +127,7 @@ class Life:
         header: dict[str, object] = {
             "task": asdict(self._task),
             "iteration": self._iteration,
+            "ballast_mib": self._ballast.mib,
             **self._pace.keep(),
             "messages": self._exchange.messages if self._exchange else 0,
             "digest": self._exchange.digest if self._exchange else 0,
@@ -151,10 +152,11 @@ class Life:
         """Take everything from an image, verified; raises `ImageError` or `TaskError`."""
         reader = ImageReader(image)
         header = reader.header
+        written = {"touched_frac": 1.0, **header["task"]}  # images of earlier versions do not say it
         for name, value in asdict(self._task).items():
-            if header["task"].get(name) != value:
-                raise TaskError(f"image {image}: {name} = {header['task'].get(name)!r}: expected {value!r}")
-        ballast = Ballast(header["parts"][-1] >> 20)
+            if written.get(name) != value:
+                raise TaskError(f"image {image}: {name} = {written.get(name)!r}: expected {value!r}")
+        ballast = Ballast(header.get("ballast_mib", header["parts"][-1] >> 20), self._task.touched_frac)
         reader.load([*(array.data for array in self._work.arrays), ballast.bytes])
         self._iteration, self._pace = header["iteration"], Pace.of(header)
         if self._exchange is not None:

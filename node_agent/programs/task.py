@@ -9,6 +9,11 @@ from testbed.errors import TestbedError
 
 TOPOLOGIES = ("linear", "ring", "mesh", "torus", "all-to-all", "tree")
 IMBALANCES = ("uniform", "1/i")
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "str": (str, "text"),
+    "int": (int, "a count"),
+    "float": ((int, float), "a number"),
+}
 
 
 class TaskError(TestbedError):
@@ -34,6 +39,7 @@ class Task:
     topology: str
     imbalance: str
     message_bytes: int
+    touched_frac: float = 1.0
 
     @property
     def iterations(self) -> int:
@@ -55,11 +61,11 @@ class Task:
         program = spec.get("program")
         flat = {**spec, **program} if isinstance(program, dict) else spec
         values = {field.name: flat.get(field.name) for field in fields(cls)}
+        values["touched_frac"] = flat.get("touched_frac", 1.0)  # agents of earlier versions do not say it
         for field in fields(cls):
-            found = values[field.name]
-            right = isinstance(found, str) if field.type == "str" else isinstance(found, int) and found >= 0
-            if not right:
-                raise TaskError(f"{field.name} = {found!r}: expected {'text' if field.type == 'str' else 'a count'}")
+            found, (kind, wanted) = values[field.name], _KINDS[str(field.type)]
+            if not isinstance(found, kind) or (isinstance(found, int | float) and found < 0):
+                raise TaskError(f"{field.name} = {found!r}: expected {wanted}")
         task = cls(**values)  # type: ignore[arg-type]  # each was checked against its field's type
         task.check()
         return task
@@ -72,6 +78,8 @@ class Task:
         for name in ("work_units", "units_per_iteration", "workers", "ranks"):
             if getattr(self, name) < 1:
                 raise TaskError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if not 0 < self.touched_frac <= 1:
+            raise TaskError(f"touched_frac = {self.touched_frac}: expected more than 0 and at most 1")
         if self.rank >= self.ranks:
             raise TaskError(f"rank = {self.rank}: expected less than ranks = {self.ranks}")
         if self.name == "eatcpu" and self.ranks > 1:

@@ -44,7 +44,8 @@ class ProgramSpec(Value, frozen=True):
 
     `work_units` is the job's demand a task; `units_per_iteration` of them are done between two messages
     (patterns) or two looks at the control channel (eatcpu). `workers` is the number of threads that compute
-    side by side.
+    side by side. `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is
+    reserved and never touched.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ProgramSpec(Value, frozen=True):
     topology: str = "ring"
     imbalance: str = "uniform"
     message_bytes: int = 4096
+    touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
 class GuestSpec(Value, frozen=True):
@@ -98,11 +100,17 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_k
 
 
 class Start(Action, frozen=True):
-    """Create a guest, from nothing or from `image`, with its cap set before it runs."""
+    """Create a guest, from nothing or from `image`, with its cap set before it runs.
+
+    With `cold` the image's pages are dropped from the node's page cache first; an image on a tmpfs, which is nothing
+    but such pages, stays. The reply of a start from an image carries `cached_frac`, the part of it that was in memory
+    right before it was read, or no such key where that cannot be known.
+    """
 
     spec: GuestSpec
     cap_cores: float
     image: ImageRef | None = None
+    cold: bool = False
 
 
 class MpiOpen(Action, frozen=True):
@@ -145,11 +153,16 @@ class Release(Action, frozen=True):
 
 
 class Save(Action, frozen=True):
-    """Run a held guest on to iteration `at`, write it to `image` in the node's store, and free its memory."""
+    """Run a held guest on to iteration `at`, write it to `image` in a store of the node, and free its memory.
+
+    `store` is one of `NodeFacts.image_stores`, or "" for the first of them. Names of images are unique over the stores
+    of a node, so that whoever restores, fetches or drops one need not say where it is.
+    """
 
     guest: str
     image: str
     at: int | None = None
+    store: str = ""
 
 
 class Migrate(Action, frozen=True):
@@ -198,6 +211,44 @@ class Calibrate(Action, frozen=True):
     cpu_s: float
 
 
+class CapChange(Value, frozen=True):
+    """New CPU caps, in cores, for some of the guests of a `Watch`, `after_s` seconds after it began."""
+
+    after_s: Annotated[float, msgspec.Meta(ge=0)]
+    caps: dict[str, float]
+
+
+class Watch(Action, frozen=True):
+    """Sample CPU time and work units of `guests` every `every_s` for `for_s` seconds, changing caps meanwhile.
+
+    The reply carries `t_s`, the samples' times by the node's monotonic clock, from 0; `cpu_s` and `units`, guest name
+    to as many values: CPU time by the finest counter there is (a virtual machine's is that of its virtual CPUs, which
+    caps hold for), and work units done as told last; and `cap_changes`: `begin_s`, `end_s` (same clock) and `caps` as
+    read back, one for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
+    """
+
+    guests: tuple[str, ...]
+    every_s: Annotated[float, msgspec.Meta(ge=0.005)]
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=120)]
+    caps: tuple[CapChange, ...] = ()
+
+
+MAX_WATCH_SAMPLES = 24_000  # of all guests of one watch
+
+
+class Native(Action, frozen=True):
+    """Run the `ranks` tasks of `program` on the node itself, outside any guest, by the code that guests run.
+
+    They run for `seconds` after the first progress of the last of them, under a cap of `cap_cores` each, or without
+    one for 0. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
+    Nodes that can do it have the capability `native`.
+    """
+
+    program: ProgramSpec
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
+    cap_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
 class ListGuests(Action, frozen=True):
     """Tell every guest that this node really holds and its state, once no command for those in `settled` runs."""
 
@@ -220,7 +271,7 @@ class Quit(Action, frozen=True):
 
 AnyAction = (
     Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
-    | Stop | Calibrate | ListGuests | Ping | Cancel | Quit
+    | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
 
@@ -264,7 +315,10 @@ class Reply(Record, frozen=True):
 
 
 class NodeFacts(Value, frozen=True):
-    """What a node is: budget, machine, driver, what the driver can do, and the programs that its guests can run."""
+    """What a node is: budget, machine, driver, what the driver can do, and the programs that its guests can run.
+
+    `image_stores` are the places that it can save guests to: `disk` is the first, `memory` a folder on a tmpfs.
+    """
 
     cpus: float
     memory_mib: int
@@ -281,6 +335,7 @@ class NodeFacts(Value, frozen=True):
     guest_floor_mib: int = 0
     migration_uri: str = ""
     programs: tuple[str, ...] = ()
+    image_stores: tuple[str, ...] = ("disk",)
 
 
 class NodeStatus(Record, frozen=True):

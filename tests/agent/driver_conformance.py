@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from node_agent.stores import ImageStores
+from node_agent.watch import watch
+from testbed.bus.messages import CapChange, GuestSpec, ProgramSpec, Watch
 
 
 @dataclass
@@ -57,6 +59,7 @@ class DriverConformance:
     within_s = 30.0  # for which an event is waited for
     node_memory_mib = 4096
     memory_mib = 64
+    ballast_mib = 128  # added where that is to be seen
     units_a_second = 10_000
     migration_work_s = 3.0  # work enough not to end during a live migration
     units_per_iteration = 100
@@ -304,6 +307,134 @@ class DriverConformance:
             assert 100 < await node.driver.calibrate(0.3) < 10_000_000
 
         self.on_nodes(tmp_path, 1, scenario)
+
+    # --- what calibrations need of every driver
+
+    def test_what_is_not_touched_takes_no_memory_and_no_image(self, tmp_path: Path) -> None:
+        async def scenario(here: Node, there: Node) -> None:
+            found = {}
+            for name, touched_frac in (("a", 1.0), ("b", 0.25)):
+                spec = self.spec(name, 60, touched_frac=touched_frac)
+                spec = msgspec.structs.replace(spec, memory_mib=self.memory_mib + self.ballast_mib)
+                await here.driver.start(spec, 1.0, None)
+                await here.until(name, "progress")
+                (rss_mib,) = [sample.rss_mib for sample in here.driver.sample()]
+                at = await here.driver.hold(name)
+                image = here.budget.image_dir / f"{name}.img"
+                report = await here.driver.save(name, at, image)
+                found[name] = (rss_mib, report.bytes / 2**20)
+                await there.driver.start(spec, 1.0, image)
+                if self.whole:
+                    await there.driver.release(name)
+                await there.until(name, "progress")
+                (again,) = there.driver.sample()
+                assert again.rss_mib < rss_mib + self.ballast_mib / 4  # what was not touched still is not
+                await there.driver.stop(name)
+            less = [whole - part for whole, part in zip(found["a"], found["b"], strict=True)]
+            assert min(less) > 0.6 * self.ballast_mib, f"resident and image MiB: {found}"
+
+        self.on_nodes(tmp_path, 2, scenario)
+
+    def test_a_guest_comes_back_from_memory_and_from_a_cold_disk(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            stores = ImageStores(node.budget.image_dir)
+            stores.open_memory("t")
+            try:
+                spec = self.spec("a", self.migration_work_s)
+                await node.driver.start(spec, 1.0, None)
+                straight = (await node.until("a", "done")).detail["checksum"]
+                await node.driver.start(spec, 1.0, None)
+                for store in ("memory", "disk"):
+                    await node.until("a", "progress")
+                    at = await node.driver.hold("a")
+                    await node.driver.save("a", at, stores.place("a.img", store, spec.memory_mib))
+                    image = stores.path("a.img")
+                    assert (image.parent == node.budget.image_dir) == (store == "disk")
+                    assert stores.cached_frac(image, cold=False) == pytest.approx(1.0, abs=0.05)
+                    cached_frac = stores.cached_frac(image, cold=True)
+                    assert cached_frac == pytest.approx(1.0 if store == "memory" else 0.0, abs=0.05)
+                    await node.driver.start(spec, 1.0, image)
+                    if self.whole:
+                        await node.driver.release("a")
+                assert (await node.until("a", "done")).detail["checksum"] == straight
+            finally:
+                stores.close()
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_cap_change_shows_in_what_is_watched(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert node.facts is not None
+            await node.driver.start(self.spec("a", 60), 0.8, None)
+            await node.until("a", "progress")
+            action = Watch(guests=("a",), every_s=0.02, for_s=4.0, caps=(CapChange(after_s=2.0, caps={"a": 0.3}),))
+            found = await watch(action, {"a": node.driver.meter("a")}, node.driver.set_cap, virtual=node.facts.virtual)
+            t_s, cpu_s, units = found["t_s"], found["cpu_s"]["a"], found["units"]["a"]
+            (change,) = found["cap_changes"]
+            assert change["caps"] == {"a": pytest.approx(0.3)}
+            assert 2.0 <= change["begin_s"] <= change["end_s"] < 4.0
+            assert len(t_s) == len(cpu_s) == len(units) > 50
+            assert t_s == sorted(t_s)
+            assert 0 <= t_s[0] < t_s[-1]
+            assert 3.9 < t_s[-1] < 4.5
+            assert cpu_s == sorted(cpu_s)
+            assert units == sorted(units)
+            assert units[-1] > units[0]
+
+            def cores(from_s: float, to_s: float) -> float:
+                inside = [pair for pair in zip(t_s, cpu_s, strict=True) if from_s <= pair[0] <= to_s]
+                return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+
+            before, after = cores(0.3, change["begin_s"]), cores(change["end_s"] + 0.4, 4.0)
+            assert before <= 0.8 + 0.08  # other work on this machine may take its share: no more than the cap
+            assert after <= 0.3 + 0.06
+            assert before > after + 0.05 or before < 0.3, f"{before:.3f} and {after:.3f} cores"
+            assert after > 0.02
+            await node.driver.stop("a")
+            with pytest.raises(DriverError, match="guest a"):
+                node.driver.meter("a")
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_guest_that_ends_ends_its_watch(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert node.facts is not None
+            await node.driver.start(self.spec("a", 60), 1.0, None)
+            meters = {"a": node.driver.meter("a")}
+            action = Watch(guests=("a",), every_s=0.01, for_s=100.0)
+            watching = asyncio.create_task(watch(action, meters, node.driver.set_cap, virtual=node.facts.virtual))
+            await asyncio.sleep(0)
+            await node.driver.stop("a")
+            with pytest.raises(DriverError, match="guest a has ended"):
+                await watching
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_programs_run_on_the_node_itself(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert node.facts is not None
+            assert "native" in node.facts.capabilities
+            alone = self.spec("x", 1e6).program
+            seconds = 1.0
+            free, capped = [await node.driver.native(alone, seconds, cap_cores) for cap_cores in (0.0, 0.3)]
+            for report in (free, capped):
+                assert seconds <= report.elapsed_s < 4 * seconds
+                assert report.units > 0
+            assert 0 < free.cpu_s / free.elapsed_s < 1.1, free
+            assert 0 < capped.cpu_s / capped.elapsed_s < 0.3 + 0.08, capped
+            # other work may slow both, but a second of CPU time does as much in either
+            assert capped.units / capped.cpu_s == pytest.approx(free.units / free.cpu_s, rel=0.5)
+            job = self.job(1e6, 2)[0].program
+            report = await node.driver.native(job, seconds, 0.0)
+            assert report.units > 0
+            assert report.elapsed_s >= seconds
+            assert node.driver.sample() == []  # they are no guests
+            assert node.happenings == []
+            with pytest.raises(DriverError, match="work units were done"):
+                await node.driver.native(self.spec("x", 0.05).program, 100.0, 0.0)
+
+        self.on_nodes(tmp_path, 1, scenario)
+        assert not [path for path in tmp_path.rglob("native-*") if path.is_dir()]
 
     def test_a_job_of_three_is_saved_midway_and_one_member_moves(self, tmp_path: Path) -> None:
         async def scenario(one: Node, two: Node) -> None:

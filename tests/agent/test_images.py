@@ -32,7 +32,7 @@ async def two_stores(
 ) -> AsyncIterator[tuple[ImageStore, ImageStore, ImageFetcher, int]]:
     source, target = ImageStore(tmp_path / "a"), ImageStore(tmp_path / "b")
     (tmp_path / "a" / REF.image).write_bytes(CONTENT)
-    server = ImageServer(source, lambda given: given == "t")
+    server = ImageServer(source.path, lambda given: given == "t")
     await server.open("127.0.0.1")
     try:
         yield source, target, ImageFetcher(target, lambda: lease), server.port

@@ -14,6 +14,7 @@ from testbed.bus.messages import (
     BadRecordError,
     Calibrate,
     Cancel,
+    CapChange,
     Command,
     FetchImage,
     GuestEvent,
@@ -24,6 +25,7 @@ from testbed.bus.messages import (
     Migrate,
     MpiJoin,
     MpiOpen,
+    Native,
     NodeStatus,
     ProgramSpec,
     Record,
@@ -32,6 +34,7 @@ from testbed.bus.messages import (
     SetCaps,
     Start,
     Telemetry,
+    Watch,
     decode,
     decode_envelope,
     encode,
@@ -43,19 +46,28 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 count = st.integers(0, 2**62)
 size = st.floats(0, 1e12, allow_nan=False)
 programs = st.builds(
-    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=count, topology=text
-)
+    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=count, topology=text,
+    touched_frac=st.floats(0, 1, exclude_min=True),
+)  # fmt: skip
 specs = st.builds(
     GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=count
 )
 images = st.builds(ImageRef, image=text, bytes=count, digest=text)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
-    st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images),
+    st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans()),
     st.builds(SetCaps, caps=st.dictionaries(text, size)),
-    st.builds(Save, guest=text, image=text, at=st.none() | count),
+    st.builds(Save, guest=text, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
     st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
     st.builds(Calibrate, cpu_s=size),
+    st.builds(
+        Watch,
+        guests=st.lists(text).map(tuple),
+        every_s=st.floats(0.005, 10),
+        for_s=st.floats(0.1, 120),
+        caps=st.lists(st.builds(CapChange, after_s=st.floats(0, 120), caps=st.dictionaries(text, size))).map(tuple),
+    ),
+    st.builds(Native, program=programs, seconds=st.floats(0.1, 600), cap_cores=size),
     st.builds(Cancel, command=text),
     st.builds(ListGuests, settled=st.lists(text).map(tuple)),
     st.builds(MpiOpen, guest=text, hosts=st.dictionaries(text, text)),
@@ -115,6 +127,21 @@ def test_a_bad_reply_says_what_is_wrong(raw: str, complaint: str) -> None:
     assert caught.value.topic == "some/topic"
     assert "some/topic" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_an_earlier_controller_says_means_what_it_meant() -> None:
+    program = {"name": "eatcpu", "work_units": 1, "units_per_iteration": 1, "seed": 1}
+    spec = {"guest": "a", "run": "r", "job": 1, "task": 0, "program": program, "cpu_cores": 1.0, "memory_mib": 64}
+    raw = {"v": 1, "id": "a", "lease": "l", "reply_to": "r", "deadline_s": 1}
+    start = decode(Command, json.dumps({**raw, "action": {"kind": "start", "spec": spec, "cap_cores": 1}})).action
+    assert isinstance(start, Start)
+    assert (start.cold, start.spec.program.touched_frac) == (False, 1.0)
+    save = decode(Command, json.dumps({**raw, "action": {"kind": "save", "guest": "a", "image": "a.img"}})).action
+    assert save == Save(guest="a", image="a.img", at=None, store="")
+    for bad in (0, -0.5, 1.01):
+        spoilt = {**spec, "program": {**program, "touched_frac": bad}}
+        with pytest.raises(BadRecordError, match=r"touched_frac"):
+            decode(Command, json.dumps({**raw, "action": {"kind": "start", "spec": spoilt, "cap_cores": 1}}))
 
 
 def test_commands_are_a_closed_set() -> None:

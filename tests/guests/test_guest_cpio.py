@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_agent.guests import cpio
+from node_agent.guests.image import GuestImage
+from node_agent.guests.unpack import files as files_of
+from node_agent.guests.unpack import unpacked
 from testbed.errors import TestbedError
 
 NAMES = st.lists(st.text("abc.-", min_size=1, max_size=9).filter(lambda n: n not in {".", ".."}), unique=True)
@@ -38,6 +41,8 @@ def test_an_archive_holds_its_files_whatever_their_order_was(names, data):
     packed = cpio.archive(entries)
     assert cpio.archive(data.draw(st.permutations(entries))) == packed
     assert len(packed) % 512 == 0
+    read = {name: bytes(content) for name, mode, content in files_of(packed) if stat.S_ISREG(mode)}
+    assert read == {f"d/{name}": content for name, content in files.items()}
     found = _unpack(packed)
     assert found.pop("d") == (stat.S_IFDIR | 0o755, b"")
     assert found == {f"d/{name}": (stat.S_IFREG | 0o644, content) for name, content in files.items()}
@@ -60,3 +65,28 @@ def test_cpio_lists_what_was_packed():
 def test_a_name_that_makes_no_sense_is_refused(name):
     with pytest.raises(TestbedError, match="archive: "):
         cpio.archive([cpio.folder("twice"), cpio.file(name, b"")])
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:200], lambda data: b"x" + data[1:], lambda data: data[:0]])
+def test_what_is_no_archive_is_told(spoil):
+    packed = cpio.archive([cpio.file("a", bytes(1000))])
+    with pytest.raises(TestbedError, match="archive: "):
+        list(files_of(spoil(packed)))
+
+
+def test_an_image_is_unpacked_once_and_only_its_programs(tmp_path):
+    entries = [
+        *(cpio.folder(name) for name in ("bin", "usr", "usr/lib", "lib", "lib/modules", "dev")),
+        cpio.file("bin/eatcpu", b"program", 0o755), cpio.link("bin/sh", "busybox"), cpio.file("init", b"first"),
+        cpio.file("usr/lib/libmpi.so.12", b"library"), cpio.file("lib/modules/virtio.ko", b"module"),
+        cpio.device("dev/null", 1, 3),
+    ]  # fmt: skip
+    (tmp_path / "initramfs").write_bytes(cpio.archive(entries))
+    image = GuestImage(tmp_path, tmp_path / "vmlinuz", tmp_path / "initramfs", "key", 128, {})
+    place = unpacked(image)
+    found = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert found == {"bin/eatcpu": b"program", "usr/lib/libmpi.so.12": b"library"}
+    assert (place / "bin/eatcpu").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "initramfs").unlink()
+    assert unpacked(image) == place
+    assert {path.name for path in tmp_path.iterdir()} == {"native"}

@@ -141,13 +141,15 @@ def test_a_message_that_is_not_what_was_sent_is_an_error(programs, short_path):
         side.close()
 
 
-def test_ballast_is_the_twins_to_the_byte_and_leaves_the_reserve(programs, short_path):
-    one = task(seed=5, job=3, task=2)
+@pytest.mark.parametrize("touched_frac", [1.0, 0.62, 0.01])
+def test_ballast_is_the_twins_to_the_byte_and_leaves_the_reserve(programs, short_path, touched_frac):
+    one = task(seed=5, job=3, task=2, touched_frac=touched_frac)
     side = Side(short_path / "a", one, available_mib=RESERVE_MIB + 3)
     process = subprocess.Popen([programs / "eatcpu"], env=side.environment)
     assert side.hear().count("ballast_mib") == 3
-    ballast = Ballast(3)
+    ballast = Ballast(3, touched_frac)
     ballast.fill(one)
+    assert len(ballast.bytes) == {1.0: 12, 0.62: 7, 0.01: 1}[touched_frac] << 18
     begin = bytes(ballast.bytes[:64])
     found = b""
     with Path(f"/proc/{process.pid}/mem").open("rb") as memory:
@@ -158,10 +160,21 @@ def test_ballast_is_the_twins_to_the_byte_and_leaves_the_reserve(programs, short
                 content = memory.read(high - low)
                 if begin in content:
                     found = content[content.index(begin) :][: 3 << 20]
-    assert found == bytes(ballast.bytes)
+    assert found == bytes(ballast.bytes).ljust(3 << 20, b"\0")
     ballast.free()
     process.kill()
     process.wait()
+    side.close()
+
+
+def test_a_task_of_an_earlier_agent_touches_all_of_its_ballast(programs, short_path):
+    side = Side(short_path / "a", task(), available_mib=RESERVE_MIB + 1)
+    lines = (side.folder / "task").read_text().splitlines()
+    (side.folder / "task").write_text("\n".join(line for line in lines if not line.startswith("touched_frac")))
+    process = subprocess.Popen([programs / "eatcpu"], env=side.environment)
+    side.go()
+    assert side.hear().kind == "done"
+    assert process.wait() == 0
     side.close()
 
 
@@ -170,6 +183,8 @@ def test_ballast_is_the_twins_to_the_byte_and_leaves_the_reserve(programs, short
     [
         ({"topology": "star"}, "topology%20%3D%20star"),
         ({"work_units": 0}, "work_units%20%3D%200:%20expected%20at%20least%201"),
+        ({"touched_frac": 0}, "touched_frac%20%3D%200:%20expected%20more%20than%200"),
+        ({"touched_frac": 1.5}, "at%20most%201"),
         ({"seed": -1}, "seed%20%3D%20-1:%20expected%20a%20count"),
         ({"name": "patterns"}, "name%20%3D%20patterns:%20expected%20eatcpu"),
         ({"ranks": 2}, "ranks%20%3D%202:%20expected%201"),

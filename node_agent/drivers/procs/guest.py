@@ -14,13 +14,15 @@ from typing import Any
 
 import msgspec
 
+from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.native import Told
 from node_agent.drivers.procs.child import Child, Log, ending
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.segments import segments_of
 from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, Happening, SaveReport
+from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
@@ -67,7 +69,7 @@ class ProcessGuest:
         self._children: list[Child] = []
         self._program: int | None = None  # a descriptor of the program's process
         self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
-        self._progress: tuple[int, int] | None = None  # units, mono_ns
+        self.told: Told | None = None  # how far it was when it told last
         self._steps: Supersteps | None = None
         self._done: tuple[int, dict[str, Any]] | None = None
         self._held_at = 0
@@ -76,6 +78,7 @@ class ProcessGuest:
         self._stopping = False
         self._trouble = ""
         self._usage = Usage()
+        self._cpu_s = 0.0  # of the program alone
         self._segments: set[Path] = set()
         self._greeting: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
@@ -178,15 +181,35 @@ class ProcessGuest:
         usage = read_usage(pids)
         if usage is not None and usage.cpu_s >= self._usage.cpu_s:
             self._usage = usage
-        units, mono_ns = self._progress or (0, 0)
+        told = self.told
         steps = self._steps
         if steps is not None:
             self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
             guest=self.spec.guest, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._usage.cpu_s,
             rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib, written_mib=self._usage.written_mib,
-            units_done=units, units_mono_ns=mono_ns, supersteps=steps,
+            units_done=told.units if told else 0, units_mono_ns=told.mono_ns if told else 0, supersteps=steps,
         )  # fmt: skip
+
+    def meter(self) -> Meter:
+        """See `Driver.meter`: all threads of the program, which is what its cap holds for."""
+        if self._link.pid is None:
+            raise DriverError(f"guest {self.spec.guest}: its program does not run yet")
+
+        def read() -> Reading:
+            cpu_s = self._program_cpu_s()
+            if not self._link.open:
+                raise DriverError(f"guest {self.spec.guest} has ended")
+            return Reading(cpu_s, self.told.units if self.told else 0)
+
+        return read
+
+    def _program_cpu_s(self) -> float:
+        """Return the CPU time of the program's threads; what was read last once they are gone."""
+        if self._link.pid is not None and self._link.open:  # the process id is still that of the program
+            with contextlib.suppress(OSError):
+                self._cpu_s = time.clock_gettime(process_clock(self._link.pid))
+        return self._cpu_s
 
     # --- the channel
 
@@ -234,7 +257,7 @@ class ProcessGuest:
             case "hello":
                 self._greet()
             case "progress":
-                first, self._progress = self._progress is None, (fields["units"], fields["mono_ns"])
+                first, self.told = self.told is None, Told(fields["units"], fields["mono_ns"], self._program_cpu_s())
                 self._steps = supersteps_of(fields, self._steps)
                 if first:
                     self._tell(Happening(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
@@ -243,7 +266,7 @@ class ProcessGuest:
                 if self._steps is not None:
                     fields = {**fields, "longest_s": self._steps.longest_s}  # also what no sample has told yet
                 self._done = (time.monotonic_ns(), fields)
-                self._progress = (fields["units"], self._done[0])
+                self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
             case "error":
                 self._note_segments()

@@ -14,16 +14,28 @@ from pathlib import Path
 import libvirt
 
 from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget, SaveReport
+from node_agent.drivers.protocol import (
+    DriverError,
+    DriverFacts,
+    Happening,
+    Meter,
+    MigrationReport,
+    NativeReport,
+    NodeBudget,
+    SaveReport,
+)
 from node_agent.drivers.virt.accelerator import choose_accelerator
 from node_agent.drivers.virt.domain import CONSOLES, Machine, Place, domain_xml, moved_xml, network_of, owner_of
 from node_agent.drivers.virt.guest import Patience, State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.images import seal, written_back
 from node_agent.drivers.virt.migration import Migration, migration_target
+from node_agent.drivers.virt.native import NativePrograms
 from node_agent.guests.image import GuestImage, current
+from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.errors import TestbedError
 
 MANAGER = "/usr/bin/mpiexec.hydra"
 PROXY = "/usr/bin/hydra_pmi_proxy"
@@ -65,6 +77,7 @@ class LibvirtDriver:
         self._hypervisor: Hypervisor | None = None
         self._machine: Machine | None = None
         self._image: GuestImage | None = None
+        self._native: NativePrograms | None = None
         self._tell: Callable[[Happening], None] = lambda _happening: None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,12 +95,14 @@ class LibvirtDriver:
         await self._sweep()
         accelerator = await choose_accelerator(self._accel, self._hypervisor, budget, image)
         self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
+        self._native = await asyncio.to_thread(_native_programs, image, budget)
         versions = await self._hypervisor.call(self._patience.call_s, _versions)
         target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
         capabilities = [
             "start", "cap", "cap:vcpu_quota", "save", "whole", "checksums",
             f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}",
             *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
+            *(["native"] if self._native is not None else []),
         ]  # fmt: skip
         return DriverFacts(
             tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target,
@@ -101,6 +116,9 @@ class LibvirtDriver:
         await asyncio.gather(*(self.stop(guest) for guest in list(self._guests)), return_exceptions=True)
         for task in self._tasks:
             task.cancel()
+        if self._native is not None:
+            await self._native.close()
+            self._native = None
         with contextlib.suppress(DriverError):
             await self._sweep()
         await self._hypervisor.close()
@@ -316,6 +334,18 @@ class LibvirtDriver:
         ]  # fmt: skip
         return [guest.sample() for guest in list(self._guests.values())] + waiting
 
+    def meter(self, guest: str) -> Meter:
+        """See `Driver.meter`."""
+        return self._get(guest).meter()
+
+    async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
+        """See `Driver.native`; by the binaries of the guest image."""
+        if self._native is None:
+            raise DriverError("the guest image's programs could not be unpacked here: see this agent's log")
+        if program.name not in PROGRAMS:
+            raise DriverError(f"{unknown(program.name, tuple(PROGRAMS))}; the guest image holds no others")
+        return await self._native.run(program, seconds, cap_cores)
+
     # --- what the hypervisor tells
 
     def domain_stopped(self, name: str) -> None:
@@ -383,6 +413,15 @@ def _versions(connection: libvirt.virConnect) -> dict[str, str]:
         return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
     return {"libvirt": text(connection.getLibVersion()), "qemu": text(connection.getVersion())}
+
+
+def _native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | None:
+    group = f"{budget.prefix}{budget.node}-native-{os.getpid()}"
+    try:
+        return NativePrograms(unpacked(image), budget.state_dir, group)
+    except (OSError, TestbedError) as error:
+        _log.warning("no programs outside guests: %s", error)
+        return None
 
 
 def _runs(domain: libvirt.virDomain) -> bool:

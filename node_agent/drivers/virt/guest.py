@@ -15,12 +15,13 @@ from typing import TypeVar
 import libvirt
 import msgspec
 
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import PERIOD_US, channel_path, console_path
 from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.guests.pace import supersteps_of
+from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
@@ -114,18 +115,7 @@ class VirtualGuest:
         """Attach to a domain that was just created and give it its task."""
         await self.appear()
         await self.attach(self._patience.boot_s)
-        spec, program = self.spec, self.spec.program
-        await self._order(
-            "task",
-            [
-                ("guest", spec.guest), ("run", spec.run), ("job", spec.job), ("task", spec.task),
-                ("memory_mib", spec.memory_mib), ("name", program.name), ("work_units", program.work_units),
-                ("units_per_iteration", program.units_per_iteration), ("seed", program.seed),
-                ("workers", program.workers), ("rank", program.rank), ("ranks", program.ranks),
-                ("topology", program.topology), ("imbalance", program.imbalance),
-                ("message_bytes", program.message_bytes),
-            ],
-        )  # fmt: skip
+        await self._order("task", task_fields(self.spec))
         self.state = State.WAITING
 
     async def made(self) -> None:
@@ -433,6 +423,22 @@ class VirtualGuest:
             guest=self.name, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._cpu_s, rss_mib=rss_mib,
             read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
+
+    def meter(self) -> Meter:
+        """See `Driver.meter`: the time of its virtual CPUs' threads, which the kernel counts up at each tick."""
+        groups = self._groups
+        if groups is None:
+            raise DriverError(f"guest {self.name}: its control groups are not known yet")
+
+        def read() -> Reading:
+            if self.state is State.ENDED:
+                raise DriverError(f"guest {self.name} has ended")
+            try:
+                return Reading(groups.cpu_s(), self._progress[0])
+            except (OSError, ValueError, IndexError) as error:
+                raise DriverError(f"guest {self.name} has ended: {error}") from error
+
+        return read
 
     def _look_after(self) -> None:
         if self.state is not State.RUNNING or self._groups is None:

@@ -2,6 +2,7 @@
 #include "ballast.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static uint64_t available_mib(void)
     return kib / 1024;
 }
 
-uint64_t ballast_fill(uint64_t seed, double *touch_s)
+uint64_t ballast_fill(uint64_t seed, double touched_frac, double *touch_s)
 {
     double begin_s = monotonic_s();
     static uint64_t lanes[LANES]; /* before the look at what is available: it is part of what the program needs */
@@ -41,7 +42,8 @@ uint64_t ballast_fill(uint64_t seed, double *touch_s)
         if (block == MAP_FAILED)
             fail("ballast of %llu MiB: %s", (unsigned long long)mib, strerror(errno));
         madvise(block, bytes, MADV_HUGEPAGE); /* fewer page faults */
-        for (size_t done = 0; done < bytes; done += LANES * sizeof *block, block += LANES)
+        double blocks = nearbyint(touched_frac * (double)(bytes / (LANES * sizeof *block))); /* as the twin rounds */
+        for (size_t todo = blocks < 1 ? 1 : (size_t)blocks; todo; todo--, block += LANES)
             for (size_t i = 0; i < LANES; i++) {
                 lanes[i] = lanes[i] * LCG_A + LCG_C;
                 block[i] = lanes[i] ^ (lanes[i] >> 32);

@@ -7,7 +7,8 @@
 /* What stays free, so that the kernel, the agent, the process manager and MPI's connections go on living. */
 #define RESERVE_MIB 28
 
-/* Fill what is available but for the reserve with what `seed` begins; return how many MiB that were and how long it took. */
-uint64_t ballast_fill(uint64_t seed, double *touch_s);
+/* Reserve what is available but for the reserve, and fill the first `touched_frac` of it with what `seed` begins; return
+   how many MiB were reserved and how long it took. */
+uint64_t ballast_fill(uint64_t seed, double touched_frac, double *touch_s);
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +27,21 @@ static double compute_s, comm_s;
 static char *lines[64];
 static size_t line_count;
 
-static const char *value_of(const char *name)
+static const char *value_or(const char *name, const char *other)
 {
     size_t length = strlen(name);
     for (size_t i = 0; i < line_count; i++)
         if (!strncmp(lines[i], name, length) && lines[i][length] == '=')
             return lines[i] + length + 1;
-    fail("%s = nothing: expected a value", name);
+    return other;
+}
+
+static const char *value_of(const char *name)
+{
+    const char *value = value_or(name, NULL);
+    if (!value)
+        fail("%s = nothing: expected a value", name);
+    return value;
 }
 
 static uint64_t count_of(const char *name, uint64_t least, uint64_t most)
@@ -47,6 +56,16 @@ static uint64_t count_of(const char *name, uint64_t least, uint64_t most)
         fail("%s = %s: expected at least %llu", name, text, (unsigned long long)least);
     if (value > most)
         fail("%s = %s: expected at most %llu", name, text, (unsigned long long)most);
+    return value;
+}
+
+static double part_of(const char *name)
+{
+    const char *text = value_or(name, "1"); /* agents of earlier versions do not say it */
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value > 0 && value <= 1))
+        fail("%s = %s: expected more than 0 and at most 1", name, text);
     return value;
 }
 
@@ -65,6 +84,8 @@ static const char *const IMBALANCES[] = {"uniform", "1/i", NULL};
 void life_read_task(const char *name)
 {
     static char text[MAX_FRAME_BYTES];
+    if (getenv("DFRS_RUN"))
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* on a host: not to outlive who started it */
     prctl(PR_SET_TIMERSLACK, 1000); /* short sleeps be short: the kernel's slack is 50 µs */
     report_open();
     const char *path = in_run("task");
@@ -90,6 +111,7 @@ void life_read_task(const char *name)
         .ranks = (unsigned)count_of("ranks", 1, 1u << 20),
         .topology = (enum topology)choice_of("topology", TOPOLOGIES),
         .one_over_i = choice_of("imbalance", IMBALANCES) == 1,
+        .touched_frac = part_of("touched_frac"),
     };
     task.rank = (unsigned)count_of("rank", 0, task.ranks - 1);
     task.message_bytes = count_of("message_bytes", task.ranks == 1 ? 0 : task.topology == TREE ? 8 : 1, INT32_MAX);
@@ -111,7 +133,7 @@ void life_prepare(void)
 {
     static struct message m;
     double touch_s;
-    uint64_t mib = ballast_fill(seed_of4(task.seed, task.job, task.task, 2), &touch_s);
+    uint64_t mib = ballast_fill(seed_of4(task.seed, task.job, task.task, 2), task.touched_frac, &touch_s);
     message_begin(&m, "ready");
     message_field(&m, "ballast_mib", "%llu", (unsigned long long)mib);
     message_field(&m, "touch_s", "%.6f", touch_s);

@@ -13,6 +13,7 @@ struct task {
     uint64_t job, task, work_units, units_per_iteration, seed, message_bytes;
     unsigned workers, rank, ranks;
     enum topology topology;
+    double touched_frac; /* of the ballast */
     bool one_over_i; /* rank i, counted from 1, computes an i-th of what rank 1 does */
 };
 

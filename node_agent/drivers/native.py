@@ -1,0 +1,59 @@
+"""Programs that run on the node itself, outside any guest: how fast the slowest rank is, once all of them work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from node_agent.drivers.protocol import NativeReport
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+_LOOK_EVERY_S = 0.005  # when something is waited for
+_LOOK_AFTER_S = 0.1  # else
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a rank was at one instant of the node's monotonic clock, and what CPU time it had used by then."""
+
+    units: int
+    mono_ns: int
+    cpu_s: float
+
+
+async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) -> NativeReport:
+    """Return what the slowest rank did over at least `seconds` once all of them have progressed.
+
+    A rank is asked how far it was when it told last, None before that; it raises `DriverError` once it has ended.
+    """
+    begin = [await _told(rank, lambda told: told.units > 0) for rank in ranks]
+    begin = [rank() or told for rank, told in zip(ranks, begin, strict=True)]  # the first had to wait for the last
+    until_ns = max(told.mono_ns for told in begin) + round(seconds * 1e9)
+    ends_s = asyncio.get_running_loop().time() + seconds
+    while (left_s := ends_s - asyncio.get_running_loop().time()) > 0:
+        await asyncio.sleep(min(left_s, _LOOK_AFTER_S))
+        for rank in ranks:
+            rank()  # one that has ended is told at once
+    end = [await _told(rank, lambda told: told.mono_ns >= until_ns) for rank in ranks]
+    reports = [
+        NativeReport(last.units - first.units, (last.mono_ns - first.mono_ns) / 1e9, last.cpu_s - first.cpu_s)
+        for first, last in zip(begin, end, strict=True)
+    ]
+    return min(reports, key=lambda report: report.units / report.elapsed_s)
+
+
+async def _told(rank: Callable[[], Told | None], enough: Callable[[Told], bool]) -> Told:
+    while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # it tells in a file or in its own time
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return told
+
+
+def rank_spec(guest: str, program: ProgramSpec, rank: int, memory_mib: int) -> GuestSpec:
+    """Return one rank of a program as the task of a guest; of the ballast it has next to nothing is touched."""
+    return GuestSpec(
+        guest=guest, run="native", job=0, task=rank, cpu_cores=float(program.workers), memory_mib=memory_mib,
+        program=msgspec.structs.replace(program, rank=rank, touched_frac=1e-9),
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""The Python programs on the node itself: what this driver's guests are, but for their memory and their cap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from node_agent.drivers.native import Told, measure, rank_spec
+from node_agent.drivers.procs.environment import environment, program_argv
+from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.procs.job import join_job, open_job
+from node_agent.drivers.protocol import DriverError, Happening, NativeReport
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+_RESERVED_MIB = 1024  # hardly any of it is touched; a program's own arrays must fit in
+
+Make = Callable[[GuestSpec, float, Callable[[Happening], None]], ProcessGuest]
+
+
+async def run_native(
+    program: ProgramSpec, seconds: float, cap_cores: float, name: str, make: Make, address: str
+) -> NativeReport:
+    """See `Driver.native`. `make(spec, cap_cores, tell)` makes a guest that nobody else knows of."""
+    ended: dict[str, str] = {}
+
+    def hear(happening: Happening) -> None:
+        if happening.event == "done":
+            ended[happening.guest] = f"its {program.work_units} work units were done before {seconds:g} s passed"
+        elif happening.event == "failed":
+            ended[happening.guest] = str(happening.detail["reason"])
+
+    def read(rank: ProcessGuest) -> Told | None:
+        if rank.gone.done():
+            raise DriverError(f"native: rank {rank.spec.task}: {ended.get(rank.spec.guest, 'it has ended')}")
+        return rank.told
+
+    specs = [rank_spec(f"{name}-{rank}", program, rank, _RESERVED_MIB) for rank in range(program.ranks)]
+    ranks: list[ProcessGuest] = []
+    try:
+        for spec in specs:
+            ranks.append(make(spec, cap_cores or program.workers, hear))
+            await ranks[-1].listen()
+        if len(ranks) == 1:
+            ranks[0].spawn(program_argv(), environment(ranks[0].control))
+            await ranks[0].made()
+        else:
+            launch = await open_job(ranks[0], [rank.spec.guest for rank in ranks], address)
+            await asyncio.gather(*(join_job(rank, launch[rank.spec.guest], address) for rank in ranks))
+        return await measure([partial(read, rank) for rank in ranks], seconds)
+    finally:
+        await asyncio.shield(asyncio.gather(*(rank.stop() for rank in ranks)))

@@ -1,0 +1,259 @@
+"""The programs of the guest image, the very binaries, on the node itself: an agent's end for each, as guests have it.
+
+A rank has a folder of its own with its task; it connects to the socket there, says `ready`, is told `go`, and writes
+down how far it is in the file `progress`. It runs without ballast. The ranks of a job are started by the image's own
+process manager, a proxy each, as in guests; they talk by what MPI finds best between processes of one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from node_agent.drivers.caps.duty import process_clock
+from node_agent.drivers.caps.probe import open_caps
+from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.native import Told, measure, rank_spec
+from node_agent.drivers.procs.child import Child, Log, ending
+from node_agent.drivers.procs.environment import tethered
+from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
+from node_agent.drivers.procs.link import LONGEST_PATH
+from node_agent.drivers.procs.records import ProcessRecords
+from node_agent.drivers.procs.segments import segments_of
+from node_agent.drivers.protocol import DriverError, NativeReport
+from node_agent.guests.task_fields import task_fields
+from node_agent.guests.wire import MAX_FRAME_BYTES
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+_READY_WITHIN_S = 30.0
+_GONE_WITHIN_S = 2.0
+_HERE = "127.0.0.1"
+_PEER = struct.Struct("3i")  # process, user, group
+_UNITS = struct.Struct("<Q")  # the first word of `struct pace` in pace.h
+
+
+class NativePrograms:
+    """Runs programs of an unpacked guest image; what an earlier agent left of that is ended first."""
+
+    def __init__(self, root: Path, state_dir: Path, cap_group: str) -> None:
+        """`cap_group` names the control group of its caps; it is only made when there is one to set."""
+        (self._loader,) = (root / "lib64").glob("ld-linux*")
+        self._root = root
+        self._state_dir = state_dir
+        self._cap_group = cap_group
+        self._caps: Caps | None = None
+        self._opening = asyncio.Lock()
+        self._records = ProcessRecords(state_dir / "native.json")
+        self._ranks: set[_Rank] = set()
+        self._records.kill_left()
+        for left in state_dir.glob("native-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    async def run(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
+        """See `Driver.native`."""
+        ranks: list[_Rank] = []
+        try:
+            for number in range(program.ranks):
+                rank = _Rank(rank_spec(f"native-{number}", program, number, 1), self._state_dir, self._records)
+                self._ranks.add(rank)
+                ranks.append(rank)
+            if len(ranks) == 1:
+                ranks[0].spawn(self._argv(f"bin/{program.name}"))
+            else:
+                await self._launch(ranks, program)
+            await asyncio.gather(*(rank.made() for rank in ranks))
+            if cap_cores:
+                await self._cap(ranks, program, cap_cores)
+            for rank in ranks:
+                rank.go()
+            return await measure([rank.read for rank in ranks], seconds)
+        finally:
+            await asyncio.shield(self._end(ranks))
+
+    async def close(self) -> None:
+        """End what runs."""
+        await self._end(list(self._ranks))
+        if self._caps is not None:
+            await self._caps.close()
+            self._caps = None
+        self._records.remove()
+
+    def _argv(self, program: str, *arguments: str) -> list[str]:
+        """Return the command line of a program with the image's own loader and libraries, whatever this machine has."""
+        path = str(self._root / program)
+        if program == "bin/eatcpu":  # linked statically
+            return [path, *arguments]
+        return [str(self._loader), "--library-path", str(self._root / "usr/lib"), path, *arguments]
+
+    async def _launch(self, ranks: Sequence[_Rank], program: ProgramSpec) -> None:
+        lead = ranks[0]
+        lines = LaunchLines(lead.log.write)
+        manager = lead.spawn(
+            self._argv(
+                "usr/bin/mpiexec.hydra", "-genvnone", "-localhost", _HERE, "-launcher", "manual",
+                "-hosts", ",".join(rank.name for rank in ranks), "-n", str(len(ranks)),
+                *self._argv(f"bin/{program.name}"),
+            ), lines,
+        )  # fmt: skip
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAUNCHED_WITHIN_S):
+                await asyncio.wait((lines.launched, manager.exited), return_when=asyncio.FIRST_COMPLETED)
+        if not lines.launched.done() or len(lines.launched.result()) != len(ranks):
+            raise DriverError(f"native: mpiexec printed no {len(ranks)} launch lines but: {lead.log.tail()}")
+        for rank, argv in zip(ranks, lines.launched.result(), strict=True):
+            rank.spawn(self._argv("usr/bin/hydra_pmi_proxy", *proxy_argv(argv)[1:]))
+
+    async def _cap(self, ranks: Sequence[_Rank], program: ProgramSpec, cap_cores: float) -> None:
+        async with self._opening:
+            if self._caps is None:
+                self._caps = await open_caps(self._cap_group, None)
+        for rank in ranks:
+            await self._caps.add(rank.key, rank.pid, program.workers)
+            rank.capped = True
+            await self._caps.set(rank.key, cap_cores)
+
+    async def _end(self, ranks: Sequence[_Rank]) -> None:
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            await rank.gone()
+            if rank.capped and self._caps is not None:
+                await self._caps.remove(rank.key)
+            self._ranks.discard(rank)
+
+
+class _Rank:
+    """One rank, with the agent's end that it speaks to."""
+
+    def __init__(self, spec: GuestSpec, state_dir: Path, records: ProcessRecords) -> None:
+        self.name = spec.guest
+        self.pid = 0
+        self.capped = False
+        self._spec = spec
+        self._records = records
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{spec.guest}-", dir=state_dir))
+        self.key = self._folder.name  # unlike the name that of no other run
+        self.log = Log(self._folder / "log")
+        self._children: list[Child] = []
+        self._pidfd = -1
+        self._trouble = ""
+        self._hearing: asyncio.Task[None] | None = None
+        self._connection: socket.socket | None = None
+        self._segments: set[Path] = set()
+        path = self._folder / "agent.sock"
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            self._folder.rmdir()
+            raise DriverError(f"control socket {path}: expected a path of at most {LONGEST_PATH} bytes")
+        fields = "".join(f"{name}={value}\n" for name, value in task_fields(spec))
+        (self._folder / "task").write_text(fields, encoding="utf-8")
+        (self._folder / "meminfo").write_text("MemAvailable: 0 kB\n", encoding="ascii")  # so there is no ballast
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(str(path))
+        self._listener.listen()
+
+    def spawn(self, argv: list[str], lines: LaunchLines | None = None) -> Child:
+        """Start one of its processes, which ends with this one."""
+        environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C", "DFRS_RUN": str(self._folder),
+            "DFRS_MEMINFO": str(self._folder / "meminfo"),
+            "HWLOC_XMLFILE": str(self._folder / "no-topology"),  # else the proxy leaves a file in /tmp
+        }  # fmt: skip
+        child = Child(tethered(argv), environment, self._folder, self.log.write if lines is None else lines.feed)
+        self._children.append(child)
+        self._records.add(child.pid)
+        return child
+
+    async def made(self) -> None:
+        """Wait until the program has said `ready`."""
+        loop = asyncio.get_running_loop()
+        accepting = loop.create_task(self._accept(), name=f"{self.name} connects")
+        ends: list[asyncio.Future[Any]] = [accepting, *(child.exited for child in self._children)]
+        try:
+            await asyncio.wait(ends, timeout=_READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                raise DriverError(f"native: {self.name} did not get ready{self._words()}")
+            self._connection = await accepting
+        finally:
+            accepting.cancel()
+        self._hearing = loop.create_task(self._hear(self._connection), name=f"{self.name} speaks")
+
+    async def _accept(self) -> socket.socket:
+        """Return the program's connection once it has its first word, which must be `ready`."""
+        loop = asyncio.get_running_loop()
+        connection, _ = await loop.sock_accept(self._listener)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        self.pid = int(_PEER.unpack(peer)[0])
+        self._pidfd = os.pidfd_open(self.pid)
+        self._records.add(self.pid)
+        said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
+        if said.partition(" ")[0] != "ready":
+            connection.close()
+            raise DriverError(f"native: {self.name}: {unquote(said) or 'it hung up'}{self._words()}")
+        return connection
+
+    async def _hear(self, connection: socket.socket) -> None:
+        said = (await asyncio.get_running_loop().sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
+        kind = said.partition(" ")[0]
+        done = f"its {self._spec.program.work_units} work units were done too early"
+        self._trouble = done if kind == "done" else unquote(said) or f"it hung up{self._words()}"
+
+    def go(self) -> None:
+        """Let it work."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it has ended: `read` will say so
+                self._connection.send(b"go")
+
+    def read(self) -> Told:
+        """Return how far it is."""
+        if self._trouble:
+            raise DriverError(f"native: {self.name}: {self._trouble}")
+        try:
+            (units,) = _UNITS.unpack((self._folder / "progress").read_bytes()[: _UNITS.size])
+            return Told(units, time.monotonic_ns(), time.clock_gettime(process_clock(self.pid)))
+        except (OSError, struct.error) as error:
+            raise DriverError(f"native: {self.name}: it has ended: {error}{self._words()}") from error
+
+    def kill(self) -> None:
+        """Have all of its processes end."""
+        if self.pid and self._spec.program.ranks > 1:
+            self._segments |= segments_of(self.pid)
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+
+    async def gone(self) -> None:
+        """Wait until they have ended, and remove what is left."""
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
+        await asyncio.gather(*(child.exited for child in self._children))
+        if self._pidfd >= 0:
+            pidfd, self._pidfd = self._pidfd, -1
+            await asyncio.to_thread(select.select, [pidfd], [], [], _GONE_WITHIN_S)
+            os.close(pidfd)
+        if self._connection is not None:
+            self._connection.close()
+        self._listener.close()
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
+        self._records.discard(self.pid, *(child.pid for child in self._children))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _words(self) -> str:
+        ended = [ending(child.exited.result()) for child in self._children if child.exited.done()]
+        said = self.log.tail()
+        return "".join(f"; {words}" for words in (", ".join(ended), said and f"it printed: {said}") if words)

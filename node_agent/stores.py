@@ -1,0 +1,168 @@
+"""Where a node keeps saved guests: on its disk, and in its memory. Images are found by name, wherever they are."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.images import ImageStore
+from node_agent.page_cache import cached_frac, drop_cached
+from testbed.bus.messages import ImageRef
+
+DISK = "disk"
+MEMORY = "memory"
+_PREFIX = "dfrs-images-"
+_MARGIN_MIB = 64  # of the machine's memory that a save to memory must leave
+_log = logging.getLogger(__name__)
+
+
+def tmpfs() -> Path | None:
+    """Return a folder on a tmpfs that this user may write to: /dev/shm where it is one, or None."""
+    kinds = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
+    for path in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "")):  # noqa: S108  # only private folders in it
+        if kinds.get(path) == "tmpfs" and os.access(path, os.W_OK | os.X_OK):
+            return Path(path)
+    return None
+
+
+class MemoryFolder:
+    """A private folder on a tmpfs, locked for as long as its owner lives, so that others know what nobody owns."""
+
+    def __init__(self, base: Path, node: str) -> None:
+        """Make it in `base`, and remove there what agents that were killed left; raises `OSError`."""
+        sweep(base)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{node}-", dir=base))
+            lock = _lock(self.path)
+            if lock is not None:
+                break  # else another agent's sweep was quicker, and removes it
+        self._lock = lock
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(base: Path) -> list[Path]:
+    """Remove the folders of agents that live no more; return them."""
+    removed = []
+    for path in base.glob(f"{_PREFIX}*"):
+        lock = _lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+            removed.append(path)
+            _log.warning("removed images that an earlier agent left in %s", path)
+    return removed
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder that is there for as long as the descriptor is open; None if it is gone, locked or another's."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid == os.geteuid() and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+class ImageStores:
+    """The image stores of a node by name; `disk` is always there, `memory` once it is opened."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk = ImageStore(disk)
+        self._stores = {DISK: self.disk}
+        self._memory: MemoryFolder | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the stores that there are."""
+        return tuple(self._stores)
+
+    def open_memory(self, node: str) -> None:
+        """Add the store `memory`, if this machine has a tmpfs."""
+        base = tmpfs()
+        if base is None:
+            return
+        try:
+            self._memory = MemoryFolder(base, node)
+        except OSError as error:
+            _log.warning("no image store in memory: %s", error)
+        else:
+            self._stores[MEMORY] = ImageStore(self._memory.path)
+
+    def rehearse_memory(self) -> None:
+        """Add a store `memory` that is a folder beside the disk's, for nodes that only pretend."""
+        self._stores[MEMORY] = ImageStore(_rehearsed_memory(self.disk.folder))
+
+    def close(self) -> None:
+        """Remove what is in memory."""
+        if self._memory is not None:
+            self._memory.remove()
+            self._memory = None
+            del self._stores[MEMORY]
+
+    def place(self, image: str, store: str, memory_mib: int) -> Path:
+        """Return the file that a guest of that size is to be saved to; "" is the disk.
+
+        Raises `DriverError` if there is no such store, or no room in the machine's memory for the image and the guest.
+        """
+        if store and store not in self._stores:
+            raise DriverError(f"image store {store!r}: expected one of {', '.join(self._stores)}")
+        if store == MEMORY and self._memory is not None:
+            free_mib = min(psutil.virtual_memory().available >> 20, self._stores[MEMORY].free_mib())
+            if free_mib < memory_mib + _MARGIN_MIB:
+                raise DriverError(
+                    f"image store memory: {memory_mib} MiB to save beside the guest itself, {free_mib} MiB are free"
+                )
+        path = self._stores[store or DISK].path(image)
+        for other in self._stores.values():  # a name is that of one image
+            if other.path(image) != path:
+                other.drop(image)
+        return path
+
+    def path(self, image: str) -> Path:
+        """Return the file of an image in whichever store it is; that on the disk if it is nowhere."""
+        paths = [store.path(image) for store in self._stores.values()]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def verify(self, image: ImageRef) -> None:
+        """Read an image; raises `DriverError` if it is not the one that was saved."""
+        ImageStore(self.path(image.image).parent).verify(image)
+
+    def cached_frac(self, path: Path, *, cold: bool) -> float | None:
+        """Return how much of an image is in the page cache, if that is known; `cold` throws it out of there first."""
+        try:
+            if cold:
+                drop_cached(path)
+        except OSError as error:
+            raise DriverError(f"image {path}: {error.strerror}") from error
+        return cached_frac(path)
+
+    def drop(self, image: str) -> None:
+        """Delete an image and what a broken transfer left of it."""
+        for store in self._stores.values():
+            store.drop(image)
+
+
+def rehearsed_path(disk: Path, image: str) -> Path:
+    """Return the file of an image of a node that only pretends, and keeps those on its disk in `disk`."""
+    found = ImageStore(_rehearsed_memory(disk)).path(image)
+    return found if found.exists() else ImageStore(disk).path(image)
+
+
+def _rehearsed_memory(disk: Path) -> Path:
+    return disk.with_name(f"{disk.name}.memory")
