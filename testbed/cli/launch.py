@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
-import signal
 import sys
 import tempfile
 import threading
@@ -16,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from testbed.cli.interrupts import run_interruptible
 from testbed.control.labs import dry_lab, live_lab
 from testbed.control.scenario import Scenario
 from testbed.control.session import RunResult, check_jobs, run_session
-from testbed.control.virtual_time import VirtualTimeLoop
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import Policy
 from testbed.report.live import PlainDisplay, display_for
@@ -36,22 +33,6 @@ def run_path(out: Path, name: str) -> Path:
         path = out / f"{stem}-{number}"
         number += 1
     return path
-
-
-def _interrupts(loop: asyncio.AbstractEventLoop, main: asyncio.Task[RunResult], console: Console) -> None:
-    """Ctrl-C or SIGTERM: stop cleanly; again: at once. Agents and broker end by themselves when this process does."""
-
-    def stop() -> None:
-        if main.cancelling():
-            console.show_cursor()
-            os._exit(130)
-        console.print(
-            "stopping: guests are destroyed, what was measured is kept; again to stop at once", style="yellow"
-        )
-        main.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
 
 
 def launch(
@@ -105,16 +86,13 @@ def _one(
             f"on {len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second",
         )
 
-        async def main() -> RunResult:
-            work = asyncio.current_task()
-            if work is not None:
-                _interrupts(asyncio.get_running_loop(), work, console)
-            return await run_session(scenario, policy, jobs, path, dry_lab if dry_run else live_lab, display)
-
         try:
-            with asyncio.Runner(loop_factory=VirtualTimeLoop if dry_run else None) as runner:
-                return runner.run(main())
-        except asyncio.CancelledError:
+            return run_interruptible(
+                run_session(scenario, policy, jobs, path, dry_lab if dry_run else live_lab, display),
+                console,
+                virtual_time=dry_run,
+            )
+        except KeyboardInterrupt:
             if path.exists() and not dry_run:
                 console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
-            raise KeyboardInterrupt from None
+            raise

@@ -56,7 +56,7 @@ class Conductor:
         self._completed: list[int] = []
         self._changed = False
         self._wake = asyncio.Event()
-        self._next_pass = 1
+        self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last look at what has happened
 
     async def run(self) -> None:

@@ -209,7 +209,8 @@ class Executor:
             case Verb.RESTORE:
                 if record and record.restore_begin_s is None:
                     record.restore_begin_s = now_s()
-                phases.update(await self._operations.start(live, action.nodes, action.yield_frac, live.images))
+                told = await self._operations.start(live, action.nodes, action.yield_frac, live.images)
+                phases.update({name: value for name, value in told.items() if name == "release_skew_s"})
                 live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
                 live.saved_on = None
                 read = sum(image.bytes for image in live.images)
@@ -226,6 +227,7 @@ class Executor:
         now_s = self._recorder.now_s
         self._close_rescheduling(live)
         record = Rescheduling("migration", now_s(), LIVE)
+        before = _open_rescheduling(live)
         moved = await self._migration.move(live, action.nodes, action.yield_frac)
         live.phase, live.yield_frac, live.migrating_to = Phase.RUNNING, action.yield_frac, None
         if not moved:  # every guest that should move has ended
@@ -234,6 +236,7 @@ class Executor:
         record.downtime_s = max(each.downtime_s for each in moved)
         record.migrated_bytes = sum(each.bytes for each in moved)
         record.moved_tasks = len(moved)
+        self._cut_off(live, before, record.begin_s)
         live.reschedulings.append(record)
         live.migrations += 1
         phases.update(downtime_s=record.downtime_s, migrate_s=max(each.elapsed_s for each in moved))
@@ -243,12 +246,14 @@ class Executor:
         now_s = self._recorder.now_s
         record = Rescheduling("preemption" if live.intended is None else "migration", now_s())
         self._close_rescheduling(live)
+        before = _open_rescheduling(live)
         live.reschedulings.append(record)
         try:
             live.images = await self._operations.save(live, lambda _name, times: phases.update(times))
         except BaseException:
             live.reschedulings.remove(record)
             raise
+        self._cut_off(live, before, record.begin_s)
         live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
         live.live_refused = False
         record.hold_skew_s = phases.get("hold_skew_s", 0.0)
@@ -280,6 +285,12 @@ class Executor:
         record.progress_s = max(live.progress_s, record.back_s)
         self._recorder.rescheduling(live, record)
         self.aside(self._operations.drop_images(live), f"drop images of job {live.job_id}")
+
+    def _cut_off(self, live: LiveJob, record: Rescheduling | None, at_s: float) -> None:
+        """The job was interrupted again before it had progressed."""
+        if record is not None and not record.complete:
+            record.cut_off_s = at_s
+            self._recorder.rescheduling_cut_off(live, record)
 
     def aside(self, work: Coroutine[None, None, None], name: str) -> None:
         """Run a clean-up beside everything else; `close` waits for it."""
@@ -316,3 +327,9 @@ class Executor:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, *self._aside, return_exceptions=True)
+
+
+def _open_rescheduling(live: LiveJob) -> Rescheduling | None:
+    """Return the last interruption of a job that is back from it, but has not progressed since."""
+    record = live.reschedulings[-1] if live.reschedulings else None
+    return None if record is None or record.complete or record.back_s is None else record

@@ -12,6 +12,7 @@ from testbed.bus.messages import (
     AnyAction,
     DropImage,
     FetchImage,
+    GuestSpec,
     Hold,
     ImageRef,
     MpiJoin,
@@ -97,23 +98,30 @@ class Operations:
         return self._deadlines.command_s + memory_mib / self._deadlines.slowest_mib_per_s
 
     async def start(
-        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]
+        self,
+        live: LiveJob,
+        nodes: Sequence[int],
+        yield_frac: float,
+        images: Sequence[ImageRef],
+        *,
+        cold: bool = False,
     ) -> dict[str, float]:
         """Create all guests, from `images` (by task) if there are any; on failure none is left.
 
-        Returns `release_skew_s` if the guests were restored whole and let go on side by side.
+        Returns `release_skew_s` if the guests were restored whole and let go on side by side, and `cached_frac`, how
+        much of the images was in the page cache before, if the agents could tell; `cold` images are dropped from it.
         """
         try:
-            return await self._start(live, nodes, yield_frac, images)
+            return await self._start(live, nodes, yield_frac, images, cold=cold)
         except BaseException:
             await asyncio.shield(self.stop(live, nodes))
             raise
 
     async def _start(
-        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef]
+        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
     ) -> dict[str, float]:
         deadline_s = self._bulk_s(live.memory_mib)
-        await _all(
+        replies = await _all(
             [
                 self._nodes.call(
                     node,
@@ -121,12 +129,15 @@ class Operations:
                         spec=spec,
                         cap_cores=spec.cpu_cores * yield_frac,
                         image=images[spec.task] if images else None,
+                        cold=cold,
                     ),
                     deadline_s,
                 )
                 for node, spec in zip(nodes, live.specs, strict=True)
             ]
         )
+        cached = [frac for reply in replies if isinstance(frac := reply.get("cached_frac"), float)]
+        told = {"cached_frac": min(cached)} if cached else {}
         lead = live.specs[0]
         if images and all("whole" in self._nodes.facts(node).capabilities for node in nodes):
             replies = await _all(
@@ -135,7 +146,8 @@ class Operations:
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-            return {"release_skew_s": _skew_s([msgspec.convert(reply, _Released).wall_ns for reply in replies])}
+            skew_s = _skew_s([msgspec.convert(reply, _Released).wall_ns for reply in replies])
+            return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
             hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
             opened = await self._nodes.call(nodes[0], MpiOpen(guest=lead.guest, hosts=hosts), self._deadlines.command_s)
@@ -146,7 +158,7 @@ class Operations:
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-        return {}
+        return told
 
     async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Set the caps of a running job's guests; return them by task, in cores, as read back."""
@@ -161,18 +173,43 @@ class Operations:
         read_back = {guest: cores for result in results for guest, cores in msgspec.convert(result, _Caps).caps.items()}
         return {spec.task: read_back[spec.guest] for spec in live.specs if spec.guest in read_back}
 
-    async def save(self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None]) -> tuple[ImageRef, ...]:
-        """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory."""
+    async def hold(self, live: LiveJob) -> float:
+        """Let all guests of a running job stand still; return how far apart they did, in seconds."""
+        return _skew_s([held.wall_ns for held in await self._hold(self._placed(live))])
+
+    async def release(self, live: LiveJob) -> None:
+        """Let all held guests go on."""
+        placed = self._placed(live)
+        await _all(
+            [self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed]
+        )
+
+    def _placed(self, live: LiveJob) -> list[tuple[int, GuestSpec]]:
         if live.running_on is None:
             raise RunError(f"job {live.job_id} does not run")
-        placed = list(zip(live.running_on, live.specs, strict=True))
-        deadline_s = self._bulk_s(live.memory_mib)
+        return list(zip(live.running_on, live.specs, strict=True))
+
+    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]]) -> list[_Held]:
+        deadline_s = self._bulk_s(placed[0][1].memory_mib)
         try:
             holds = await _all([self._nodes.call(node, Hold(guest=spec.guest), deadline_s) for node, spec in placed])
         except BaseException:
-            await asyncio.shield(self._release(live))
+            await asyncio.shield(self._release(placed))
             raise
-        held = [msgspec.convert(hold, _Held) for hold in holds]
+        return [msgspec.convert(hold, _Held) for hold in holds]
+
+    async def save(
+        self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None], store: str = ""
+    ) -> tuple[ImageRef, ...]:
+        """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory.
+
+        The images go to each node's image store of that name, the default one without a name.
+        """
+        placed = self._placed(live)
+        deadline_s = self._bulk_s(live.memory_mib)
+        begin_s = asyncio.get_running_loop().time()
+        held = await self._hold(placed)
+        hold_s = asyncio.get_running_loop().time() - begin_s
         points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
         # a name of its own a save: a late deletion of an older image cannot hit this one
@@ -181,15 +218,19 @@ class Operations:
         together = max((point for point in points if point is not None), default=None)
         saved = await self._save_all(
             {
-                spec.task: (node, Save(guest=spec.guest, image=names[spec.task], at=together if coordinated else own))
+                spec.task: (
+                    node,
+                    Save(guest=spec.guest, image=names[spec.task], at=together if coordinated else own, store=store),
+                )
                 for (node, spec), own in zip(placed, points, strict=True)
             },
-            live,
+            placed,
             deadline_s,
         )
         on_phase(
             "saved",
             {
+                "hold_s": hold_s,
                 "hold_skew_s": _skew_s([hold.wall_ns for hold in held]),
                 **{
                     name: max(float(getattr(report, name)) for report in saved)
@@ -202,7 +243,9 @@ class Operations:
             for (_, spec), report in zip(placed, saved, strict=True)
         )
 
-    async def _save_all(self, orders: dict[int, tuple[int, Save]], live: LiveJob, deadline_s: float) -> list[_Saved]:
+    async def _save_all(
+        self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float
+    ) -> list[_Saved]:
         """Save held guests; a member that fails is tried again by itself, as a saved one is gone already."""
         saved: dict[int, _Saved] = {}
         failures: list[TestbedError] = []
@@ -224,18 +267,15 @@ class Operations:
             if not failures:
                 return [saved[task] for task in sorted(saved)]
         if not saved:
-            await self._release(live)
+            await self._release(placed)
         raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}") from failures[0]
 
-    async def _release(self, live: LiveJob) -> None:
-        if live.running_on is not None:
-            await asyncio.gather(
-                *(
-                    self._nodes.call(node, Release(guest=guest), self._deadlines.command_s)
-                    for node, guest in zip(live.running_on, live.guests, strict=True)
-                ),
-                return_exceptions=True,
-            )
+    async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
+        """Let guests go on as far as they will; one that does not answer keeps no other."""
+        await asyncio.gather(
+            *(self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed),
+            return_exceptions=True,
+        )
 
     async def transfer(self, live: LiveJob, nodes: Sequence[int]) -> int:
         """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay."""

@@ -198,6 +198,14 @@ class Recorder:
             {**phases, **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
         )
 
+    def rescheduling_cut_off(self, live: LiveJob, record: Rescheduling) -> None:
+        """A preemption or migration was followed by the next before the job had progressed: no penalty is known."""
+        self.journal(
+            "rescheduling_cut_off", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
+            moved_tasks=record.moved_tasks, **record.amounts(),
+            **{name: round(value, 6) for name, value in record.phases().items()},
+        )  # fmt: skip
+
     def migration(
         self, *, job: int, task: int, source: int, target: int, error: str | None = None, **entry: Value | None
     ) -> None:

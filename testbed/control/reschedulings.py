@@ -37,11 +37,17 @@ class Rescheduling:
     migrated_bytes: int = 0
     saved_on: tuple[int, ...] = ()  # the node of each task
     moved_tasks: int = 0
+    cut_off_s: float | None = None
 
     @property
     def complete(self) -> bool:
         """Whether the job has progressed again."""
         return self.progress_s is not None
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the next one began before the job had progressed: its penalty is what it was until then."""
+        return self.cut_off_s is not None
 
     @property
     def save_s(self) -> float:
@@ -81,10 +87,11 @@ class Rescheduling:
 
     @property
     def first_progress_s(self) -> float:
-        """From there until every task had done its first iteration."""
-        if self.back_s is None or self.progress_s is None:
+        """From there until every task had done its first iteration, or until this was cut off."""
+        end_s = self.cut_off_s if self.progress_s is None else self.progress_s
+        if self.back_s is None or end_s is None:
             return 0.0
-        return max(0.0, self.progress_s - self.back_s)
+        return max(0.0, end_s - self.back_s)
 
     @property
     def penalty_s(self) -> float:

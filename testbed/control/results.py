@@ -87,6 +87,7 @@ def summarize(
             len([record for record in records if record.restore_end_s is not None and record.moved_tasks]),
             "count",
         ),
+        "reschedulings_cut_off": (len([record for record in records if record.cut_off]), "count"),
         "penalty_mean": (_mean(penalties), "wall s"),
         "penalty_max": (max(penalties, default=None), "wall s"),
         "penalty_total": (sum(penalties), "wall s"),

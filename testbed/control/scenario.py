@@ -292,13 +292,22 @@ def _explain(path: Path, error: ErrorDetails) -> UserError:
 
 def load_scenario(path: Path) -> Scenario:
     """Read and check a scenario file, or raise an error that names file, key, value and what would be right."""
+    return check_scenario(_read(path), path)
+
+
+def _read(path: Path) -> dict[str, object]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot read the scenario: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a TOML file: {error}") from error
-    return check_scenario(data, path)
+
+
+def load_lab(path: Path) -> Scenario:
+    """Read a file of which only the lab is of interest: a scenario, or one without name, policy and workload."""
+    data = _read(path)
+    return check_scenario({"name": path.stem.lower(), "policy": "FCFS", "workload": {}, **data}, path)
 
 
 def check_scenario(data: dict[str, object], path: Path) -> Scenario:

@@ -69,10 +69,11 @@ _ALL_TAGS = (
     ),
     Tag(
         "phase", str, "closed set",
-        "part of an operation, of the slowest guest: until it stood still at the common iteration (run_on), its image "
-        "was written (write) and durable (sync); it migrated (migrate), and stood still for it (downtime); or the time "
+        "part of an operation, of the slowest guest: until it was held (hold), stood still at the common iteration "
+        "(run_on), its image was written (write) and durable (sync); until it had migrated (migrate), and for how long "
+        "it stood still for that (downtime); or the time "
         "between the first and the last guest, by the nodes' clocks: held (hold_skew), released (release_skew)",
-        values=("run_on", "write", "sync", "migrate", "downtime", "hold_skew", "release_skew"),
+        values=("hold", "run_on", "write", "sync", "migrate", "downtime", "hold_skew", "release_skew"),
     ),
     Tag(
         "reason", str, "closed set", "the policy took the job's nodes away (preemption), or gave it others (migration)",

@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.measure.robust import Interval, t_interval
 from testbed.report.facts import RunFacts
-from testbed.report.robust import Interval, t_interval
 
 _NOT_THE_WORKLOAD = ("policy", "period_s", "description", "recorders")
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from testbed.measure.robust import LEAST_DISTINCT, Fit, robust_fit
 from testbed.report.facts import RunFacts
-from testbed.report.robust import LEAST_DISTINCT, Fit, robust_fit
 from testbed.report.style import (
     BLUE,
     INK,

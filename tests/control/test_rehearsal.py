@@ -133,6 +133,31 @@ def test_a_busy_pair_of_nodes_preempts_restores_and_moves(tmp_path: Path) -> Non
     assert sum(cost["transferred_bytes"] > 0 for cost in costs) == metrics["restores_on_another_node"]
 
 
+def test_an_interruption_before_the_first_progress_is_told_without_a_penalty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guests take a minute from their restore to their first progress: some are interrupted again within it."""
+    begin = NullDriver._begin
+
+    def late(driver: NullDriver, guest: str) -> None:
+        found = driver._get(guest)
+        if found.units and found.runs:
+            asyncio.get_running_loop().call_later(60.0, lambda: guest in driver._guests and begin(driver, guest))
+            driver._arm(found)
+        else:
+            begin(driver, guest)
+
+    monkeypatch.setattr(NullDriver, "_begin", late)
+    result, journal = rehearse(tmp_path, five_jobs(), policy="/stretch-per/OPT=MAX")
+    metrics = {name: metric["value"] for name, metric in result.summary["metrics"].items()}
+    cut_off = [entry for entry in journal if entry["kind"] == "rescheduling_cut_off"]
+    told = [entry for entry in journal if entry["kind"] == "rescheduling"]
+    assert len(cut_off) == metrics["reschedulings_cut_off"] >= 1
+    assert all(entry["restore_s"] + entry["first_progress_s"] < 60.0 for entry in cut_off)
+    assert result.summary["done"] == 5
+    assert len(told) + len(cut_off) <= metrics["restores"] == metrics["preemptions"] + metrics["migrations"]
+
+
 def test_a_job_that_does_not_fit_is_tried_again_at_the_instants_of_its_policy(tmp_path: Path) -> None:
     long, small, big = Job(1, 10, 1, 1.0, 0.6, 3000), Job(2, 20, 1, 1.0, 0.3, 330), Job(3, 30, 1, 1.0, 0.4, 300)
     _, journal = rehearse(tmp_path, [long, small, big], count=1, policy="GREEDY")

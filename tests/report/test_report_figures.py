@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from testbed.errors import UserError
+from testbed.measure import robust
 from testbed.measure.metrics import normalised_underutilisation
-from testbed.report import robust
+from testbed.measure.robust import robust_fit, t_interval, t_quantile_975
 from testbed.report.facts import JobRow, RunFacts
 from testbed.report.figures_barrier import figure_supersteps, superstep_noise
 from testbed.report.figures_caps import figures_caps
@@ -25,7 +26,6 @@ from testbed.report.figures_stretch import figure_stretch
 from testbed.report.figures_traffic import figure_traffic, mean_rates
 from testbed.report.figures_utilisation import figure_utilisation, utilisation
 from testbed.report.quantiles import latencies
-from testbed.report.robust import robust_fit, t_interval, t_quantile_975
 from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 from testbed.report.style import Absent, Chart, inline_svg, write_chart
 

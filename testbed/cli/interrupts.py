@@ -1,0 +1,48 @@
+"""Work on a lab that a person can stop: cleanly at first, at once when asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from testbed.control.virtual_time import VirtualTimeLoop
+
+T = TypeVar("T")
+
+
+def run_interruptible(work: Coroutine[Any, Any, T], console: Console, *, virtual_time: bool = False) -> T:
+    """Run a coroutine in a loop of its own; raises `KeyboardInterrupt` once it has cleaned up after Ctrl-C or SIGTERM.
+
+    A second signal ends the process at once; agents and broker end by themselves when it does.
+    """
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        if task is not None:
+            _interrupts(asyncio.get_running_loop(), task, console)
+        return await work
+
+    try:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop if virtual_time else None) as runner:
+            return runner.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _interrupts(loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any], console: Console) -> None:
+    def stop() -> None:
+        if main.cancelling():
+            console.show_cursor()
+            os._exit(130)
+        console.print(
+            "stopping: guests are destroyed, what was measured is kept; again to stop at once", style="yellow"
+        )
+        main.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
