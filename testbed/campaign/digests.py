@@ -38,5 +38,6 @@ def file_digest(path: Path) -> str:
 
 def overheads_digest(overheads: Overheads) -> str:
     """Return a digest of the figures of a model: two models with the same figures are the same."""
-    tables = (overheads.concurrent_tasks, overheads.memory_gb, overheads.resume_s, overheads.migration_s)
-    return digest(*[array.tolist() for array in tables])
+    penalties, beyond = overheads.table(1.0)
+    arrays = penalties[:4] + ((beyond.start_s, beyond.save_s, *beyond[7:]) if beyond.any else ())
+    return digest(*[array.tolist() for array in arrays], *([beyond.per_node] if beyond.any else []))

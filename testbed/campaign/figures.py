@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,7 @@ def _line(x: str, measure: str, label: str, rows: list[Row]) -> list[Line]:
 
 def write_figure(folder: Path, spec: FigureSpec, lines: Sequence[Line]) -> None:
     """Write NAME.svg and NAME.pdf. Raises UserError when they cannot be written, RunError without matplotlib."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  # an extra, and slow to import
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra, and slow to import
-        from matplotlib.figure import Figure  # noqa: PLC0415  # an extra, and slow to import
-    except ImportError as error:
-        raise RunError("figures need matplotlib: install the extra campaign") from error
-    with mpl.rc_context({"svg.hashsalt": spec.name, "svg.fonttype": "none", "pdf.fonttype": 42}):
-        figure = Figure(figsize=(7.0, 4.5 + 0.16 * len(lines)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes: Any = figure.add_subplot()
+    with drawing(folder, spec.name, (7.0, 4.5 + 0.16 * len(lines))) as (figure, axes):
         for place, line in enumerate(lines):
             if line.flat:
                 axes.axhline(line.y[0], label=line.label, color=f"C{place}", linestyle="--")
@@ -98,8 +90,27 @@ def write_figure(folder: Path, spec: FigureSpec, lines: Sequence[Line]) -> None:
         axes.grid(visible=True, alpha=0.3)
         if lines:
             figure.legend(loc="outside lower center", fontsize="small", ncols=1 if len(lines) < 6 else 2)
+
+
+@contextmanager
+def drawing(folder: Path, name: str, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
+    """Give a figure of `size` inches and its axes, and write it as NAME.svg and NAME.pdf at the end.
+
+    Raises UserError when they cannot be written, RunError without matplotlib.
+    """
+    try:
+        import matplotlib as mpl  # noqa: PLC0415  # an extra, and slow to import
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra, and slow to import
+        from matplotlib.figure import Figure  # noqa: PLC0415  # an extra, and slow to import
+    except ImportError as error:
+        raise RunError("figures need matplotlib: install the extra campaign") from error
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "pdf.fonttype": 42}):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes: Any = figure.add_subplot()
+        yield figure, axes
         for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-            path = folder / f"{spec.name}.{suffix}"
+            path = folder / f"{name}.{suffix}"
             draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
                 figure.savefig(draft, format=suffix, metadata=metadata)

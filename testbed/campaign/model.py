@@ -114,7 +114,6 @@ class _Drawn(_Table):
     name: Name
     title: str
     policies: tuple[str, ...] = ()
-    measures: Measures
     where: Conditions = ()
 
     @field_validator("policies")
@@ -130,6 +129,7 @@ class TableSpec(_Drawn):
     maximum in parentheses; or the mean alone.
     """
 
+    measures: Measures
     cell: Literal["mean-std-max", "mean-max", "mean"] = "mean-std-max"
     digits: Annotated[int, Field(ge=0, le=9)] = 2
 
@@ -137,12 +137,38 @@ class TableSpec(_Drawn):
 class FigureSpec(_Drawn):
     """A figure: means over traces against `x`, a line a policy, a set of traces and a measure."""
 
+    measures: Measures
     x: Literal["load", "period_s"]
     log_y: bool = False
 
 
+class RankingSpec(_Drawn):
+    """A table and a figure of how policies rank by the mean of a measure, less is better, under each overhead model.
+
+    `baseline` is the policy that the best one of dynamic fractional resource scheduling is compared with.
+    """
+
+    measure: Measure = "degradation_theorem1"
+    baseline: str = "EASY"
+    digits: Annotated[int, Field(ge=0, le=9)] = 2
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measure, as tables and figures have several."""
+        return (self.measure,)
+
+    @field_validator("baseline")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return _canonical((name,))[0]
+
+
 class Campaign(_Table):
-    """One campaign file: every trace at every load, under every policy with every period and penalty."""
+    """One campaign file: every trace at every load, under every policy with every period and penalty.
+
+    `overheads` are models instead of penalties, as `testbed simulate --overheads` knows them, called by these texts in
+    results; files are relative to the campaign file. `calibration` and `calibration#constant` stand for the user's own.
+    """
 
     name: Name
     title: str = ""
@@ -151,12 +177,13 @@ class Campaign(_Table):
     loads: tuple[Positive, ...] = ()
     periods_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = (DEFAULT_PERIOD_S,)
     penalty_s: Annotated[tuple[NonNegative, ...], BeforeValidator(_list_of), Field(min_length=1)] | None = None
-    overheads: str | None = None
+    overheads: Annotated[tuple[str, ...], BeforeValidator(_list_of), Field(min_length=1)] | None = None
     bound: Annotated[tuple[Literal["theorem1", "fluid", "none"], ...], BeforeValidator(_list_of)] = ("theorem1",)
     tau_s: NonNegative = 10.0
     node_memory_gb: Positive = 8.0
     tables: tuple[TableSpec, ...] = ()
     figures: tuple[FigureSpec, ...] = ()
+    rankings: tuple[RankingSpec, ...] = ()
 
     @field_validator("policies")
     @classmethod
@@ -167,7 +194,7 @@ class Campaign(_Table):
     def _agrees(self) -> Campaign:
         for what, names in (
             ("traces", [source.name for source in self.traces]),
-            ("tables and figures", [drawn.name for drawn in (*self.tables, *self.figures)]),
+            ("tables, figures and rankings", [drawn.name for drawn in self.drawn]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what} with different names")
@@ -175,15 +202,25 @@ class Campaign(_Table):
             raise ValueError("penalty_s or overheads, not both")
         if "none" in self.bound and len(self.bound) > 1:
             raise ValueError('bound = "none", or bounds')
-        for drawn in (*self.tables, *self.figures):
-            for name in drawn.policies:
-                if name not in self.policies:
-                    raise ValueError(f"{drawn.name}: policies of the campaign, not {name!r}")
-            for measure in drawn.measures:
-                kind = measure.removeprefix("degradation_").removeprefix("bound_")
-                if kind in ("theorem1", "fluid") and kind not in self.bound:
-                    raise ValueError(f"bound {kind!r} for {measure} in {drawn.name}")
+        for drawn in self.drawn:
+            self._can_draw(drawn)
         return self
+
+    def _can_draw(self, drawn: TableSpec | FigureSpec | RankingSpec) -> None:
+        for name in drawn.policies:
+            if name not in self.policies:
+                raise ValueError(f"{drawn.name}: policies of the campaign, not {name!r}")
+        if isinstance(drawn, RankingSpec) and drawn.baseline not in (drawn.policies or self.policies):
+            raise ValueError(f"{drawn.name}: a baseline among its policies, not {drawn.baseline!r}")
+        for measure in drawn.measures:
+            kind = measure.removeprefix("degradation_").removeprefix("bound_")
+            if kind in ("theorem1", "fluid") and kind not in self.bound:
+                raise ValueError(f"bound {kind!r} for {measure} in {drawn.name}")
+
+    @property
+    def drawn(self) -> tuple[TableSpec | FigureSpec | RankingSpec, ...]:
+        """All that is drawn from the results."""
+        return (*self.tables, *self.figures, *self.rankings)
 
     @property
     def bounds(self) -> tuple[Kind, ...]:

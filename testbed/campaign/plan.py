@@ -7,11 +7,14 @@ What was done under one key is used wherever the same is asked for again, also a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from testbed.campaign.digests import digest, overheads_digest
 from testbed.campaign.instances import Instance, Recipe, TraceSets
+from testbed.errors import UserError
 from testbed.measure.bound import Kind
 from testbed.policies.batch import BatchPolicy
 from testbed.policies.catalogue import parse
@@ -19,6 +22,9 @@ from testbed.policies.dfrs import DfrsPolicy
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.state import NO_PASS
 from testbed.simulation.overheads import DEFAULT_PENALTY_S, Overheads, constant, parse_overheads
+
+OWN_CALIBRATION = "calibration"  # in a list of overheads
+CALIBRATION_VARIABLE = "TESTBED_CALIBRATION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,16 @@ class Asked:
 
 
 class Plan:
-    """A campaign on its traces. Raises UserError for traces, policies and overheads that are wrong."""
+    """A campaign on its traces; `calibration` is the user's file, by default that of $TESTBED_CALIBRATION.
 
-    def __init__(self, sets: TraceSets) -> None:
+    Raises UserError for traces, policies and overheads that are wrong, and for a calibration that is missing or, where
+    it is given here, not asked for.
+    """
+
+    def __init__(self, sets: TraceSets, calibration: Path | None = None) -> None:
         campaign = sets.campaign
         self.sets = sets
-        self.settings = _settings(sets)
+        self.settings = _settings(sets, calibration)
         figures = [overheads_digest(setting.overheads) for setting in self.settings]
         self.asked: list[Asked] = []
         for instance in sets.instances():
@@ -125,23 +135,46 @@ class Plan:
             )
 
 
-def _settings(sets: TraceSets) -> list[Setting]:
+def _settings(sets: TraceSets, calibration: Path | None) -> list[Setting]:
     campaign = sets.campaign
     costs: list[tuple[float | None, Overheads]]
-    if campaign.overheads is None:
+    models = () if campaign.overheads is None else tuple(dict.fromkeys(campaign.overheads))
+    if calibration is not None and not any(_is_own(text) for text in models):
+        raise UserError(f"{sets.path}: its overheads do not ask for a calibration, such as {calibration}")
+    if models:
+        costs = [(None, replace(parse_overheads(_located(text, sets, calibration)), name=text)) for text in models]
+    else:
         penalties_s = (DEFAULT_PENALTY_S,) if campaign.penalty_s is None else campaign.penalty_s
         costs = [(penalty_s, constant(penalty_s)) for penalty_s in dict.fromkeys(penalties_s)]
-    else:
-        text = campaign.overheads
-        if text.lower().endswith(".toml"):
-            text = str(sets.path.parent / text)
-        costs = [(None, parse_overheads(text))]
     return [
         Setting(name, period_s, penalty_s, overheads)
         for penalty_s, overheads in costs
         for name in campaign.policies
         for period_s in (dict.fromkeys(campaign.periods_s) if has_period(name) else (None,))
     ]
+
+
+def _is_own(text: str) -> bool:
+    """Whether a model is the user's calibration."""
+    return text.partition("#")[0] == OWN_CALIBRATION
+
+
+def _located(text: str, sets: TraceSets, calibration: Path | None) -> str:
+    """Return the text of a model with its file, if it has one, where that is."""
+    file, mark, key = text.partition("#")
+    if _is_own(text):
+        own = calibration or os.environ.get(CALIBRATION_VARIABLE)
+        if not own:
+            raise UserError(
+                f"{sets.path}: overheads {text!r} are those of your own hardware: name the file that "
+                f"`testbed calibrate` wrote by --calibration FILE or ${CALIBRATION_VARIABLE}"
+            )
+        if not str(own).lower().endswith(".toml"):
+            raise UserError(f"calibration {own}: expected a .toml file, as `testbed calibrate` writes it")
+        return f"{own}{mark}{key}"
+    if file.lower().endswith(".toml"):
+        return str(sets.path.parent / file) + mark + key
+    return text
 
 
 def has_period(name: str) -> bool:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from testbed.campaign.figures import lines_of, write_figure
 from testbed.campaign.plan import Plan
+from testbed.campaign.rankings import rank
+from testbed.campaign.rankings_drawn import write_ranking
 from testbed.campaign.results import rows_of, write_results
 from testbed.campaign.summary import summarise
 from testbed.campaign.sweep import Results
@@ -20,11 +22,12 @@ def write_report(folder: Path, plan: Plan, results: Results) -> list[str]:
     campaign = plan.sets.campaign
     rows = rows_of(plan, results)
     write_results(folder, rows)
-    if campaign.tables:
+    if campaign.tables or campaign.rankings:
         (folder / "tables").mkdir(exist_ok=True)
     tables = [write_table(folder / "tables", table, summarise(campaign, table, rows)) for table in campaign.tables]
-    if campaign.figures:
+    if campaign.figures or campaign.rankings:
         (folder / "figures").mkdir(exist_ok=True)
     for figure in campaign.figures:
         write_figure(folder / "figures", figure, lines_of(campaign, figure, rows))
-    return tables
+    rankings = [write_ranking(folder, spec, rank(plan.settings, spec, rows)) for spec in campaign.rankings]
+    return [*tables, *rankings]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testbed.campaign.model import Campaign, FigureSpec, TableSpec
+from testbed.campaign.model import Campaign, FigureSpec, RankingSpec, TableSpec
 from testbed.campaign.results import Row, Value
 from testbed.measure.metrics import Spread, spread
 
@@ -18,7 +18,7 @@ class Summary:
     rows: list[tuple[str, list[Spread | None]]]  # None where there is no result
 
 
-def chosen_rows(spec: TableSpec | FigureSpec, rows: Iterable[Row]) -> list[Row]:
+def chosen_rows(spec: TableSpec | FigureSpec | RankingSpec, rows: Iterable[Row]) -> list[Row]:
     """Return the rows that a table or figure is about."""
     return [
         row

@@ -68,13 +68,13 @@ def as_latex(spec: TableSpec, summary: Summary) -> str:
     """Return a `table` environment that needs the package booktabs."""
     groups, body = _cells(spec, summary)
     span = len(_HEADS[spec.cell])
-    heads = " & ".join(_tex(head) for _ in groups for head in _HEADS[spec.cell])
-    over = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{_tex(group)}}}" for group in groups)
+    heads = " & ".join(tex(head) for _ in groups for head in _HEADS[spec.cell])
+    over = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{tex(group)}}}" for group in groups)
     rules = "".join(rf"\cmidrule(lr){{{2 + place * span}-{1 + (place + 1) * span}}}" for place in range(len(groups)))
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{_tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
+        r"\begin{table}", r"\centering", rf"\caption{{{tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
         rf"\begin{{tabular}}{{l{'r' * (span * len(groups))}}}", r"\toprule", rf" & {over} \\", rules,
-        rf"Algorithm & {heads} \\", r"\midrule", *[" & ".join(map(_tex, row)) + r" \\" for row in body],
+        rf"Algorithm & {heads} \\", r"\midrule", *[" & ".join(map(tex, row)) + r" \\" for row in body],
         r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -101,5 +101,6 @@ def _cell(spec: TableSpec, cell: Spread | None) -> list[str]:
     return [mean, "-" if cell.count == 1 else f"{cell.std:,.{spec.digits}f}", maximum]
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Return plain text for LaTeX."""
     return "".join(_LATEX.get(char, char) for char in text)

@@ -31,10 +31,16 @@ if TYPE_CHECKING:
 @click.option("--retry-failed", is_flag=True, help="Do again what failed before.")
 @click.option("--any-code", is_flag=True, help="Keep results of other versions of the simulator, too.")
 @click.option("--report-only", is_flag=True, help="Simulate nothing: write results, tables and figures anew.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What `testbed calibrate` measured, for campaigns that ask for it.  [default: $TESTBED_CALIBRATION]",
+)
 @click.option("--list", "list_ready", is_flag=True, help="List the campaigns that come with the project.")
 def campaign(
     *, file: str | None, out: Path | None, processes: int | None, scheduler: str | None, limit: int | None,
-    retry_failed: bool, any_code: bool, report_only: bool, list_ready: bool,
+    retry_failed: bool, any_code: bool, report_only: bool, calibration: Path | None, list_ready: bool,
 ) -> int:  # fmt: skip
     """Simulate every trace of campaign FILE (a path, or the name of a ready one) under every policy.
 
@@ -49,6 +55,7 @@ def campaign(
       testbed campaign --list
       testbed campaign rr7659-unscaled --limit 2
       testbed campaign scenarios/campaigns/rr7659-unscaled.toml
+      testbed campaign your-hardware --calibration calibration.toml
     """  # noqa: D301  # \b keeps click from wrapping the examples
     from testbed.campaign.file import find_campaign, load_campaign
 
@@ -70,7 +77,7 @@ def campaign(
     from testbed.campaign.sweep import Sweep
     from testbed.workload.files import write_text
 
-    plan = Plan(TraceSets(chosen, path))
+    plan = Plan(TraceSets(chosen, path), calibration)
     folder = Path("campaigns") / chosen.name if out is None else out
     if report_only and not (folder / "done").is_dir():
         raise UserError(f"{folder}: nothing to report: no campaign has worked there; --out names another folder")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     epilog="\b\nExamples:\n"
     "  testbed trace generate lublin --nodes 128 --jobs 1000 --seed 1 -o trace.csv\n"
     '  testbed simulate trace.csv --nodes 128 --policy "GreedyPM */per/OPT=MIN/MINVT=600" --policy EASY\n'
+    "  testbed simulate trace.csv --nodes 128 --policy EASY --policy DYNMCB8-PER --overheads calibration.toml\n"
     "  testbed simulate KTH-SP2-1996.swf.gz --reading processors --nodes 100 --policy FCFS --jobs-out out",
 )
 @click.argument("trace_file", metavar="TRACE", type=click.Path(path_type=Path))
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     "--overheads",
     "overheads_text",
     metavar="MODEL",
-    help="Instead of --penalty-s: a .toml file with a table [overheads], constant:SECONDS, linear:fixed_s=…,gb_per_s=…"
-    "[,total_gb_per_s=…], or a plug-in.",
+    help="Instead of --penalty-s: a calibration or another .toml file with a table [overheads], its mean penalty "
+    "(FILE.toml#constant), constant:SECONDS, linear:fixed_s=…,gb_per_s=…[,total_gb_per_s=…], or a plug-in.",
 )
 @click.option(
     "--bound",
@@ -88,7 +89,8 @@ def simulate(
     Stretches are bounded (--tau-s); degradation is the max stretch over the lower bound of any schedule;
     underutilization is CPU that was wanted and there, but not used, over the work of the trace. Preemptions and
     migrations count jobs; for their bandwidth every task is written and read once. Rates are over the makespan, from
-    the first submission to the last completion. Times to decide are wall time, and only there if a policy was asked;
+    the first submission to the last completion. Overheads of a file are seconds of a lab's clock: here, at time scale
+    1, of the trace as well. Times to decide are wall time, and only there if a policy was asked;
     kernels that are not compiled decide the same, some hundred times slower.
     """
     import json

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from testbed.control.planner import stable_nodes
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal, read_json
@@ -17,7 +19,7 @@ from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.report.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
-from testbed.simulation.batch import schedule_batch, undisturbed_run
+from testbed.simulation.batch import batch_run, schedule_batch
 from testbed.simulation.by_views import Placement, simulate_by_views
 from testbed.simulation.overheads import Overheads, constant
 from testbed.simulation.run import SimulatedRun
@@ -26,13 +28,31 @@ from testbed.workload.jobs import Job
 _MANY_JOBS = 100  # with fewer, loading the machine code of decisions takes longer than they do
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedDecision:
+    """What one decision left running, at `time_s` trace seconds: by job id, the nodes of its tasks and its yield.
+
+    Nodes are numbers from 0. Tasks of a job are interchangeable: nodes are a multiset, in no order that means
+    anything. Jobs that do not run are not in it.
+    """
+
+    time_s: float
+    placements: dict[int, tuple[tuple[int, ...], float]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """A simulated twin: its results in trace seconds, and its schedule on the run's axis of wall seconds."""
+    """A simulated twin: its results in trace seconds, and its schedule on the run's axis of wall seconds.
+
+    `run` has the arrays by job, in the order of `run.jobs`; `decisions` are all decisions, in order of time, also
+    those that changed nothing (under FCFS and EASY: one an instant of submissions or completions). `overheads` are
+    in trace seconds.
+    """
 
     run: SimulatedRun
     schedule: Schedule
     overheads: Overheads
+    decisions: list[SimulatedDecision]
 
 
 def simulate_schedule(
@@ -58,18 +78,33 @@ def simulate_schedule(
         if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
             raise UserError(f"job {job.job_id} can never run on {nodes} nodes under {policy.name}")
     spans = _Spans(jobs, time_scale)
+    decisions: list[SimulatedDecision] = []
+    table = overheads.table(node_memory_gb)
     if isinstance(policy, BatchPolicy):
-        plan = schedule_batch(jobs, nodes, policy)
+        plan = schedule_batch(jobs, nodes, policy, overheads=table)
+        placements: list[Placement] = []
         first = 0
         for row, job in enumerate(jobs):
             places = tuple(plan.task_node[first : first + job.tasks].tolist())
             first += job.tasks
-            spans.take(Placement(float(plan.start_s[row]), row, places, 1.0, 0.0))
-        run = undisturbed_run(jobs, nodes, policy, plan)
+            begin_s = float(plan.start_s[row])
+            placements.append(Placement(begin_s, row, places, 1.0, begin_s + float(plan.penalty_s[row])))
+            spans.take(placements[-1])
+        run = batch_run(jobs, nodes, policy, plan)
+        decisions = _batch_decisions(run, placements)
     else:
         if len(jobs) > _MANY_JOBS and can_load():
             use_compiled()
-        run = simulate_by_views(jobs, nodes, policy, overheads.table(node_memory_gb), record=spans.take)
+
+        def take(placement: Placement) -> None:
+            if not decisions or decisions[-1].time_s != placement.time_s:
+                decisions.append(SimulatedDecision(placement.time_s, {}))
+            if placement.nodes:
+                job_id = jobs[placement.row].job_id
+                decisions[-1].placements[job_id] = (placement.nodes, placement.yield_frac)
+            spans.take(placement)
+
+        run = simulate_by_views(jobs, nodes, policy, table, record=take)
     schedule = Schedule(
         name=name or f"simulated, {overheads.name}",
         spans=spans.finish(run),
@@ -79,7 +114,23 @@ def simulate_schedule(
         time_scale=time_scale,
         end_s=float(run.end_s.max()) / time_scale,
     )
-    return Simulation(run, schedule, overheads)
+    return Simulation(run, schedule, overheads, decisions)
+
+
+def _batch_decisions(run: SimulatedRun, placements: Sequence[Placement]) -> list[SimulatedDecision]:
+    """Return who runs where after each instant at which a batch policy decided."""
+    begin, end = run.start_s, run.end_s
+    return [
+        SimulatedDecision(
+            float(time_s),
+            {
+                run.jobs[row].job_id: (placements[row].nodes, placements[row].yield_frac)
+                for row in np.flatnonzero((begin <= time_s) & (time_s < end)).tolist()
+            },
+        )
+        for time_s in np.union1d(run.submit_s, end).tolist()
+        if time_s < end.max()
+    ]
 
 
 def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:
@@ -152,9 +203,10 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
     """Simulate the jobs of a run directory on as many nodes under its policy.
 
     `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
-    to none if it measured none. Jobs run as long as on dedicated nodes (jobs.csv), and batch policies get the
-    estimates that the run's policy got. Raises `UserError` when a file of the run is missing or broken, and
-    where `simulate_schedule` does.
+    to none if it measured none. Those of a file are wall seconds of the lab, and taken times the run's time scale;
+    those of other models are trace seconds already. Jobs run as long as on dedicated nodes (jobs.csv), and batch
+    policies get the estimates that the run's policy got. Raises `UserError` when a file of the run is missing or
+    broken, and where `simulate_schedule` does.
     """
     manifest: Mapping[str, Any] = read_json(run / "manifest.json")
     try:
@@ -175,6 +227,8 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
         name = f"simulated, penalty {float(overheads.resume_s[0, 0]):.3g} s" if penalties_s else "simulated, no penalty"
+    elif overheads.wall_clock:
+        overheads = overheads.scaled(time_scale)
     jobs = read_jobs(run / "jobs.csv", estimates)
     return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
 

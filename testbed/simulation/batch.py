@@ -2,6 +2,10 @@
 
 At one instant completions come first, then submissions, then one decision, made by the kernels that decide for live
 nodes as well (`testbed.policies.backfill`).
+
+Where an overhead model gives first starts a cost, a job holds its nodes for that and its run time. EASY does not know
+of it: estimates are of run times, so a job is expected to end at its start plus its estimate, and at once when that
+has passed. Reservations are a little early then, and jobs that go ahead may delay the head of the queue by as much.
 """
 
 from __future__ import annotations
@@ -20,8 +24,11 @@ from testbed.policies.capacity import offsets
 from testbed.policies.state import Mask
 from testbed.policies.view import NOT_PLACED, Floats, Ints
 from testbed.simulation.compiling import AT_ONCE, Compiling
+from testbed.simulation.overheads import OverheadTable, constant, overhead_s, progress_rate
 from testbed.simulation.run import SimulatedRun
 from testbed.workload.jobs import Job
+
+NO_OVERHEADS = constant(0.0).table(1.0)
 
 # Places in `Machine.counters`.
 SUBMITTED = 0
@@ -42,6 +49,8 @@ class Machine(NamedTuple):
     task_node: Ints  # (sum of tasks,)
     node_free: Mask  # (N,)
     queue: Ints  # (J,) rows in order of start, then those that wait, then those to come, by submission
+    penalty_s: Floats  # (J,) before the first progress, of jobs that started
+    mem_req_frac: Floats  # (J,), empty where starts are free
     running: Ints  # (N,) rows that run, the latest end first
     ending: Ints  # (N,) the same by expected end, with backfilling only
 
@@ -52,6 +61,7 @@ class BatchSchedule:
 
     start_s: Floats  # (J,) trace seconds
     end_s: Floats  # (J,)
+    penalty_s: Floats  # (J,) what first starts cost
     task_node: Ints  # (sum of tasks,) the lowest nodes that were free, row after row
     decisions: int
     decide_total_s: float  # wall time of all decisions
@@ -59,25 +69,35 @@ class BatchSchedule:
 
 
 def simulate_batch(
-    jobs: Sequence[Job], nodes: int, policy: BatchPolicy, compiling: Compiling = AT_ONCE
+    jobs: Sequence[Job],
+    nodes: int,
+    policy: BatchPolicy,
+    compiling: Compiling = AT_ONCE,
+    *,
+    overheads: OverheadTable = NO_OVERHEADS,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes under FCFS or EASY.
 
     Raises UserError, as `schedule_batch` does.
     """
-    return undisturbed_run(jobs, nodes, policy, schedule_batch(jobs, nodes, policy, compiling))
+    return batch_run(jobs, nodes, policy, schedule_batch(jobs, nodes, policy, compiling, overheads=overheads))
 
 
-def undisturbed_run(jobs: Sequence[Job], nodes: int, policy: BatchPolicy, done: BatchSchedule) -> SimulatedRun:
+def batch_run(jobs: Sequence[Job], nodes: int, policy: BatchPolicy, done: BatchSchedule) -> SimulatedRun:
     """Return a schedule's results."""
     return SimulatedRun.undisturbed(
-        policy.name, nodes, tuple(jobs), done.start_s, done.end_s,
+        policy.name, nodes, tuple(jobs), done.start_s, done.end_s, penalty_s=done.penalty_s,
         decisions=done.decisions, decide_total_s=done.decide_total_s, decide_max_s=done.decide_max_s,
     )  # fmt: skip
 
 
 def schedule_batch(
-    jobs: Sequence[Job], nodes: int, policy: BatchPolicy, compiling: Compiling = AT_ONCE
+    jobs: Sequence[Job],
+    nodes: int,
+    policy: BatchPolicy,
+    compiling: Compiling = AT_ONCE,
+    *,
+    overheads: OverheadTable = NO_OVERHEADS,
 ) -> BatchSchedule:
     """Return the schedule of `jobs`, sorted by submission, with the nodes of every task.
 
@@ -85,13 +105,23 @@ def schedule_batch(
     order of submission.
     """
     machine, batch = _machine(jobs, nodes)
+    if overheads.beyond.bends:  # the rate of a whole node, should a model not have it at 1
+        rates = [progress_rate(overheads.beyond, job.tasks, 1.0) for job in jobs]
+        machine = machine._replace(run_time_s=machine.run_time_s / np.array(rates))
+    if overheads.beyond.starts:
+        machine = machine._replace(mem_req_frac=np.array([job.mem_req_frac for job in jobs], dtype=np.float64))
     run = compiling.begin_batch(run_to_end, len(jobs))
-    decisions, total_ns, max_ns = run(policy.backfill, policy.before_shadow, machine, batch)
-    return BatchSchedule(batch.start_time_s, machine.end_s, machine.task_node, decisions, total_ns / 1e9, max_ns / 1e9)
+    decisions, total_ns, max_ns = run(policy.backfill, policy.before_shadow, overheads, machine, batch)
+    return BatchSchedule(
+        batch.start_time_s, machine.end_s, machine.penalty_s, machine.task_node,
+        decisions, total_ns / 1e9, max_ns / 1e9,
+    )  # fmt: skip
 
 
 @kernel
-def run_to_end(backfill: bool, before_shadow: bool, machine: Machine, jobs: BatchJobs) -> tuple[int, int, int]:
+def run_to_end(
+    backfill: bool, before_shadow: bool, overheads: OverheadTable, machine: Machine, jobs: BatchJobs
+) -> tuple[int, int, int]:
     """Simulate until all jobs have ended; return the number of decisions, their time and the longest one's, in ns."""
     count = machine.counters
     total = machine.submit_time_s.size
@@ -110,6 +140,8 @@ def run_to_end(backfill: bool, before_shadow: bool, machine: Machine, jobs: Batc
         running = count[STARTED] - count[ENDED]
         began_ns = clock_ns(scratch)
         started = start_jobs(backfill, before_shadow, time_s, count[FREE], queue, machine.ending, running, jobs)
+        if overheads.beyond.starts:
+            note_starts(queue[:started], overheads, machine, jobs)
         for place in range(started):
             _place(queue[place], time_s, machine, running + place)
         took_ns = clock_ns(scratch) - began_ns
@@ -118,6 +150,19 @@ def run_to_end(backfill: bool, before_shadow: bool, machine: Machine, jobs: Batc
         decide_ns += took_ns
         most_ns = max(most_ns, took_ns)
     return decisions, decide_ns, most_ns
+
+
+@lean_kernel
+def note_starts(started: Ints, overheads: OverheadTable, machine: Machine, jobs: BatchJobs) -> None:
+    """Find what the first starts of one decision cost; a node has one task, so those of a node never meet."""
+    at_once = 1
+    if not overheads.beyond.per_node:
+        at_once = 0
+        for row in started:
+            at_once += jobs.tasks[row]
+    for row in started:
+        took_s = overhead_s(overheads.penalties, overheads.beyond.start_s, float(at_once), machine.mem_req_frac[row])
+        machine.penalty_s[row] = took_s
 
 
 @lean_kernel
@@ -144,7 +189,7 @@ def _place(row: int, time_s: float, machine: Machine, running: int) -> None:
     nodes = machine.task_node[machine.offset[row] : machine.offset[row + 1]]
     count[LOWEST] = take_lowest(machine.node_free, nodes, count[LOWEST])
     count[FREE] -= nodes.size
-    machine.end_s[row] = time_s + machine.run_time_s[row]
+    machine.end_s[row] = time_s + machine.penalty_s[row] + machine.run_time_s[row]
     insert(machine.running, running, machine.end_s, row)
 
 
@@ -170,6 +215,8 @@ def _machine(jobs: Sequence[Job], nodes: int) -> tuple[Machine, BatchJobs]:
         task_node=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
         node_free=np.ones(nodes, dtype=np.bool_),
         queue=np.arange(count, dtype=np.int64),
+        penalty_s=np.zeros(count),
+        mem_req_frac=np.zeros(0),
         running=np.zeros(nodes, dtype=np.int64),
         ending=np.zeros(nodes, dtype=np.int64),
     )

@@ -26,7 +26,7 @@ from testbed.policies.view import (
     Policy,
     WakingPolicy,
 )
-from testbed.simulation.overheads import OverheadTable, overhead_s
+from testbed.simulation.overheads import OverheadTable, overhead_s, progress_rate
 from testbed.simulation.run import MIGRATION, PREEMPTION, Moves, SimulatedRun
 from testbed.workload.jobs import Job
 
@@ -43,33 +43,36 @@ class _Life:
     nodes: Ints
     state: JobState = JobState.WAITING
     share: float = 0.0
+    speed: float = 0.0  # progress at this share
     virtual_time_s: float = 0.0
     start_s: float = nan
     end_s: float = nan
     free_at_s: float = -inf
+    saved_at_s: float = -inf
     penalty_s: float = 0.0
     preemptions: int = 0
     migrations: int = 0
     tasks_moved: int = 0
 
     def expected_end_s(self, now_s: float) -> float:
-        if self.share <= 0.0:
+        if self.speed <= 0.0:
             return inf
         left_s = max(self.job.run_time_s - self.virtual_time_s, 0.0)
-        return max(now_s, self.free_at_s) + left_s / self.share
+        return max(now_s, self.free_at_s) + left_s / self.speed
 
     def advance(self, now_s: float, until_s: float) -> None:
         if self.state is JobState.RUNNING:
             from_s = min(max(now_s, self.free_at_s), until_s)
             self.penalty_s += from_s - now_s
-            self.virtual_time_s += self.share * (until_s - from_s)
+            self.virtual_time_s += self.speed * (until_s - from_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What a decision gave to an active job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
 
-    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Times are
+    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress after
+    it is at `yield_frac`, or at what an overhead model says of that yield. Times are
     trace seconds; `row` is the job's place in the trace.
     """
 
@@ -139,7 +142,8 @@ class _Loop:
         record: Callable[[Placement], None] | None,
     ) -> None:
         self.record = record
-        self.nodes, self.policy, self.overheads, self.debug = nodes, policy, overheads, debug
+        self.nodes, self.policy, self.debug = nodes, policy, debug
+        self.penalties, self.beyond = overheads
         self.lives = [_Life(row, job, np.full(job.tasks, NOT_PLACED)) for row, job in enumerate(jobs)]
         self.to_come = self.lives[::-1]
         self.active: list[_Life] = []
@@ -147,6 +151,7 @@ class _Loop:
         self.timing = _Timing()
         self.history = _History()
         self.idle_decisions = 0
+        self.held_until_s: dict[int, float] = {}  # by node, until who left it is saved
 
     def run(self) -> SimulatedRun:
         while self.active or self.to_come:
@@ -258,31 +263,63 @@ class _Loop:
 
     def apply(self, decision: Decision) -> None:
         begin = 0
-        moved: list[tuple[_Life, Floats, int]] = []
+        arrivals: list[tuple[_Life, Floats | None, Counter[int]]] = []
+        departures: list[tuple[_Life, Counter[int]]] = []
         for life, share in zip(self.active, decision.yield_frac, strict=True):
             nodes = decision.task_node[begin : begin + life.job.tasks]
             begin += life.job.tasks
-            life.share = float(share)
+            life.share = life.speed = float(share)
+            if self.beyond.bends and life.share > 0.0:
+                life.speed = progress_rate(self.beyond, life.job.tasks, life.share)
             was, runs = life.state, bool(nodes[0] != NOT_PLACED)
-            changed = sum((Counter(nodes.tolist()) - Counter(life.nodes.tolist())).values())
+            old, new = Counter(life.nodes.tolist()), Counter(nodes.tolist())
             life.nodes = nodes.copy()
             if runs:
                 life.state = JobState.RUNNING
                 if was is JobState.WAITING:
                     life.start_s = self.now_s
+                    arrivals.append((life, self.beyond.start_s if self.beyond.starts else None, new))
                 elif was is JobState.PAUSED:
-                    moved.append((life, self.overheads.resume_s, life.job.tasks))
-                elif changed:
-                    moved.append((life, self.overheads.migration_s, changed))
+                    arrivals.append((life, self.penalties.resume_s, new))
+                elif came := new - old:
+                    arrivals.append((life, self.penalties.migration_s, came))
+                    departures.append((life, old - new))
                     life.migrations += 1
-                    self.log(life, MIGRATION, changed)
+                    self.log(life, MIGRATION, came.total())
             elif was is JobState.RUNNING:
                 life.state = JobState.PAUSED
+                departures.append((life, old))
                 life.preemptions += 1
                 self.log(life, PREEMPTION, life.job.tasks)
-        at_once = float(sum(tasks for _, _, tasks in moved))
-        for life, seconds, _ in moved:
-            life.free_at_s = self.now_s + overhead_s(self.overheads, seconds, at_once, life.job.mem_req_frac)
+        if self.beyond.saves:
+            self.hold_places(departures)
+        self.begin_moves(arrivals)
+
+    def hold_places(self, departures: list[tuple[_Life, Counter[int]]]) -> None:
+        """Note until when tasks that leave still hold their nodes."""
+        leaving = sum((left for _, left in departures), Counter[int]())
+        for life, left in departures:
+            saved_at_s = self.now_s
+            for node in left:
+                with_it = leaving[node] if self.beyond.per_node else leaving.total()
+                took_s = overhead_s(self.penalties, self.beyond.save_s, float(with_it), life.job.mem_req_frac)
+                saved_at_s = max(saved_at_s, self.now_s + took_s)
+                self.held_until_s[node] = max(self.held_until_s.get(node, -inf), self.now_s + took_s)
+            if life.state is JobState.PAUSED:
+                life.saved_at_s = saved_at_s
+
+    def begin_moves(self, arrivals: list[tuple[_Life, Floats | None, Counter[int]]]) -> None:
+        """Begin the penalties of jobs that came to nodes; starts that are free only wait."""
+        coming = sum((came for _, seconds, came in arrivals if seconds is not None), Counter[int]())
+        for life, seconds, came in arrivals:
+            held_s = (self.held_until_s.get(node, -inf) for node in came)
+            begin_s = max(self.now_s, life.saved_at_s, *held_s)
+            if seconds is not None:
+                with_it = max(coming[node] for node in came) if self.beyond.per_node else coming.total()
+                took_s = overhead_s(self.penalties, seconds, float(with_it), life.job.mem_req_frac)
+                life.free_at_s = begin_s + took_s
+            elif begin_s > self.now_s:
+                life.free_at_s = begin_s
 
     def log(self, life: _Life, kind: int, tasks: int) -> None:
         life.tasks_moved += tasks

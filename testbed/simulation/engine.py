@@ -2,8 +2,9 @@
 
 At one instant come completions, submissions, the periodic pass, and then the one decision. Jobs that the decision
 resumes or moves make no progress for the penalty, while they hold CPU and memory; their virtual time stands still, and
-the policy does not know why. The next event is the first of: a submission, a multiple of the period (none
-while the cluster is empty), a completion, and an instant at which the policy tries again.
+the policy does not know why. Virtual time is work that is done, in seconds on dedicated nodes: it grows with the yield,
+or as fast as an overhead model says that jobs progress at that yield. The next event is the first of: a submission, a
+multiple of the period (none while the cluster is empty), a completion, and an instant at which the policy tries again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from testbed.compiler import clock_ns, kernel, lean_kernel
 from testbed.policies.decision import decide
 from testbed.policies.ipdps import next_retry_s
 from testbed.policies.state import Cluster, Jobs, Rules
-from testbed.policies.view import NOT_PLACED, Ints
-from testbed.simulation.overheads import OverheadTable, overhead_s
+from testbed.policies.view import NOT_PLACED, Floats, Ints
+from testbed.simulation.moving import begin_moves, end_moves
+from testbed.simulation.overheads import OverheadTable, PenaltyTable, overhead_s
 from testbed.simulation.run import MIGRATION, PREEMPTION
-from testbed.simulation.soundness import SOUND, check_decision, check_end
+from testbed.simulation.soundness import BEGUN_TOO_EARLY, SOUND, check_decision, check_end
 from testbed.simulation.world import (
     ACTIVE,
     DECIDE_MAX_NS,
@@ -27,6 +29,7 @@ from testbed.simulation.world import (
     LOGGED,
     SUBMITTED,
     Log,
+    Moving,
     World,
 )
 
@@ -42,18 +45,29 @@ _RESUME = 2
 
 @kernel
 def run_events(
-    rules: Rules, overheads: OverheadTable, jobs: Jobs, cluster: Cluster, world: World, log: Log, most: int, debug: bool
+    rules: Rules,
+    overheads: OverheadTable,
+    jobs: Jobs,
+    cluster: Cluster,
+    world: World,
+    moving: Moving,
+    log: Log,
+    most: int,
+    debug: bool,
 ) -> int:
     """Go on for at most `most` events; return FINISHED, PAUSED, STUCK or, with `debug`, a fault of soundness."""
     count = world.counts
+    # Penalties alone, the model of the papers, go the short way: large tuples are not passed on.
+    beyond = overheads.beyond.any
+    speed = moving.speed if overheads.beyond.bends else cluster.yield_frac
     for _ in range(most):
         if count[LOGGED] + count[ACTIVE] + world.rows.size - count[SUBMITTED] > log.time_s.size:
             return PAUSED
         tick_s = next_tick_s(rules, jobs, world)
-        time_s = next_event_s(rules, jobs, cluster, world, tick_s)
+        time_s = next_event_s(rules, jobs, cluster, world, speed, tick_s)
         if time_s == math.inf:
             return FINISHED if count[ACTIVE] == 0 else STUCK
-        advance(cluster, world, time_s)
+        advance(cluster, world, speed, time_s)
         ended = complete(jobs, cluster, world, debug)
         if ended < 0:
             return -ended
@@ -73,8 +87,12 @@ def run_events(
             if fault != SOUND:
                 count[FAULT_ROW] = row
                 return fault
+        if beyond:
+            begin_moves(active, overheads, jobs, cluster, world, moving)
         note_changes(active, jobs, cluster, world)
-        apply_changes(active, overheads, jobs, world, log)
+        apply_changes(active, overheads.penalties, jobs, world, log)
+        if beyond and not end_moves(active, jobs, world, moving, debug):
+            return BEGUN_TOO_EARLY
     return PAUSED
 
 
@@ -100,7 +118,9 @@ def next_tick_s(rules: Rules, jobs: Jobs, world: World) -> float:
 
 
 @lean_kernel
-def next_event_s(rules: Rules, jobs: Jobs, cluster: Cluster, world: World, tick_s: float) -> float:
+def next_event_s(
+    rules: Rules, jobs: Jobs, cluster: Cluster, world: World, speed_of: Floats, tick_s: float
+) -> float:  # fmt: skip
     """Return the instant of the next event, infinite if there is none; note when active jobs are expected to end."""
     now_s = world.time_s[0]
     first_s = tick_s
@@ -109,7 +129,7 @@ def next_event_s(rules: Rules, jobs: Jobs, cluster: Cluster, world: World, tick_
     for index in range(world.counts[ACTIVE]):
         row = world.active[index]
         end_s = math.inf
-        speed = cluster.yield_frac[row]
+        speed = speed_of[row]
         if speed > 0.0:
             left_s = max(world.run_time_s[row] - cluster.virtual_time_s[row], 0.0)
             end_s = max(now_s, world.free_at_s[row]) + left_s / speed
@@ -121,15 +141,15 @@ def next_event_s(rules: Rules, jobs: Jobs, cluster: Cluster, world: World, tick_
 
 
 @lean_kernel
-def advance(cluster: Cluster, world: World, time_s: float) -> None:
-    """Let the time until `time_s` pass: jobs progress at their yields, after their penalties."""
+def advance(cluster: Cluster, world: World, speed_of: Floats, time_s: float) -> None:
+    """Let the time until `time_s` pass: jobs progress at `speed_of` (J,), their yields, after their penalties."""
     now_s = world.time_s[0]
     for index in range(world.counts[ACTIVE]):
         row = world.active[index]
         if cluster.running[row]:
             from_s = max(now_s, world.free_at_s[row])
             if from_s < time_s:
-                cluster.virtual_time_s[row] += cluster.yield_frac[row] * (time_s - from_s)
+                cluster.virtual_time_s[row] += speed_of[row] * (time_s - from_s)
                 world.penalty_s[row] += from_s - now_s
             else:
                 world.penalty_s[row] += time_s - now_s
@@ -225,7 +245,7 @@ def tasks_that_moved(begin: int, end: int, cluster: Cluster, world: World) -> in
 
 
 @lean_kernel
-def apply_changes(active: Ints, overheads: OverheadTable, jobs: Jobs, world: World, log: Log) -> None:
+def apply_changes(active: Ints, overheads: PenaltyTable, jobs: Jobs, world: World, log: Log) -> None:
     """Count and log pauses and moves, and begin the penalties; all that is moved by one decision moves at once."""
     time_s = world.time_s[0]
     at_once = 0

@@ -23,6 +23,7 @@ from testbed.simulation.world import (
     SUBMITTED,
     World,
     longer,
+    new_moving,
     new_world,
 )
 from testbed.workload.jobs import Job
@@ -49,13 +50,15 @@ def simulate_fractional(
     """
     run = compiling.begin(run_events)
     table, cluster, world, log = new_world(jobs, nodes)
+    moving = new_moving(table, nodes)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
     began_s = time.perf_counter()
     while status == PAUSED:
         if world.counts[LOGGED] + len(jobs) > log.row.size:
             log = longer(log)
-        status = run(rules, overheads, table, cluster, world, log, _TWIN_TURN if run is run_events else _TURN, debug)
+        turn = _TWIN_TURN if run is run_events else _TURN
+        status = run(rules, overheads, table, cluster, world, moving, log, turn, debug)
         if run is run_events and compiling.is_sooner(time.perf_counter() - began_s, _done_frac(world)):
             compiling.announce()
             run = compiled(run_events)

@@ -8,24 +8,49 @@
         [1.3, 4.0, 15.0],               # eight tasks at once
     ]
     migration_s = [[2.0, 5.5, 20.1], [2.4, 7.7, 29.0]]
+    # All below is optional.
+    concurrent_per = "node"             # tasks that move at one instant on one node; or of the "cluster", as without it
+    start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress; else free
+    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for how long who leaves a place still holds it; else not at all
 
-Seconds are linear between the points and, by the last two points of an axis, beyond them; other tables of the file
-are not read.
+    [overheads.progress]                # rates relative to a dedicated node, by yield; else the yield
+    yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) goes before the first
+    serial = [0.1, 0.5, 1.0]            # jobs of one task
+    parallel = [0.13, 0.55, 1.0]        # and of more
+
+Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
+points of an axis, beyond them; rates are linear between yields. What a column means is told by
+`testbed.simulation.overheads.Overheads`. Other tables of the file are not read.
 """
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.errors import InputError, UserError, nearest
 from testbed.simulation.overheads import Overheads
+from testbed.simulation.progress import Progress
 
 _Row = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+_Rates = Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+class _Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    yield_frac: _Rates
+    serial: _Rates
+    parallel: _Rates
+
+    def curves(self) -> Progress:
+        return Progress(*(np.array(each, dtype=np.float64) for each in (self.yield_frac, self.serial, self.parallel)))
 
 
 class _Table(BaseModel):
@@ -35,6 +60,10 @@ class _Table(BaseModel):
     memory_gb: _Row
     resume_s: Annotated[list[_Row], Field(min_length=1)]
     migration_s: Annotated[list[_Row], Field(min_length=1)]
+    start_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    save_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    concurrent_per: Literal["cluster", "node"] = "cluster"
+    progress: _Progress | None = None
 
 
 def load_overheads(path: Path) -> Overheads:
@@ -55,26 +84,32 @@ def load_overheads(path: Path) -> Overheads:
         raise _explain(path, error) from None
     if table.concurrent_tasks[0] != 1:
         raise InputError(str(path), "overheads.concurrent_tasks", table.concurrent_tasks, "1 as its first level")
-    rows = {"resume_s": table.resume_s, "migration_s": table.migration_s}
-    for key, values in rows.items():
-        if len({len(row) for row in values}) != 1:
-            raise InputError(str(path), f"overheads.{key}", values, "rows of equal length, a number a memory_gb")
+    seconds: dict[str, Any] = {}
+    for key in ("resume_s", "migration_s", "start_s", "save_s"):
+        rows: list[list[float]] | None = getattr(table, key)
+        if rows is not None and len({len(row) for row in rows}) != 1:
+            raise InputError(str(path), f"overheads.{key}", rows, "rows of equal length, a number a memory_gb")
+        seconds[key] = None if rows is None else np.array(rows, dtype=np.float64)
     try:
         return Overheads(
             name=str(path),
             concurrent_tasks=np.array(table.concurrent_tasks, dtype=np.float64),
             memory_gb=np.array(table.memory_gb, dtype=np.float64),
-            resume_s=np.array(table.resume_s, dtype=np.float64),
-            migration_s=np.array(table.migration_s, dtype=np.float64),
+            **seconds,
+            per_node=table.concurrent_per == "node",
+            progress=None if table.progress is None else table.progress.curves(),
+            wall_clock=True,
         )
     except ValueError as error:
         raise UserError(f"{path}: [overheads]: {error}") from error
 
 
 def _explain(path: Path, error: ValidationError) -> UserError:
-    first = error.errors()[0]
+    errors = error.errors()
+    unknown = [each for each in errors if each["type"] == "extra_forbidden"]  # often why another key is missing
+    first = (unknown or errors)[0]
     key = ".".join(("overheads", *map(str, first["loc"])))
-    known = list(_Table.model_fields)
+    known = list((_Progress if first["loc"][:-1] == ("progress",) else _Table).model_fields)
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
         return UserError(f"{path}: unknown key {key}{nearest(word, known) or '; known: ' + ', '.join(known)}")

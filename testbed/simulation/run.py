@@ -53,7 +53,7 @@ class SimulatedRun:
     virtual_time_s: Floats  # (J,) at the end: the run time
     preemptions: Ints  # (J,) how often the job was paused
     migrations: Ints  # (J,) how often the nodes of the running job changed
-    penalty_s: Floats  # (J,) time on nodes without progress, after resumes and migrations
+    penalty_s: Floats  # (J,) time on nodes without progress, after starts, resumes and migrations
     tasks_moved: Ints  # (J,) tasks paused, and tasks that migrated, over all such events
     moves: Moves
     decisions: int
@@ -63,14 +63,16 @@ class SimulatedRun:
     @classmethod
     def undisturbed(
         cls, policy: str, nodes: int, jobs: tuple[Job, ...], start_s: Floats, end_s: Floats, *,
-        decisions: int, decide_total_s: float, decide_max_s: float,
+        decisions: int, decide_total_s: float, decide_max_s: float, penalty_s: Floats | None = None,
     ) -> SimulatedRun:  # fmt: skip
-        """Return a run in which no job was ever paused or moved."""
+        """Return a run in which no job was ever paused or moved; `penalty_s` (J,) is what first starts cost."""
         nothing: NDArray[np.int64] = np.zeros(len(jobs), dtype=np.int64)
+        if penalty_s is None:
+            penalty_s = np.zeros(len(jobs))
         return cls(
             policy=policy, nodes=nodes, jobs=jobs, start_s=start_s, end_s=end_s,
             virtual_time_s=np.array([job.run_time_s for job in jobs], dtype=np.float64),
-            preemptions=nothing, migrations=nothing, penalty_s=np.zeros(len(jobs)), tasks_moved=nothing,
+            preemptions=nothing, migrations=nothing, penalty_s=penalty_s, tasks_moved=nothing,
             moves=Moves.none(), decisions=decisions, decide_total_s=decide_total_s, decide_max_s=decide_max_s,
         )  # fmt: skip
 

@@ -60,7 +60,7 @@ def simulate(
             )
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
     if isinstance(policy, BatchPolicy):
-        return simulate_batch(jobs, nodes, policy, compiling)
+        return simulate_batch(jobs, nodes, policy, compiling, overheads=table)
     if isinstance(policy, Equipartition):
         return simulate_equipartition(jobs, nodes, policy.name)
     if isinstance(policy, DfrsPolicy):

@@ -6,6 +6,7 @@ from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, node_usage
 from testbed.policies.state import Cluster, Jobs
 from testbed.policies.view import NOT_PLACED, Floats, Ints
+from testbed.simulation.world import Moving, World
 
 SOUND = 0
 MEMORY_EXCEEDED = 1
@@ -14,6 +15,7 @@ MAP_INCOMPLETE = 3
 NOT_RUNNING_BUT_PLACED = 4
 BAD_YIELD = 5
 WRONG_END = 6
+BEGUN_TOO_EARLY = 7
 MEANING = {
     MEMORY_EXCEEDED: "is on a node whose memory is exceeded",
     CPU_EXCEEDED: "is on a node with more than all of its CPU given away",
@@ -21,6 +23,7 @@ MEANING = {
     NOT_RUNNING_BUT_PLACED: "does not run, but one of its tasks has a node",
     BAD_YIELD: "has a yield outside [0, 1], or one above 0 while it does not run",
     WRONG_END: "ends, but its virtual time is not its run time",
+    BEGUN_TOO_EARLY: "makes progress on a node that still holds who left it, or before its own images are saved",
 }
 
 _CPU_FRAC = 1.0 + 1e-8  # shares of a node are sums of products of yields, each with its own rounding
@@ -72,3 +75,20 @@ def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, 
 def check_end(virtual_time_s: float, run_time_s: float) -> int:
     """Return WRONG_END if a job that ends has not come to its run time, but for rounding."""
     return SOUND if abs(virtual_time_s - run_time_s) <= _END_S * max(run_time_s, 1.0) else WRONG_END
+
+
+@lean_kernel
+def check_arrivals(active: Ints, jobs: Jobs, world: World, moving: Moving) -> int:
+    """Return the first row that comes to a node before it is left, NOT_PLACED without one, after a decision.
+
+    A job is free to progress only when every node that it comes to has been left, and its own images are written.
+    """
+    for row in active:
+        for task in range(jobs.offset[row], jobs.offset[row + 1]):
+            node = moving.came_to[task]
+            if node == NOT_PLACED:
+                continue
+            ready_s = max(moving.held_until_s[node], moving.saved_at_s[row])
+            if ready_s > world.time_s[0] and world.free_at_s[row] < ready_s:
+                return int(row)
+    return NOT_PLACED

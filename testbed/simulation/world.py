@@ -47,6 +47,19 @@ class World(NamedTuple):
     clock: Ints  # (2,)
 
 
+class Moving(NamedTuple):
+    """What overhead models beyond a table of penalties need to know; nothing else reads it."""
+
+    speed: Floats  # (J,) progress at the present yields, seconds of virtual time a second, where it is not the yield
+    left: Ints  # (sum of tasks,) the node that a task leaves by the present decision, or NOT_PLACED
+    came_to: Ints  # (sum of tasks,) the node that it comes to, or NOT_PLACED
+    leaving: Ints  # (N,) how many leave; zeros between decisions
+    coming: Ints  # (N,) how many come, of those that cost anything; zeros between decisions
+    held_until_s: Floats  # (N,) when the last image of who left is written
+    saved_at_s: Floats  # (J,) when the images of the job are
+    free_at_s: Floats  # (J,) for `World`, of active rows: -infinite where the present decision changes nothing
+
+
 class Log(NamedTuple):
     """Preemptions and migrations in order of time: the first `World.counts[LOGGED]` elements hold one each."""
 
@@ -97,6 +110,21 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World, Lo
         clock=np.zeros(2, dtype=np.int64),
     )
     return table, cluster, world, new_log(4 * size + 64)
+
+
+def new_moving(jobs: Jobs, nodes: int) -> Moving:
+    """Return the state of moves before the first submission."""
+    rows, tasks = jobs.submit_time_s.size, int(jobs.offset[-1])
+    return Moving(
+        speed=np.zeros(rows),
+        left=np.full(tasks, NOT_PLACED, dtype=np.int64),
+        came_to=np.full(tasks, NOT_PLACED, dtype=np.int64),
+        leaving=np.zeros(nodes, dtype=np.int64),
+        coming=np.zeros(nodes, dtype=np.int64),
+        held_until_s=np.full(nodes, -np.inf),
+        saved_at_s=np.full(rows, -np.inf),
+        free_at_s=np.full(rows, -np.inf),
+    )
 
 
 def new_log(size: int) -> Log:

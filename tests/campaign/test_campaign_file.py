@@ -37,7 +37,7 @@ from campaign_files import SMALL, write
         ('bound = ["theorem1", "fluid"]', "tau_s = -1", ["tau_s = -1", "greater than or equal to 0"]),
         ('seeds = "1..3"', 'seeds = "3..1"', ["traces.0.seeds", "FIRST <= LAST"]),
         ('name = "unscaled"', 'name = "scaled"', ["traces with different names"]),
-        ('name = "figure-1"', 'name = "table-2"', ["tables and figures with different names"]),
+        ('name = "figure-1"', 'name = "table-2"', ["tables, figures and rankings with different names"]),
     ],
 )
 def test_mistakes_are_told_with_file_key_and_what_is_right(tmp_path, old, new, words):
@@ -142,11 +142,11 @@ weeks = WEEKS
         Plan(TraceSets(load_campaign(path), path))
 
 
-def test_ready_campaigns_are_those_of_the_papers():
+def test_ready_campaigns_are_those_of_the_papers_and_that_of_the_users_hardware():
     ready = {name: load_campaign(path) for name, path in ready_campaigns().items()}
     assert {name: len(campaign.policies) for name, campaign in ready.items()} == {
         "ipdps-tables": 9, "rr7659-catalogue": 119, "rr7659-hpc2n": 21, "rr7659-periods": 3,
-        "rr7659-scaled": 21, "rr7659-unscaled": 21,
+        "rr7659-scaled": 21, "rr7659-unscaled": 21, "your-hardware": 10,
     }  # fmt: skip
     for name, campaign in ready.items():
         assert campaign.name == name

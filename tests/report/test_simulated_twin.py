@@ -19,7 +19,8 @@ from testbed.report.difference import Cell, difference
 from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 from testbed.report.simulated import Simulation, simulate_run, simulate_schedule
 from testbed.report.timeline import read_timeline
-from testbed.simulation.overheads import constant, linear
+from testbed.simulation.compiling import NEVER
+from testbed.simulation.overheads import constant, linear, parse_overheads
 from testbed.simulation.run import MIGRATION
 from testbed.simulation.simulate import simulate
 from testbed.workload.jobs import Job
@@ -102,6 +103,68 @@ def test_tasks_are_interchangeable_and_stay_where_they_can() -> None:
         (1, 1, 0, 20, RUN), (1, 1, 20, 25, RESTORE), (1, 1, 25, 105, RUN),
         (2, 2, 0, 20, RUN), (2, 3, 20, 25, RESTORE), (2, 3, 25, 105, RUN),
     ]  # fmt: skip
+
+
+CALIBRATION = """
+[overheads]
+concurrent_per = "node"
+concurrent_tasks = [1, 2]
+memory_gb = [1.0, 2.0]
+start_s = [[1, 1], [2, 2]]
+save_s = [[1, 2], [2, 3]]
+resume_s = [[3, 5], [6, 10]]
+migration_s = [[6, 10], [12, 20]]
+[overheads.progress]
+yield_frac = [0.5, 1.0]
+serial = [0.4, 1.0]
+parallel = [0.6, 1.0]
+"""
+
+
+@pytest.mark.parametrize("policy", ["MCB8 */OPT=MIN/MINVT=600", BEST, "EASY"])
+def test_the_twin_knows_all_of_a_calibration_and_tells_every_decision(policy: str, tmp_path: Path) -> None:
+    (tmp_path / "calibration.toml").write_text(CALIBRATION)
+    overheads = parse_overheads(str(tmp_path / "calibration.toml")).scaled(50.0)
+    jobs = dense_trace()
+    plain = simulate(jobs, 4, parse(policy), overheads, debug=True, compiling=NEVER)
+    twin = simulate_schedule(jobs, NAMES, parse(policy), overheads, node_memory_gb=8.0, time_scale=50.0)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(plain, name), getattr(twin.run, name), err_msg=name)
+    assert plain.penalty_s.min() >= 50.0
+    assert len(twin.decisions) == plain.decisions - (policy == "EASY")  # it also decides when the last job ends
+    # Who runs and where, by decisions, makes the starts, ends and changes of nodes of the results.
+    first: dict[int, float] = {}
+    moved = 0
+    for before, after in pairwise([None, *twin.decisions]):
+        assert after is not None
+        for job_id, (nodes, share) in after.placements.items():
+            first.setdefault(job_id, after.time_s)
+            assert 0.0 <= share <= 1.0
+            if before is not None and job_id in before.placements:
+                moved += sorted(before.placements[job_id][0]) != sorted(nodes)
+    assert [first[job.job_id] for job in twin.run.jobs] == twin.run.start_s.tolist()
+    assert moved == twin.run.migrations.sum()
+    for span in twin.schedule.spans:
+        if span.kind == RUN:
+            middle_s = (span.begin_s + span.end_s) * 25.0
+            now = [each for each in twin.decisions if each.time_s <= middle_s][-1]
+            nodes, share = now.placements[span.job]
+            assert (span.node in nodes, span.yield_frac) == (True, share)
+
+
+def test_a_calibration_is_in_seconds_of_the_lab_other_models_are_not(tmp_path: Path) -> None:
+    result, _ = rehearse(tmp_path, five_jobs())
+    (tmp_path / "calibration.toml").write_text(CALIBRATION)
+    text = str(tmp_path / "calibration.toml")
+    scale = json.loads((result.path / "manifest.json").read_text())["clocks"]["time_scale"]
+    assert scale > 1
+    twin = simulate_run(result.path, parse_overheads(text))
+    assert twin.overheads.resume_s.tolist() == [[3 * scale, 5 * scale], [6 * scale, 10 * scale]]
+    assert twin.schedule.name == f"simulated, {text} x {scale:g}"
+    assert twin.run.penalty_s.min() >= scale  # starts cost 1 s of the lab
+    one = simulate_run(result.path, parse_overheads(f"{text}#constant")).overheads
+    assert one.resume_s[0, 0] == pytest.approx(parse_overheads(text).mean_penalty_s * scale)
+    assert simulate_run(result.path, constant(7.0)).overheads.resume_s.tolist() == [[7.0]]
 
 
 def test_a_dry_run_and_its_simulation_agree(tmp_path: Path) -> None:

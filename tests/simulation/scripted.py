@@ -24,7 +24,7 @@ class Scripted:
     needs_estimates: bool = False
     seen: list = field(default_factory=list)
 
-    def can_ever_run(self, tasks, mem_req_frac, nodes):  # noqa: ARG002 - the protocol of policies
+    def can_ever_run(self, tasks, mem_req_frac, nodes):
         return True
 
     def answer(self, time_s):
@@ -39,7 +39,7 @@ class Scripted:
             begin += view.tasks[index]
         return Decision(task_node=task_node, yield_frac=shares)
 
-    def decide_on_arrays(self, rules, jobs, cluster, time_s, active, submitted, freed, periodic):  # noqa: ARG002 - the kernel's
+    def decide_on_arrays(self, rules, jobs, cluster, time_s, active, submitted, freed, periodic):
         self.seen.append((time_s, freed, submitted.size, periodic))
         for row in active:
             nodes, cluster.yield_frac[row] = self.answer(time_s).get(int(row), (NOT_PLACED, 0.0))

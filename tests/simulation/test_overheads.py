@@ -39,21 +39,21 @@ migration_s = [[2, 3, 7], [3, 5, 13]]
 def test_a_table_is_linear_between_its_points_and_beyond_them(tmp_path, at_once, memory_gb, resume_s):
     file = tmp_path / "overheads.toml"
     file.write_text(GOOD)
-    table = parse_overheads(str(file)).table(8.0)
+    table = parse_overheads(str(file)).table(8.0).penalties
     assert overhead_s(table, table.resume_s, float(at_once), memory_gb / 8.0) == pytest.approx(resume_s)
 
 
 def test_seconds_are_never_negative(tmp_path):
     file = tmp_path / "overheads.toml"
     file.write_text("[overheads]\nmemory_gb = [4, 8]\nresume_s = [[0, 9]]\nmigration_s = [[0, 9]]\n")
-    table = parse_overheads(str(file)).table(8.0)
+    table = parse_overheads(str(file)).table(8.0).penalties
     assert overhead_s(table, table.migration_s, 5.0, 0.1) == 0.0
     assert overhead_s(table, table.migration_s, 5.0, 1.0) == 9.0
 
 
 @given(st.floats(0, 100), st.floats(0.01, 10), st.floats(0.01, 100), st.integers(1, 400), st.floats(0.05, 1))
 def test_linear_is_its_formula(fixed_s, gb_per_s, total_gb_per_s, at_once, mem_req_frac):
-    table = linear(fixed_s, gb_per_s, total_gb_per_s).table(16.0)
+    table = linear(fixed_s, gb_per_s, total_gb_per_s).table(16.0).penalties
     read_s = mem_req_frac * 16.0 * max(1 / gb_per_s, at_once / total_gb_per_s)
     found = [
         overhead_s(table, seconds, float(at_once), mem_req_frac) for seconds in (table.resume_s, table.migration_s)
@@ -63,7 +63,7 @@ def test_linear_is_its_formula(fixed_s, gb_per_s, total_gb_per_s, at_once, mem_r
 
 @given(st.floats(0, 1e6), st.integers(1, 1000), st.floats(0.01, 1))
 def test_constant_is_constant(seconds, at_once, mem_req_frac):
-    table = constant(seconds).table(8.0)
+    table = constant(seconds).table(8.0).penalties
     assert overhead_s(table, table.resume_s, float(at_once), mem_req_frac) == seconds
 
 

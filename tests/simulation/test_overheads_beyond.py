@@ -1,0 +1,264 @@
+"""Costs of starts, places that are held while they are saved, concurrency by node, measured progress: by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted import Scripted, by_views, on_arrays
+
+from testbed.compiler import can_compile
+from testbed.errors import RunError, UserError
+from testbed.policies.catalogue import available, parse
+from testbed.policies.dfrs import DfrsPolicy
+from testbed.simulation import moving
+from testbed.simulation.batch import schedule_batch
+from testbed.simulation.by_views import simulate_by_views
+from testbed.simulation.compiling import NEVER
+from testbed.simulation.fractional import simulate_fractional
+from testbed.simulation.measures import measure
+from testbed.simulation.overheads import Overheads, constant, parse_overheads
+from testbed.simulation.progress import Progress
+from testbed.simulation.simulate import simulate
+from testbed.workload.jobs import Job
+from testbed.workload.synthetic import synthetic_trace
+
+LOOPS = pytest.mark.parametrize("loop", [by_views, on_arrays])
+FIELDS = ["start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved"]
+FILE = """
+[calibration]
+version = 1
+[[quantity]]
+name = "save_fixed_s"
+value = 1.0
+
+[overheads]
+concurrent_per = "node"
+concurrent_tasks = [1, 2]
+memory_gb = [1.0, 2.0]
+start_s = [[1, 1], [3, 3]]
+save_s = [[2, 4], [4, 8]]
+resume_s = [[3, 5], [6, 10]]
+migration_s = [[6, 10], [12, 20]]
+[overheads.progress]
+yield_frac = [0.5, 1.0]
+serial = [0.4, 1.0]
+parallel = [0.6, 1.0]
+"""
+
+
+def job(job_id, submit_s, run_s, tasks=1, cpu=0.5, mem=0.125):
+    return Job(job_id, float(submit_s), tasks, cpu, mem, float(run_s))
+
+
+def model(**what):
+    """Return resumes of 3 s and migrations of 6 s, and what else a test needs."""
+    arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in what.items()}
+    return replace(constant(3), migration_s=np.array([[6.0]]), **arrays)
+
+
+def by_tasks(one, two, **what):
+    """Return a model of `one` second for one task that moves and `two` for two, whatever they do."""
+    seconds = np.array([[float(one)], [float(two)]])
+    levels = {"concurrent_tasks": np.array([1.0, 2.0]), "memory_gb": np.array([0.0])}
+    return Overheads("by tasks", **levels, resume_s=seconds, migration_s=seconds, **what)
+
+
+@LOOPS
+def test_a_first_start_that_costs_delays_progress_and_counts_as_penalty(loop, monkeypatch):
+    run = loop(monkeypatch, [job(0, 0, 100)], 1, Scripted({0: {0: (0, 0.5)}}), model(start_s=[[7.0]]).table(8.0))
+    assert (run.start_s[0], run.end_s[0], run.penalty_s[0]) == (0.0, 207.0, 7.0)
+
+
+@LOOPS
+def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop, monkeypatch):
+    script = {
+        0: {0: (0, 1.0)},
+        10: {1: (0, 1.0)},
+        12: {1: (0, 0.5), 2: (0, 0.5), 3: (1, 1.0)},
+        60: {0: (1, 1.0)},
+    }
+    jobs = [job(0, 0, 30), job(1, 10, 20), job(2, 12, 10), job(3, 12, 4)]
+    run = loop(monkeypatch, jobs, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
+    assert run.end_s[3] == 16.0  # another node is not held
+    assert run.end_s[1] == 18.0 + 40.0  # job 0 is saved from 10 to 18
+    assert run.end_s[2] == 18.0 + 20.0  # a later decision finds the node held as well
+    assert run.end_s[0] == 60.0 + 3.0 + 20.0
+    assert run.penalty_s.tolist() == [3.0, 8.0, 6.0, 0.0]
+
+
+@LOOPS
+def test_a_job_resumes_only_when_its_own_images_are_written(loop, monkeypatch):
+    script = {0: {0: ([0, 1], 1.0)}, 10: {}, 12: {0: ([2, 3], 1.0)}}
+    run = loop(monkeypatch, [job(0, 0, 30, tasks=2)], 4, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
+    assert run.end_s[0] == 18.0 + 3.0 + 20.0
+    assert run.penalty_s[0] == 9.0
+
+
+@LOOPS
+def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay(loop, monkeypatch):
+    script = {0: {0: ([0, 1], 0.5), 1: (2, 1.0)}, 10: {0: ([1, 2], 0.5), 1: (0, 1.0)}}
+    jobs = [job(0, 0, 20, tasks=2), job(1, 0, 20)]
+    run = loop(monkeypatch, jobs, 3, Scripted(script, 10.0), model(save_s=[[8.0]]).table(8.0))
+    assert run.end_s.tolist() == [10.0 + 8.0 + 6.0 + 30.0, 10.0 + 8.0 + 6.0 + 10.0]
+    assert run.moves.tasks.tolist() == [1, 1]
+
+
+@LOOPS
+@pytest.mark.parametrize(("per_node", "took_s"), [(False, [7.0, 7.0, 7.0]), (True, [3.0, 3.0, 1.0])])
+def test_concurrency_is_that_of_the_worst_node_or_of_the_cluster(loop, monkeypatch, per_node, took_s):
+    # At 20 two tasks come to node 0, one to node 1 and one to node 2: one task takes 1 s, two 3 s, four 7 s.
+    running = {0: ([0, 1], 0.25), 1: (0, 0.25), 2: (2, 0.25)}
+    script = {0: running, 10: {}, 20: running}
+    jobs = [job(0, 0, 10, tasks=2), job(1, 0, 10), job(2, 0, 10)]
+    run = loop(monkeypatch, jobs, 3, Scripted(script, 10.0), by_tasks(1, 3, per_node=per_node).table(8.0))
+    assert run.penalty_s.tolist() == took_s
+
+
+@LOOPS
+@pytest.mark.parametrize(("start_s", "penalty_s"), [([[5.0], [7.0]], [5.0 + 3.0, 7.0]), (None, [1.0, 0.0])])
+@pytest.mark.parametrize("per_node", [False, True])
+def test_starts_count_among_those_that_move_at_once_if_they_cost(loop, monkeypatch, start_s, penalty_s, per_node):
+    script = {0: {0: (0, 1.0)}, 10: {}, 20: {0: (0, 0.5), 1: (0, 0.5)}}
+    overheads = by_tasks(1, 3, per_node=per_node, start_s=None if start_s is None else np.array(start_s))
+    run = loop(monkeypatch, [job(0, 0, 15), job(1, 20, 10)], 1, Scripted(script, 10.0), overheads.table(8.0))
+    assert run.penalty_s.tolist() == penalty_s
+
+
+@LOOPS
+def test_measured_progress_is_how_virtual_time_grows_and_cpu_is_still_the_yield(loop, monkeypatch):
+    curves = Progress(np.array([0.5, 1.0]), np.array([0.4, 1.0]), np.array([0.6, 1.0]))
+    script = {0: {0: (0, 0.5), 1: ([1, 1], 0.25)}, 10: {0: (0, 0.75), 1: ([1, 1], 1.0)}}
+    jobs = [job(0, 0, 11), job(1, 0, 13, tasks=2)]
+    run = loop(monkeypatch, jobs, 2, Scripted(script, 10.0), model(progress=curves).table(8.0))
+    # Job 0: 4 s by 10, then half way from 0.4 to 1. Job 1: half of 0.6 for 10 s, then all.
+    assert run.end_s == pytest.approx([10 + (11 - 4) / 0.7, 10 + (13 - 3)])
+    assert run.virtual_time_s.tolist() == [11.0, 13.0]
+    # Both want 1.5 CPUs until 20 and get 2; useful is the work: 5.5 + 13 CPU seconds.
+    assert measure(run, None, 8.0).underutilization == pytest.approx((1.5 * 20 - 18.5) / 18.5)
+
+
+def test_batch_jobs_hold_their_nodes_while_they_start_and_easy_does_not_know():
+    table = by_tasks(5, 9, start_s=np.array([[5.0], [9.0]])).table(8.0)
+    # Job 2 ends at its estimate, 10, of which the reservation of job 1 is made; job 3 fits before it and is late.
+    jobs = [job(0, 0, 10), job(1, 1, 10, tasks=2), job(2, 2, 8)]
+    easy = schedule_batch(jobs, 2, parse("EASY"), NEVER, overheads=table)
+    assert easy.start_s.tolist() == [0.0, 15.0, 2.0]
+    assert easy.penalty_s.tolist() == [5.0, 9.0, 5.0]
+    assert easy.end_s.tolist() == [15.0, 34.0, 15.0]
+    longer = [*jobs[:2], job(2, 2, 9)]  # told to end after the shadow time of 10
+    assert schedule_batch(longer, 2, parse("EASY"), NEVER, overheads=table).start_s.tolist() == [0.0, 15.0, 24.0 + 10.0]
+    by_node = replace(by_tasks(5, 9, start_s=np.array([[5.0], [9.0]])), per_node=True).table(8.0)
+    assert schedule_batch(jobs, 2, parse("FCFS"), NEVER, overheads=by_node).penalty_s.tolist() == [5.0] * 3
+    run = simulate(jobs, 2, parse("FCFS"), by_tasks(5, 9, start_s=np.array([[5.0], [9.0]])), compiling=NEVER)
+    assert run.end_s.tolist() == [15.0, 34.0, 47.0]
+    assert run.penalty_s.tolist() == [5.0, 9.0, 5.0]
+
+
+def test_a_calibration_has_all_of_it_and_scales_with_the_time(tmp_path):
+    file = tmp_path / "calibration.toml"
+    file.write_text(FILE)
+    found = parse_overheads(str(file))
+    assert found.wall_clock
+    table = found.scaled(60.0).table(8.0)
+    assert table.beyond[:5] == (True, True, True, True, True)
+    assert table.beyond.save_s.tolist() == [[120, 240], [240, 480]]
+    assert table.beyond.start_s.tolist() == [[60, 60], [180, 180]]
+    assert table.penalties.migration_s.tolist() == [[360, 600], [720, 1200]]
+    assert table.beyond.yields.tolist() == [0.0, 0.5, 1.0]
+    assert table.beyond.parallel_rates.tolist() == [0.0, 0.6, 1.0]
+    assert not found.scaled(60.0).wall_clock
+    one = parse_overheads(f"{file}#constant")
+    mean_s = ((2 + 4 + 4 + 8 + 3 + 5 + 6 + 10) + (6 + 10 + 12 + 20)) / 8
+    assert one.resume_s.tolist() == one.migration_s.tolist() == [[mean_s]]
+    assert (one.wall_clock, one.table(8.0).beyond.any, one.name) == (True, False, f"{file}#constant")
+    with pytest.raises(UserError, match=r"expected #constant after the file.*nearest: constant"):
+        parse_overheads(f"{file}#constnat")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"node"', '"nodes"', "concurrent_per = 'nodes'.*'cluster' or 'node'"),
+        ("[[1, 1], [3, 3]]", "[[1, 1]]", r"start_s is \(1, 2\): expected \(2, 2\)"),
+        ("[[2, 4], [4, 8]]", "[[2, 4], [4]]", "save_s = .*rows of equal length"),
+        ("[0.5, 1.0]", "[0.5, 0.9]", "progress.yield_frac must increase, from more than 0 to 1"),
+        ("[0.4, 1.0]", "[0.4]", "progress.serial has 1 rates: expected 2"),
+        ("[0.6, 1.0]", "[0, 1.0]", "progress.parallel.0 = 0.*greater than 0"),
+        ("parallel =", "paralel =", "unknown key overheads.progress.paralel; nearest: parallel"),
+    ],
+)
+def test_wrong_tables_beyond_penalties_are_explained(tmp_path, old, new, message):
+    file = tmp_path / "calibration.toml"
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(UserError, match=message) as caught:
+        parse_overheads(str(file))
+    assert str(caught.value).startswith(str(file))
+
+
+FRACTIONAL = [name for name in available() if isinstance(parse(name), DfrsPolicy)]
+
+
+@st.composite
+def models(draw):
+    def seconds(top):
+        return np.array(draw(st.tuples(*[st.sampled_from([0.0, 1.5, 40.0, top])] * 4))).reshape(2, 2)
+
+    progress = Progress(np.array([0.3, 1.0]), np.array([0.2, 1.0]), np.array([0.4, 1.0]))
+    return Overheads(
+        "drawn",
+        np.array([1.0, 3.0]),
+        np.array([1.0, 4.0]),
+        resume_s=seconds(300.0),
+        migration_s=seconds(500.0),
+        start_s=draw(st.sampled_from([None, seconds(90.0)])),
+        save_s=draw(st.sampled_from([None, seconds(200.0)])),
+        per_node=draw(st.booleans()),
+        progress=draw(st.sampled_from([None, progress])),
+    )
+
+
+@st.composite
+def traces(draw):
+    jobs, time_s = [], 0.0
+    for number in range(draw(st.integers(1, 9))):
+        time_s += draw(st.sampled_from([0.0, 1.0, 37.3, 600.0]))
+        frac = draw(st.sampled_from([0.25, 1.0])), draw(st.sampled_from([0.1, 0.3, 0.5, 1.0]))
+        run_s = draw(st.sampled_from([30.0, 777.7, 3000.0]))
+        jobs.append(Job(number + 1, time_s, draw(st.integers(1, 4)), *frac, run_s))
+    return jobs
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(traces(), st.sampled_from(FRACTIONAL), models())
+def test_both_loops_come_to_the_same_bits_with_all_of_it(jobs, name, overheads):
+    policy, table = parse(name), overheads.table(8.0)
+    one = simulate_fractional(jobs, 4, policy.name, policy.rules, table, debug=True, compiling=NEVER)
+    other = simulate_by_views(jobs, 4, policy, table, debug=True)
+    for field in FIELDS:
+        np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
+    assert one.decisions == other.decisions
+    assert np.all(one.end_s - one.start_s >= one.run_time_s + one.penalty_s - 1e-6)
+
+
+def test_debug_names_a_job_that_begins_on_a_node_that_is_held(monkeypatch):
+    monkeypatch.setattr(moving, "free_at", lambda *_: -np.inf)
+    policy = Scripted({0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}}, 10.0)
+    with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that still holds who left it"):
+        on_arrays(monkeypatch, [job(0, 0, 30), job(1, 10, 20)], 1, policy, model(save_s=[[8.0]]).table(8.0))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(), reason="numba is an extra")
+def test_the_compiled_loops_come_to_the_bits_of_the_plain_ones_with_all_of_it(tmp_path):
+    file = tmp_path / "calibration.toml"
+    file.write_text(FILE)
+    overheads = parse_overheads(str(file)).scaled(20.0)
+    jobs = synthetic_trace(16, 60, 3)
+    for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */OPT=MIN/MINVT=600", "/stretch-per/OPT=MAX", "EASY"):
+        plain = simulate(jobs, 16, parse(name), overheads, compiling=NEVER)
+        found = simulate(jobs, 16, parse(name), overheads, debug=True)
+        for field in FIELDS:
+            np.testing.assert_array_equal(getattr(plain, field), getattr(found, field), err_msg=f"{name} {field}")
+        assert plain.penalty_s.sum() > 0
