@@ -1,0 +1,1 @@
+"""A live run beside its simulation, against the noise of runs that were repeated."""

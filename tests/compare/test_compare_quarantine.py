@@ -1,0 +1,195 @@
+"""The quarantine rule: a rehearsed run is well, and each disturbance is found by its own finding and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from compared_runs import Entry, add, add_offline, dry_run, repeat
+
+from testbed.compare.live import read_live, segment_of
+from testbed.compare.load import machines
+from testbed.compare.quarantine import Health, Limits, examine
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dry_run(tmp_path_factory.mktemp("quarantine"))
+
+
+def health(path: Path, **limits: float) -> Health:
+    return examine(read_live(path), Limits(**limits))
+
+
+def names(found: Health) -> list[str]:
+    return [reason.name for reason in found.reasons]
+
+
+def value(found: Health, name: str) -> float | None:
+    return next(finding.value for finding in found.findings if finding.name == name)
+
+
+def test_a_rehearsed_run_is_well_and_its_hardware_is_not_asked(run: Path) -> None:
+    found = health(run)
+    assert names(found) == []
+    assert {finding.name for finding in found.findings} == {
+        "jobs", "nodes_lost", "retries", "failures", "restarts", "missing", "gap", "dropped", "drift", "late", "clock",
+    }  # fmt: skip
+    assert value(found, "late") < 0.001
+    assert value(found, "clock") is None
+    assert "not recorded (the journal has no entry `clock`" in str(found.findings[-1])
+
+
+DISTURBANCES = {
+    "nodes_lost": add_offline,
+    "retries": add(kind="retry", job=2, verb="start", error="no room"),
+    "failures": add(kind="outcome", action=99, verb="cap", job=2, nodes=[0, 1], ok=False, error="refused"),
+    "dropped": add(kind="telemetry", node=0, dropped=3),
+    "clock": add(kind="clock", unix_ns=10**15),
+}
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_what_the_journal_tells(run: Path, name: str) -> None:
+    found = health(repeat(run, f"disturbed-{name}", journal=DISTURBANCES[name]))
+    assert names(found) == [name]
+    assert found.usable
+    assert "limit" in str(found.reasons[0])
+
+
+def test_a_late_answer_is_the_controllers(run: Path) -> None:
+    def late(entries: list[Entry]) -> list[Entry]:
+        first = next(entry for entry in entries if entry["kind"] == "decision" and entry["event"]["submitted"] == [2])
+        first["view"]["time_s"] += 30.0
+        return entries
+
+    found = health(repeat(run, "late", journal=late))
+    assert names(found) == ["late"]
+    assert value(found, "late") == pytest.approx(0.5, abs=1e-6)  # 30 trace s at time scale 60
+    assert names(health(run.with_name("late"), loop_late_s=0.6)) == []
+
+
+def test_jobs_that_did_not_end_leave_nothing_to_compare(run: Path) -> None:
+    path = repeat(run, "failed", journal=lambda entries: [
+        entry | {"state": "failed"} if entry["kind"] == "job" and entry["state"] == "done" and entry["job"] == 3
+        else entry for entry in entries
+    ])  # fmt: skip
+    found = health(path)
+    assert names(found) == ["jobs"]
+    assert not found.usable
+    killed = repeat(run, "killed")
+    (killed / "summary.json").unlink()
+    assert names(health(killed)) == ["jobs"]
+
+
+def test_gaps_and_restarts_are_in_the_samples(run: Path) -> None:
+    def silence(lines: list[str]) -> list[str]:
+        kept, seen = [], 0
+        for line in lines:
+            if line.startswith("node,") and "node=node-1" in line:
+                seen += 1
+                if 10 <= seen < 20:
+                    continue
+            kept.append(line)
+        return kept
+
+    found = health(repeat(run, "silent", points=silence))
+    assert set(names(found)) == {"gap", "missing"}
+    assert value(found, "gap") == pytest.approx(11.0, abs=0.1)
+
+    def restart(lines: list[str]) -> list[str]:
+        own = [index for index, line in enumerate(lines) if line.startswith("node,") and "node=node-0" in line]
+        lines[own[20]] = re.sub(r"agent_cpu_s=[0-9.e-]+", "agent_cpu_s=0.0", lines[own[20]])
+        return lines
+
+    assert names(health(repeat(run, "restarted", points=restart))) == ["restarts"]
+
+    def mute(lines: list[str]) -> list[str]:
+        return [line for line in lines if not line.startswith("node,")]
+
+    found = health(repeat(run, "mute", points=mute))
+    assert names(found) == []
+    assert value(found, "gap") is None
+
+
+def test_drift_is_found(run: Path) -> None:
+    def drift(lines: list[str]) -> list[str]:
+        tags, _, time_ns = next(line for line in lines if line.startswith("guest,")).rsplit(" ", 2)
+        return [*lines, f"cap_drift{tags.removeprefix('guest')} found_cores=-1.0,expected_cores=0.5 {time_ns}"]
+
+    assert names(health(repeat(run, "drifted", points=drift))) == ["drift"]
+
+
+def real(busy_frac: float, achieved: float = 1.0) -> dict[str, Callable]:
+    """Return changes that make a rehearsal one of real nodes, whose machine was so busy."""
+
+    def manifest(about: Entry) -> None:
+        for facts in about["nodes"].values():
+            facts |= {"driver": "process", "machine_cores": 4}
+
+    def points(lines: list[str]) -> list[str]:
+        lines = [re.sub(r"cpu_frac=[0-9.e-]+", f"cpu_frac={busy_frac}", line) for line in lines]
+        lines = [re.sub(r"agent_cpu_s=[0-9.e-]+", "agent_cpu_s=1.0", line) for line in lines]
+        return [re.sub(r"achieved_cores=[0-9.e-]+", f"achieved_cores={achieved}", re.sub(
+            r"requested_cores=[0-9.e-]+", "requested_cores=1.0", line)) for line in lines]  # fmt: skip
+
+    return {"manifest": manifest, "points": points}
+
+
+def test_foreign_load_is_what_neither_guests_nor_agents_used(run: Path) -> None:
+    idle = health(repeat(run, "idle", **real(0.0)))
+    assert names(idle) == []
+    assert value(idle, "foreign_mean") == 0.0
+    # guests use at most 2 of the 4 cores: at 0.5 busy nothing foreign where both nodes are full
+    full = health(repeat(run, "full", **real(1.0)))
+    assert set(names(full)) == {"foreign_mean", "foreign_p95"}
+    live = read_live(run)
+    used_s = guest_cpu_s(run)
+    begin_s, end_s = 0.0, max(job.end_time_s for job in live.facts.jobs) / live.time_scale
+    assert value(full, "foreign_mean") == pytest.approx(1 - used_s / 4 / (end_s - begin_s), abs=0.05)
+    assert names(health(run.with_name("full"), foreign_mean_frac=1.0, foreign_p95_frac=1.0)) == []
+
+
+def guest_cpu_s(run: Path) -> float:
+    """Return the CPU time of all guests by the work that they did, with the rate of the null driver."""
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["complete"]
+    live = read_live(run)
+    return sum(job.run_time_s * job.tasks * job.cpu_need_frac for job in live.facts.jobs) / live.time_scale
+
+
+def test_caps_that_guests_do_not_reach_are_a_disturbance(run: Path) -> None:
+    found = health(repeat(run, "starved", **real(0.0, achieved=0.7)))
+    assert names(found) == ["achieved"]
+    assert value(found, "achieved") == pytest.approx(0.7)
+
+
+def test_nodes_on_one_machine_are_told_by_who_spawned_them_and_by_address(run: Path) -> None:
+    live = read_live(run)
+    assert machines(live) == {"the controller's machine": ["node-0", "node-1"]}
+
+    def apart(about: Entry) -> None:
+        for node in about["scenario"]["nodes"]:
+            node["spawn"] = False
+        for number, facts in enumerate(about["nodes"].values()):
+            facts["address"] = f"192.0.2.{number}"
+
+    other = read_live(repeat(run, "apart", manifest=apart))
+    assert machines(other) == {"192.0.2.0": ["node-0"], "192.0.2.1": ["node-1"]}
+
+
+def test_segments_are_of_jobs_nodes_scale_and_seed_and_not_of_the_policy(run: Path) -> None:
+    def other(**changes: object) -> str:
+        def change(about: Entry) -> None:
+            for key, new in changes.items():
+                table = about["clocks"] if key == "time_scale" else about
+                table[key] = new
+
+        return segment_of(read_live(repeat(run, "-".join(changes), manifest=change)).facts)
+
+    own = segment_of(read_live(run).facts)
+    assert other(policy="EASY", period_s=None) == own
+    assert len({own, other(seed=77), other(time_scale=61.0), other(nodes={})}) == 4
