@@ -1,0 +1,208 @@
+"""The lab of a check session: opened once, leased, released at the end, and given up when it is found broken."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from testbed.bus.messages import AnyAction, GuestSample, ListGuests, NodeFacts
+from testbed.calibration.bench import Watched, open_bench
+from testbed.checks.guests import Guest
+from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
+from testbed.checks.portal import Portal
+from testbed.control.boxes import spec_of
+from testbed.control.fleet import Node
+from testbed.control.scenario import Scenario
+from testbed.errors import UserError, nearest
+
+SMALL_MIB = 96
+_CALL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnderTest:
+    """One node: its index in the lab, its name, and what it is."""
+
+    index: int
+    name: str
+    facts: NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class DriverUnderTest:
+    """What runs the guests: the driver's name, the hypervisor (`kvm`, `qemu`, `xen`, `process`), what both can do."""
+
+    name: str
+    hypervisor: str
+    names: frozenset[str]
+    capabilities: frozenset[str]
+
+
+class _Guests(msgspec.Struct):
+    guests: list[GuestSample]
+
+
+def choose_nodes(scenario: Scenario, wanted: str) -> tuple[str, ...]:
+    """Return the names of the nodes to check, in the lab's order; `wanted` is a list with commas, empty for all."""
+    known = [node.name for node in scenario.nodes]
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--nodes {name!r}: expected nodes of the lab: {', '.join(known)}{nearest(name, known)}")
+    return tuple(name for name in known if name in names) if names else tuple(known)
+
+
+def restricted(scenario: Scenario, names: Sequence[str]) -> Scenario:
+    """Return the scenario with only these nodes, where a lab may have fewer: one in a box is up as it is."""
+    if scenario.box is not None:
+        return scenario
+    return scenario.model_copy(update={"nodes": tuple(node for node in scenario.nodes if node.name in names)})
+
+
+class Lab:
+    """Live nodes under this process's lease. `broken` says why nothing more can be checked, or is empty.
+
+    As a context it is open; agents that were started here end with it.
+    """
+
+    def __init__(self, scenario: Scenario, names: Sequence[str], place: Path) -> None:
+        self.scenario = restricted(scenario, names)
+        self.broken = ""
+        self._names = tuple(names)
+        self._places = (place / str(number) for number in itertools.count(1))
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Bring it up, lease it, wait for its nodes.
+
+        Raises `UserError` when it is not there or is driven by another controller.
+        """
+        self._place = next(self._places)
+        self._place.mkdir()
+        with contextlib.ExitStack() as stack:
+            self.portal = stack.enter_context(Portal())
+            self.bench = stack.enter_context(self.portal.within(open_bench(self.scenario, self._place)))
+            stack.callback(self._leave)
+            self._stack = stack.pop_all()
+        self.bench.fleet.on_node_change = self._changed
+        fleet = self.bench.fleet
+        self.nodes = tuple(
+            NodeUnderTest(node.index, node.name, fleet.facts(node.index))
+            for node in fleet.nodes
+            if node.name in self._names
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _leave(self) -> None:
+        self.bench.fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Give the lab back for the block: its lease is released meanwhile, with whatever still runs on its nodes."""
+        self._stack.close()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def _changed(self, node: Node) -> None:
+        if not node.online and not self.broken:
+            self.broken = f"node {node.name} went away: {node.reason}"
+
+    @property
+    def driver(self) -> DriverUnderTest:
+        """What runs the guests of the nodes under test: the abilities are those that all of them have."""
+        facts = [node.facts for node in self.nodes]
+        return DriverUnderTest(
+            facts[0].driver,
+            hypervisor_of(facts[0]),
+            frozenset.intersection(*(hypervisors_of(fact) for fact in facts)),
+            frozenset.intersection(*(frozenset(fact.capabilities) for fact in facts)),
+        )
+
+    @property
+    def cpus(self) -> float:
+        """Cores of the smallest node under test."""
+        return min(node.facts.cpus for node in self.nodes)
+
+    @property
+    def floor_mib(self) -> int:
+        """The least memory of a guest."""
+        return max(node.facts.guest_floor_mib for node in self.nodes)
+
+    @property
+    def small_mib(self) -> int:
+        """Memory of a guest whose memory does not matter, though it is enough for an MPI rank."""
+        return max(SMALL_MIB, self.floor_mib)
+
+    def storage(self, node: NodeUnderTest) -> str:
+        """Type of the file system of a node's saved guests; `?` on another machine."""
+        return storage_of(self.image_folder(node))
+
+    def machine(self, node: NodeUnderTest) -> str:
+        """Return the key of a node's figures."""
+        return machine_key(machine_facts(node.facts, self.storage(node)))
+
+    def image_folder(self, node: NodeUnderTest) -> Path | None:
+        """Return where a node keeps saved guests, if that is on this machine."""
+        if self.scenario.box is not None:
+            return next(spec.image_dir for spec in spec_of(self.scenario).nodes if spec.name == node.name)
+        if next(table.spawn for table in self.scenario.nodes if table.name == node.name):
+            return self._place / "images" / node.name
+        return None
+
+    def call(self, node: NodeUnderTest, action: AnyAction, deadline_s: float = _CALL_S) -> dict[str, object]:
+        """Command a node and return its agent's report; raises `TestbedError` when it fails or does not answer."""
+        return self.portal.call(self.bench.fleet.call(node.index, action, deadline_s))
+
+    def guests_on(self, node: NodeUnderTest) -> list[GuestSample]:
+        """Return every guest that a node really holds."""
+        return msgspec.convert(self.call(node, ListGuests()), _Guests).guests
+
+    def idle_cores(self, node: NodeUnderTest) -> float:
+        """Return how many cores of a node's machine did nothing, by its latest sample; 0 if there is none."""
+        telemetry = self.bench.fleet.nodes[node.index].telemetry
+        return 0.0 if telemetry is None else (1.0 - telemetry.cpu_frac) * node.facts.machine_cores
+
+    def watch(self, node: NodeUnderTest, jobs: Sequence[Guest], every_s: float, for_s: float) -> Watched:
+        """Sample CPU time and work units of the first tasks of jobs on one node every `every_s` for `for_s` seconds."""
+        return self.portal.call(self.bench.watch(node.index, [job.name for job in jobs], every_s, for_s))
+
+    def guest(
+        self,
+        *,
+        memory_mib: int = 0,
+        cpu_cores: float = 0.0,
+        nodes: Sequence[int | NodeUnderTest] = (),
+        program: str = "",
+        work_s: float = 1e6,
+        **details: object,
+    ) -> Guest:
+        """Return a job that is not started yet, with a task on each of `nodes` (the first under test without any).
+
+        Without `memory_mib` it is small; without `cpu_cores` it can use all of the smallest node. Its work takes
+        `work_s` seconds at full speed. `details` are those of `Bench.specimen`: topology, message_bytes, iteration_s,
+        imbalance, touched_frac.
+        """
+        where = [node if isinstance(node, int) else node.index for node in nodes] or [self.nodes[0].index]
+        specimen = self.bench.specimen(
+            memory_mib=memory_mib or self.small_mib,
+            cpu_cores=cpu_cores or self.cpus,
+            nodes=where,
+            program=program,
+            work_s=work_s,
+            **details,  # type: ignore[arg-type]  # handed on as they come; a wrong one is a TypeError there
+        )
+        return Guest(self.portal, self.bench, specimen)

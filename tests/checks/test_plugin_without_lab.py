@@ -1,0 +1,92 @@
+"""The plugin in a session that names no lab: it costs nothing, and it breaks nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.checks.command import exit_code
+from testbed.errors import RunError
+
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder, with the plugin whether its entry point is installed or not."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:testbed", "-p", "testbed.checks.plugin", "-p", "no:cacheprovider",
+         *arguments],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_a_project_with_options_and_fixtures_of_the_same_names_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n")
+    (tmp_path / "conftest.py").write_text(
+        "import pytest, sys\n"
+        "def pytest_addoption(parser):\n"
+        "    for name in ('nodes', 'calibration', 'references', 'update-references', 'fresh-guests', 'checks-json'):\n"
+        "        parser.addoption('--' + name, default='mine')\n"
+        "@pytest.fixture\n"
+        "def guest(): return 'mine'\n"
+    )
+    (tmp_path / "test_mine.py").write_text(
+        "import pytest, sys\n"
+        "@pytest.mark.hypervisor('whatever')\n"
+        "def test_mine(guest, pytestconfig):\n"
+        "    assert guest == pytestconfig.getoption('--nodes') == 'mine'\n"
+        "    ours = {name for name in sys.modules if name.startswith(('testbed.', 'node_agent'))}\n"
+        "    assert ours == {'testbed.checks', 'testbed.checks.plugin'}\n"
+        "    assert not {'numpy', 'pydantic', 'asyncio', 'msgspec', 'psutil'} & set(sys.modules)\n"
+    )
+    result = pytest_run(tmp_path, "-p", "no:hypothesispytest", "--nodes=mine")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed" in result.stdout
+
+
+def test_a_check_without_a_lab_is_skipped_with_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "test_check.py").write_text(
+        "import pytest\n@pytest.mark.hypervisor()\ndef test_check(guest, node): raise AssertionError\n"
+    )
+    result = pytest_run(tmp_path, "-rs")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 skipped" in result.stdout
+    assert "--lab LAB.toml" in result.stdout
+
+
+def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
+    lab = ROOT / "scenarios" / "quickstart.toml"
+    result = pytest_run(tmp_path, "--pyargs", "testbed.checks", "--lab", str(lab), "--nodes=node-b", "--collect-only")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "test_memory_is_intact_over_save_and_restore[node-b]" in result.stdout
+    assert "node-a" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lab=none.toml"], "none.toml: cannot read the scenario"),
+        (["--lab={lab}", "--nodes=node-c"], "--nodes 'node-c': expected nodes of the lab: node-a, node-b"),
+        (["--lab={lab}", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
+        (["--lab={lab}", "--calibration=none"], "--calibration none: no such file"),
+        (["--lab={lab}", "--references={lab}"], "quickstart.toml: missing key version"),
+    ],
+)
+def test_what_is_wrong_with_the_call_is_told_before_a_lab_is_opened(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    lab = str(ROOT / "scenarios" / "quickstart.toml")
+    (tmp_path / "test_none.py").write_text("def test_none(lab): pass\n")
+    result = pytest_run(tmp_path, *(argument.format(lab=lab) for argument in arguments))
+    assert result.returncode == 4, result.stdout + result.stderr
+    assert words in result.stderr
+
+
+def test_exit_codes_are_those_of_the_testbed() -> None:
+    assert [exit_code(code, interrupted=False) for code in (0, 1, 4, 5, 2)] == [0, 1, 2, 2, 1]
+    assert exit_code(2, interrupted=True) == 130
+    with pytest.raises(RunError, match="code 3"):
+        exit_code(3, interrupted=False)
