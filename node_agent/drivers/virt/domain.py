@@ -108,7 +108,7 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
 def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> str:
     """Return a domain's XML as it is to be on another node; the guest itself must see no difference.
 
-    `lease` is the one that it is restored under; by default it stays what it was.
+    `lease` is the one that it is restored under; without it the guest migrates, and keeps its lease and its cap.
     """
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
@@ -125,7 +125,7 @@ def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> st
     if bridge is not None and place.bridge:
         bridge.set("bridge", place.bridge)
     tune = root.find("cputune")
-    if tune is not None:  # its cap there is set when it arrives
+    if tune is not None and lease is not None:  # it comes back paused; one that moves runs at once, so under its cap
         root.remove(tune)
     return ET.tostring(root, encoding="unicode")
 

@@ -1,0 +1,1 @@
+"""The experiments, one module each; `registry` finds them by name."""

@@ -1,0 +1,97 @@
+"""How soon a guest uses what a new cap allows, after the command that sets it."""
+
+from __future__ import annotations
+
+from testbed.bus.messages import CapChange
+from testbed.calibration.bench import Bench
+from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.room import down, guest_mib, room_cores, vcpu_counts, why_no_caps
+from testbed.calibration.watched import response_s
+from testbed.errors import RunError
+
+_EVERY_S = 0.01
+_SETTLE_S = 0.5
+_HOLDS_S = 1.13  # the new cap, each time; no multiple of a cap's period of 100 ms, so that changes fall anywhere in it
+_BACK_S = 0.61
+_CHANGES = 3
+_ITERATION_S = 0.1
+_PAIRS = ((0.1, 0.6), (0.6, 0.1))  # not near a whole core, which a busy machine may not have to give
+
+
+class CapResponse:
+    """One guest whose cap is changed from one value to another, and back, three times."""
+
+    name = "cap-response"
+    about = "time from the command that changes a cap until the guest uses what it allows"
+
+    def why_not(self, lab: LabFacts) -> str:
+        """See `Experiment.why_not`."""
+        return why_no_caps(lab)
+
+    def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
+        """Up and down, in parts of the guest's virtual CPUs; a node with fewer cores goes up to what it has."""
+        room = room_cores(lab)
+        found: list[Observation] = []
+        for vcpus in vcpu_counts(lab)[: 1 if quick else None]:
+            most = down(room / vcpus)
+            found += [
+                {"from_frac": min(begin, most), "to_frac": min(end, most), "vcpus": vcpus}
+                for begin, end in _PAIRS
+                if min(begin, end) < most
+            ]
+        return found
+
+    def expected_s(self, condition: Condition, lab: LabFacts) -> float:  # noqa: ARG002  # all take the same time
+        """See `Experiment.expected_s`."""
+        return (6.0 if lab.able("whole") else 1.0) + _watch_s()
+
+    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+        """Return one observation a change of the cap that was followed; raises `RunError` if none was.
+
+        `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
+        is defined by `testbed.calibration.watched.response_s`. `changes` says how many there were in the trial, so that
+        those which were never followed are not lost; `read_back_cores` is the new cap as the node tells it.
+        """
+        lab = LabFacts(bench.scenario, bench.facts)
+        vcpus = int(condition["vcpus"])
+        from_cores, to_cores = (float(condition[key]) * vcpus for key in ("from_frac", "to_frac"))
+        cpu_cores = min(float(vcpus), room_cores(lab))
+        async with bench.specimen(
+            memory_mib=guest_mib(lab), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
+        ) as job:
+            guest = job.guests[0]
+            await job.start()
+            await job.set_yield(from_cores / cpu_cores)
+            cycle_s = _HOLDS_S + _BACK_S
+            caps = [
+                CapChange(after_s=_SETTLE_S + cycle * cycle_s + later_s, caps={guest: cores})
+                for cycle in range(_CHANGES)
+                for later_s, cores in ((0.0, to_cores), (_HOLDS_S, from_cores))
+            ]
+            watched = await bench.watch(job.nodes[0], job.guests, _EVERY_S, _watch_s(), caps)
+        changes = [*watched.cap_changes]
+        found: list[Observation] = []
+        for forth, back in zip(changes[::2], changes[1::2], strict=True):
+            response = response_s(watched.t_s, watched.cpu_s[guest], forth.begin_s, to_cores, until_s=back.begin_s)
+            if response is not None:
+                found.append(
+                    {
+                        "command_s": forth.end_s - forth.begin_s,
+                        "response_s": response,
+                        "read_back_cores": forth.caps[guest],
+                        "changes": _CHANGES,
+                    }
+                )
+        if not found:
+            raise RunError(
+                f"guest {guest}: within {_HOLDS_S:g} s of none of {_CHANGES} changes did it use the {to_cores:g} cores "
+                "of its new cap, and went on so"
+            )
+        return found
+
+
+def _watch_s() -> float:
+    return _SETTLE_S + _CHANGES * (_HOLDS_S + _BACK_S)
+
+
+EXPERIMENT = CapResponse()

@@ -1,0 +1,76 @@
+"""How long small orders take: new caps, hold, release."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from testbed.calibration.bench import Bench
+from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiments.felt import (
+    MOST_CONCURRENT,
+    boot_s,
+    cores_of,
+    emulated,
+    lab_of,
+    lacks,
+    least_mib,
+    most_mib,
+)
+from testbed.calibration.specimen import Specimen
+
+_COMMANDS = ("cap", "hold", "release")
+_REPEATS = 8
+_YIELDS = (0.5, 1.0)  # in turn, so that every order changes something
+
+
+class Enactment:
+    """Orders to a job of one or several independent tasks on one node, from the order to the last answer.
+
+    A cap is read back from the kernel by then. A process stands still at the end of its iteration, so that its `hold`
+    takes a part of one; a virtual machine is stopped where it is.
+    """
+
+    name = "enactment"
+    about = "round trip of cap, hold and release: guests on the node"
+
+    def why_not(self, lab: LabFacts) -> str:
+        """Return why no guest can be ordered about here."""
+        return lacks(lab, "start") or lacks(lab, "cap")
+
+    def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:  # noqa: ARG002  # few and short
+        """Return each command for one guest, and for as many as fit."""
+        most = max(n for n in range(1, MOST_CONCURRENT + 1) if n == 1 or most_mib(lab, n) >= least_mib(lab))
+        several = ("cap",) if emulated(lab) else _COMMANDS
+        found: list[Observation] = [{"command": command, "guests": 1} for command in _COMMANDS]
+        if most > 1:
+            found += [{"command": command, "guests": most} for command in several]
+        return found
+
+    def expected_s(self, condition: Condition, lab: LabFacts) -> float:
+        """Return about how long a trial takes."""
+        return 1.5 + boot_s(lab) * sqrt(float(condition["guests"]))
+
+    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+        """Do one trial: the order some times over, of which the first is thrown away."""
+        lab = lab_of(bench)
+        job = bench.specimen(
+            memory_mib=least_mib(lab),
+            cpu_cores=cores_of(lab),
+            nodes=(0,) * int(condition["guests"]),
+            program="eatcpu",
+        )
+        async with job:
+            await job.start()
+            took_s = [await _order(job, str(condition["command"]), repeat) for repeat in range(1 + _REPEATS)]
+        return [{"round_trip_s": one_s} for one_s in took_s[1:]]
+
+
+async def _order(job: Specimen, command: str, repeat: int) -> float:
+    if command == "cap":
+        return (await job.set_yield(_YIELDS[repeat % len(_YIELDS)])).round_trip_s
+    hold_s = (await job.hold()).hold_s
+    release_s = await job.release()
+    return hold_s if command == "hold" else release_s
+
+
+EXPERIMENT = Enactment()

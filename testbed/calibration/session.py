@@ -1,0 +1,202 @@
+"""A calibration from its beginning to its end: plan, trials on live nodes, each journalled as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from testbed import __version__
+from testbed.calibration.bench import Bench, open_bench
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.load import foreign_frac
+from testbed.calibration.plan import Trial, key, left, plan
+from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
+from testbed.control.labs import OpenLab
+from testbed.control.scenario import Scenario
+from testbed.errors import RunError, TestbedError, UserError
+
+BLOCKS = 10
+QUICK_BLOCKS = 3
+MOST_FAILURES = 3  # one after the other: the lab is broken
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """For who waits: the trial that was just done (None at the begin), how many of how many, seconds left."""
+
+    outcome: Outcome | None
+    done: int
+    total: int
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is wanted of a calibration."""
+
+    scenario: Scenario
+    experiments: tuple[Experiment, ...]
+    blocks: int
+    seed: int
+    quick: bool
+    nodes: tuple[str, ...] = ()
+
+
+async def calibrate(
+    order: Order, place: Path, open_lab: OpenLab, tell: Callable[[str], None], show: Callable[[Step], None]
+) -> Trials:
+    """Do all trials that are not in `place` yet, and return all that are there then.
+
+    `tell` gets lines for people, `show` each step. A trial that fails is journalled and left out; three failures one
+    after the other end the calibration. On cancellation guests are destroyed and all trials that ended are kept.
+    Raises `UserError` if the journal in `place` is of another lab, seed or machine.
+    """
+    before = _make_ready(place)
+    async with open_bench(order.scenario, place, open_lab, order.nodes) as bench:
+        lab = LabFacts(order.scenario, bench.facts)
+        conditions = {}
+        skipped = {}
+        for experiment in order.experiments:
+            reason = experiment.why_not(lab)
+            if reason:
+                skipped[experiment.name] = reason
+                tell(f"{experiment.name}: not on this lab: {reason}")
+            else:
+                conditions[experiment.name] = experiment.conditions(lab, quick=order.quick)
+        trials = plan(conditions, order.blocks, order.seed)
+        with TrialJournal(place / FILE) as journal:
+            begin = _begin(order, bench, skipped)
+            if before is None:
+                journal.begin(begin)
+            else:
+                _must_be_same(before, begin, place / FILE)
+            todo = left(trials, before.outcomes if before else ())
+            if len(todo) < len(trials):
+                tell(f"{len(trials) - len(todo)} of {len(trials)} trials were done before; going on")
+            await _do(order, bench, lab, todo, len(trials), journal, show)
+    return read_trials(place / FILE)
+
+
+def _make_ready(place: Path) -> Trials | None:
+    """Make the folder, set logs of an earlier session aside, and return the trials that are there."""
+    place.mkdir(parents=True, exist_ok=True)
+    agents = place / "agents"
+    if agents.exists():
+        agents.rename(place / f"agents.{time.time_ns()}")
+    return read_trials(place / FILE) if (place / FILE).exists() else None
+
+
+async def _do(
+    order: Order, bench: Bench, lab: LabFacts, todo: Sequence[Trial], total: int, journal: TrialJournal,
+    show: Callable[[Step], None],
+) -> None:  # fmt: skip
+    experiments = {experiment.name: experiment for experiment in order.experiments}
+    eta = _Eta({key(t.experiment, t.condition): experiments[t.experiment].expected_s(t.condition, lab) for t in todo})
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+    failures = 0
+    show(Step(None, total - len(todo), total, eta.left_s(todo)))
+    for place, trial in enumerate(todo):
+        bench.check()
+        outcome = await _one(experiments[trial.experiment], trial, journal.next_trial, bench, begin_s)
+        journal.add(outcome)
+        eta.learn(trial, outcome.elapsed_s)
+        failures = failures + 1 if outcome.error else 0
+        show(Step(outcome, total - len(todo) + place + 1, total, eta.left_s(todo[place + 1 :])))
+        if failures == MOST_FAILURES:
+            raise RunError(
+                f"{failures} trials failed one after the other, the last: {outcome.error}; see {journal.path}"
+            )
+
+
+async def _one(experiment: Experiment, trial: Trial, number: int, bench: Bench, begin_s: float) -> Outcome:
+    loop = asyncio.get_running_loop()
+    from_s = loop.time()
+    load = bench.load.mark()
+    observations: tuple[dict[str, float | int | str], ...] = ()
+    error: str | None = None
+    try:
+        observations = tuple(await experiment.run(bench, trial.condition))
+    except TestbedError as failure:
+        error = str(failure)
+    return Outcome(
+        trial=number,
+        experiment=trial.experiment,
+        block=trial.block,
+        condition=trial.condition,
+        observations=observations,
+        elapsed_s=round(loop.time() - from_s, 6),
+        t_s=round(from_s - begin_s, 6),
+        foreign_cpu_frac=foreign_frac(load, bench.load.mark()),
+        error=error,
+    )
+
+
+class _Eta:
+    """Seconds that trials will take: the median of their condition so far, else what their experiment expected."""
+
+    def __init__(self, expected_s: dict[tuple[object, ...], float]) -> None:
+        self._expected_s = expected_s
+        self._seen_s: dict[tuple[object, ...], list[float]] = {}
+
+    def learn(self, trial: Trial, elapsed_s: float) -> None:
+        self._seen_s.setdefault(key(trial.experiment, trial.condition), []).append(elapsed_s)
+
+    def left_s(self, trials: Sequence[Trial]) -> float:
+        total_s = 0.0
+        for trial in trials:
+            kind = key(trial.experiment, trial.condition)
+            seen = self._seen_s.get(kind)
+            total_s += median(seen) if seen else self._expected_s[kind]
+        return total_s
+
+
+def _begin(order: Order, bench: Bench, skipped: dict[str, str]) -> dict[str, object]:
+    return {
+        "created_unix_s": round(time.time(), 3),
+        "lab": order.scenario.lab,
+        "scenario": order.scenario.name,
+        "seed": order.seed,
+        "quick": order.quick,
+        "experiments": [experiment.name for experiment in order.experiments],
+        "skipped": skipped,
+        "testbed": __version__,
+        "controller": {"kernel": platform.release(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "nodes": {node.name: msgspec.to_builtins(node.facts) for node in bench.fleet.nodes},
+        "migration": order.scenario.migration.mechanism,
+        "time_scale": order.scenario.time_scale,
+        "core_units_per_s": bench.core_units_per_s,
+    }
+
+
+_SAME_FACTS = ("cpus", "memory_mib", "cpu_model", "kernel", "driver", "versions")
+
+
+def _must_be_same(before: Trials, now: dict[str, object], path: Path) -> None:
+    """Trials of different machines, seeds or sizes are no repeats of each other."""
+    was = before.begin
+    for name in ("lab", "seed", "quick"):
+        if was.get(name) != now[name]:
+            raise UserError(
+                f"{path}: its trials have {name} = {was.get(name)!r}, these would have {now[name]!r}: "
+                "expected the same, or another --out"
+            )
+    nodes = now["nodes"]
+    if not isinstance(nodes, dict) or set(was.get("nodes", {})) != set(nodes):
+        raise UserError(f"{path}: its trials are of nodes {', '.join(was.get('nodes', {}))}: expected the same nodes")
+    for node, facts in nodes.items():
+        for name in _SAME_FACTS:
+            found = was["nodes"][node].get(name)
+            if found != facts[name]:
+                raise UserError(
+                    f"{path}: node {node} had {name} = {found!r}, now {facts[name]!r}: these are no repeats; "
+                    "use another --out"
+                )

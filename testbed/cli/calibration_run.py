@@ -1,0 +1,167 @@
+"""What `testbed calibrate` does: trials, fits, the file, tables, the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from testbed.calibration.registry import find_experiments
+from testbed.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
+from testbed.calibration.trials import Trials, read_trials
+from testbed.cli.interrupts import run_interruptible
+from testbed.cli.progress import Progress, duration
+from testbed.control.labs import dry_lab, live_lab
+from testbed.control.scenario import Scenario, check_scenario, load_lab
+from testbed.errors import UserError
+from testbed.report.text import wide_console
+
+_NODE_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line says."""
+
+    lab: Path | None
+    out: Path
+    quick: bool
+    repeats: int | None
+    experiments: tuple[str, ...]
+    nodes: tuple[str, ...]
+    seed: int
+
+    @property
+    def trials(self) -> Path:
+        """The folder of the trials."""
+        return self.out.with_suffix("") if self.out.suffix else self.out.with_name(self.out.name + ".trials")
+
+    def order(self) -> Order:
+        """Return what is wanted; raises `UserError`."""
+        return Order(
+            scenario=_this_machine() if self.lab is None else load_lab(self.lab),
+            experiments=tuple(find_experiments(self.experiments)),
+            blocks=self.repeats or (QUICK_BLOCKS if self.quick else BLOCKS),
+            seed=self.seed,
+            quick=self.quick,
+            nodes=self.nodes,
+        )
+
+
+def _this_machine() -> Scenario:
+    """Return two nodes of processes, each with a core, or less where there are fewer than two."""
+    cpus = min(1.0, (os.cpu_count() or 1) / 2)
+    nodes = [{"name": name, "cpus": cpus, "memory_mib": _NODE_MIB} for name in ("node-a", "node-b")]
+    table: dict[str, object] = {"name": "this-machine", "policy": "FCFS", "workload": {}, "nodes": nodes}
+    return check_scenario(table, Path("this-machine"))
+
+
+def print_experiments(*, as_json: bool) -> int:
+    """List the experiments."""
+    found = [{"experiment": one.name, "about": one.about} for one in find_experiments()]
+    if as_json:
+        json.dump(found, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    table.add_column("experiment")
+    table.add_column("about")
+    for one in found:
+        table.add_row(one["experiment"], one["about"])
+    wide_console().print(table)
+    return 0
+
+
+def rehearse(request: Request, *, as_json: bool) -> int:
+    """Do all trials in virtual time with nodes that do nothing; print how many there are, and how long they take."""
+    order = request.order()
+    console = wide_console(stderr=as_json)
+    expected_s: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as folder:
+        trials = run_interruptible(
+            calibrate(order, Path(folder), dry_lab, console.print, lambda step: expected_s.append(step.left_s)),
+            console,
+            virtual_time=True,
+        )
+    counts = Counter(outcome.experiment for outcome in trials.outcomes)
+    if as_json:
+        json.dump({"trials": counts, "expected_s": expected_s[0]}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for column in ("experiment", "conditions", "trials"):
+            table.add_column(column, justify="left" if column == "experiment" else "right")
+        for name, count in sorted(counts.items()):
+            table.add_row(name, str(count // order.blocks), str(count))
+        console.print(table)
+        console.print(f"{len(trials.outcomes)} trials, about {duration(expected_s[0])}")
+    return _code(trials)
+
+
+def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
+    """Do the trials that are left, fit them, and write and print what they say."""
+    if report:
+        _need_report()
+    console = wide_console(stderr=as_json)
+    trials = _measure(request, as_json=as_json) if measure else read_trials(request.trials)
+    from testbed.calibration.from_trials import calibrate_from  # noqa: PLC0415  # not needed to list, rehearse, or refuse
+    from testbed.calibration.model_file import write_calibration  # noqa: PLC0415  # as above
+    from testbed.calibration.tables import as_json as to_json  # noqa: PLC0415  # as above
+    from testbed.calibration.tables import print_calibration  # noqa: PLC0415  # as above
+
+    calibration = calibrate_from(trials, request.trials)
+    write_calibration(request.out, calibration)
+    if as_json:
+        json.dump(to_json(calibration), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print_calibration(calibration, console)
+    _say(console, f"calibration: {request.out}")
+    if report:
+        from testbed.report.calibration import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
+
+        page = request.out.with_suffix(".html")
+        write_calibration_report(trials, calibration, page)
+        _say(console, f"page: {page}")
+    return _code(trials)
+
+
+def _measure(request: Request, *, as_json: bool) -> Trials:
+    order = request.order()
+    console = wide_console(stderr=as_json)
+    with Progress("trials", console) as progress:
+
+        def show(step: Step) -> None:
+            outcome = step.outcome
+            if outcome is not None and outcome.error is not None:
+                progress.line(f"failed: {outcome.experiment} {outcome.condition}: {outcome.error}")
+            progress.show(step.done, step.total, step.left_s, outcome.experiment if outcome else "")
+
+        try:
+            return run_interruptible(calibrate(order, request.trials, live_lab, progress.line, show), console)
+        except KeyboardInterrupt:
+            progress.line(f"interrupted; the trials so far are in {request.trials}: call again to go on")
+            raise
+
+
+def _need_report() -> None:
+    try:
+        import jinja2  # noqa: F401, PLC0415  # only whether it is there
+        import matplotlib as mpl  # noqa: F401, PLC0415  # only whether it is there
+    except ImportError as error:
+        raise UserError("--report needs more packages: pip install 'dfrs-testbed[report]'") from error
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _code(trials: Trials) -> int:
+    return 1 if trials.failed() else 0

@@ -1,0 +1,118 @@
+"""The tables that a simulation reads: what was measured, on the grid that was measured, and never below 0."""
+
+import numpy as np
+import pytest
+from synthetic_lab import (
+    AT_ONCE,
+    BEGIN,
+    FIRST_PROGRESS_S,
+    LIVE_FELT_S,
+    SIZES_MIB,
+    START_S,
+    TRANSFER_FIXED_S,
+    TRANSFER_MIB_PER_S,
+    restore_s,
+    save_s,
+    synthetic_trials,
+)
+
+from testbed.calibration import fits
+from testbed.calibration.from_trials import calibrate_from
+from testbed.calibration.model_file import write_calibration
+from testbed.calibration.trials import Trials
+from testbed.simulation.overheads import parse_overheads
+
+pytest.importorskip("numba")
+MOVES = ("save-restore", "transfer", "live-migration", "start", "proportionality")
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    monkeypatch.setattr(fits, "RESAMPLES", 100)
+
+
+def simulated(calibration, tmp_path):
+    path = tmp_path / "calibration.toml"
+    write_calibration(path, calibration)
+    return parse_overheads(str(path))
+
+
+def test_the_simulator_reads_what_was_measured(tmp_path):
+    found = calibrate_from(synthetic_trials(4, only=MOVES))
+    assert found.about.notes == ()
+    overheads = simulated(found, tmp_path)
+    assert overheads.per_node
+    assert overheads.concurrent_tasks.tolist() == list(AT_ONCE)
+    assert overheads.memory_gb == pytest.approx([mib * 2**20 / 1e9 for mib in SIZES_MIB])
+    saves = np.array([[save_s(mib, n) for mib in SIZES_MIB] for n in AT_ONCE])
+    resumes = np.array([[restore_s(mib) + FIRST_PROGRESS_S for mib in SIZES_MIB] for _n in AT_ONCE])
+    transfers = np.array([[TRANSFER_FIXED_S + mib / TRANSFER_MIB_PER_S for mib in SIZES_MIB] for _n in AT_ONCE])
+    assert overheads.save_s == pytest.approx(saves, rel=0.05)
+    assert overheads.resume_s == pytest.approx(resumes, rel=0.05)
+    assert overheads.migration_s == pytest.approx(saves + transfers + resumes, rel=0.05)
+    assert overheads.start_s == pytest.approx(np.full((3, 4), START_S), rel=0.05)
+    assert overheads.progress.yield_frac.tolist() == [0.25, 0.5, 1.0]
+    assert overheads.progress.serial == pytest.approx([0.25, 0.5, 1.0], rel=0.03)
+    assert overheads.progress.parallel == pytest.approx([0.325, 0.55, 1.0], rel=0.03)
+    assert overheads.progress.parallel[-1] == 1.0
+
+
+def test_the_scenario_says_how_jobs_migrate(tmp_path):
+    trials = synthetic_trials(3, only=MOVES)
+    live = calibrate_from(Trials({**trials.begin, "migration": "live"}, trials.outcomes))
+    assert set(live.overheads.migration_ways_s) == {"save-restore", "live"}
+    assert live.overheads.migration_s == live.overheads.migration_ways_s["live"]
+    assert simulated(live, tmp_path).migration_s == pytest.approx(np.full((3, 4), LIVE_FELT_S), rel=0.1)
+    stored = [outcome for outcome in trials.outcomes if outcome.experiment != "live-migration"]
+    without = calibrate_from(Trials({**trials.begin, "migration": "live"}, stored))
+    assert without.overheads.migration_s == without.overheads.migration_ways_s["save-restore"]
+    assert any("migrates by live, which was not measured" in note for note in without.about.notes)
+
+
+def test_what_was_not_measured_is_left_out_and_told(tmp_path):
+    found = calibrate_from(synthetic_trials(3, only=("save-restore",)))
+    assert found.overheads.start_s is None
+    notes = " ".join(found.about.notes)
+    assert "No start" in notes
+    assert "No transfer" in notes
+    overheads = simulated(found, tmp_path)
+    assert overheads.start_s is None
+    assert overheads.progress is None
+    assert overheads.migration_s == pytest.approx(overheads.save_s + overheads.resume_s)
+
+
+def test_one_kind_of_progress_leaves_the_other_as_the_papers_have_it(tmp_path):
+    trials = synthetic_trials(3, only=("save-restore", "proportionality"))
+    parallel = [o for o in trials.outcomes if o.condition.get("kind") != "serial"]
+    found = calibrate_from(Trials(BEGIN, parallel))
+    assert found.progress.serial is None
+    assert any("Progress of serial jobs was not measured" in note for note in found.about.notes)
+    assert simulated(found, tmp_path).progress.serial.tolist() == [0.25, 0.5, 1.0]
+
+
+def test_cold_images_and_other_stores_have_tables_of_their_own():
+    trials = synthetic_trials(3, only=("save-restore",))
+    both = trials.outcomes + [
+        type(outcome)(
+            trial=1000 + outcome.trial,
+            experiment=outcome.experiment,
+            block=outcome.block,
+            condition={**outcome.condition, "cache": "cold"},
+            observations=tuple({**one, "restore_s": one.get("restore_s", 0.0) + 3.0} for one in outcome.observations),
+        )
+        for outcome in trials.outcomes
+        if outcome.condition["touched_frac"] == 1.0
+    ]
+    warm, cold = (calibrate_from(Trials(BEGIN, both), cache=cache).overheads for cache in ("warm", "cold"))
+    assert np.array(cold.resume_s) - np.array(warm.resume_s) == pytest.approx(np.full((3, 4), 3.0), abs=0.1)
+    assert cold.save_s == warm.save_s  # nothing is read yet
+    assert calibrate_from(Trials(BEGIN, both), storage="memory").overheads is None
+
+
+def test_levels_begin_with_one_task(tmp_path):
+    trials = synthetic_trials(4, only=("save-restore",))
+    several = [outcome for outcome in trials.outcomes if outcome.condition["concurrent"] > 1]
+    found = calibrate_from(Trials(BEGIN, several))
+    assert found.overheads.concurrent_tasks == (1, 2, 4)
+    assert any("One task at a time was not measured" in note for note in found.about.notes)
+    assert np.all(simulated(found, tmp_path).save_s >= 0.0)

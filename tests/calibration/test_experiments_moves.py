@@ -1,0 +1,287 @@
+"""Experiments on guests that start, are saved, sent and moved: in virtual time, and their choice of conditions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isfinite
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.drivers.null import MIGRATION_DOWNTIME_S, MIGRATION_MIB_PER_S, NullDriver
+from testbed.bus.messages import NodeFacts
+from testbed.calibration.bench import open_bench
+from testbed.calibration.experiment import LabFacts
+from testbed.calibration.experiments import decision, felt
+from testbed.calibration.plan import key
+from testbed.calibration.registry import find_experiments
+from testbed.control.labs import dry_lab
+from testbed.control.scenario import check_scenario
+from testbed.control.virtual_time import run_in_virtual_time
+from testbed.errors import RunError
+from testbed.policies.catalogue import parse
+from testbed.policies.view import JobState
+
+SAVE = {
+    "save_s", "hold_s", "write_reported_s", "sync_reported_s", "image_mib", "pause_s", "restore_s", "first_progress_s",
+    "penalty_s", "felt_s",
+}  # fmt: skip
+CONDITIONS = {
+    "save-restore": {"memory_mib", "touched_frac", "storage", "concurrent", "cache", "program"},
+    "mpi-save-restore": {"memory_mib", "tasks", "topology", "moved"},
+    "transfer": {"memory_mib", "touched_frac", "concurrent"},
+    "live-migration": {"memory_mib", "touched_frac", "concurrent"},
+    "start": {"memory_mib", "tasks", "concurrent"},
+    "enactment": {"command", "guests"},
+    "decision": {"policy", "jobs", "nodes"},
+    "bus": set(),
+}
+OBSERVED = {
+    "save-restore": SAVE,
+    "mpi-save-restore": SAVE | {"hold_skew_s", "release_skew_s"},
+    "transfer": {"transfer_s", "image_mib"},
+    "live-migration": {"migrate_s", "reported_s", "downtime_reported_s", "felt_s", "moved_mib", "rounds"},
+    "start": {"start_s", "first_progress_s", "ready_s"},
+    "enactment": {"round_trip_s"},
+    "decision": {"decide_s"},
+    "bus": {"round_trip_s"},
+}
+NOT_ALWAYS = {"cached_frac"}  # a node need not know it
+SAVING = ("start", "cap", "save", "mpi")
+ON_NODES = [name for name in OBSERVED if name not in ("decision", "bus")]
+
+
+def lab_scenario(nodes=2, memory_mib=1000, cpus=1.0, **changes):
+    table = {
+        "name": "bench",
+        "policy": "GreedyPM */per/OPT=MIN/MINVT=600",
+        "workload": {},
+        "nodes": [{"name": f"node-{i}", "memory_mib": memory_mib, "cpus": cpus} for i in range(nodes)],
+        **changes,
+    }
+    return check_scenario(table, Path("bench.toml"))
+
+
+def lab_of(nodes=2, memory_mib=1000, cpus=1.0, floor_mib=56, capabilities=SAVING, stores=("disk",), free_mib=100_000):
+    fact = NodeFacts(
+        cpus=cpus, memory_mib=memory_mib, machine_cores=8, machine_memory_mib=4 * memory_mib, cpu_model="", kernel="",
+        driver="null", capabilities=capabilities, versions={}, address="", image_port=0, image_free_mib=free_mib,
+        guest_floor_mib=floor_mib, image_stores=stores,
+    )  # fmt: skip
+    return LabFacts(lab_scenario(nodes, memory_mib, cpus), (fact,) * nodes)
+
+
+def try_all(name, scenario, *, quick):
+    """Do one trial of every condition of an experiment; return (condition, observations) of each."""
+    (experiment,) = find_experiments([name])
+
+    async def main():
+        async with open_bench(scenario, Path(), dry_lab) as bench:
+            lab = LabFacts(scenario, bench.facts)
+            assert experiment.why_not(lab) == ""
+            return [(one, await experiment.run(bench, one)) for one in experiment.conditions(lab, quick=quick)]
+
+    return run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_every_condition_gives_what_was_agreed(name):
+    trials = try_all(name, lab_scenario(migration={"mechanism": "live"}), quick=False)
+    assert trials
+    for condition, observations in trials:
+        assert set(condition) == CONDITIONS[name]
+        assert observations
+        for seen in observations:
+            assert set(seen) - NOT_ALWAYS == OBSERVED[name]
+            assert all(isfinite(value) for value in seen.values())
+            # the null driver counts whole units: a felt time is off by a few of them, and of polls
+            assert all(value >= (-0.05 if key_ == "felt_s" else 0.0) for key_, value in seen.items())
+
+
+def test_nothing_is_felt_of_operations_that_take_no_time():
+    for condition, guests in try_all("save-restore", lab_scenario(), quick=False):
+        assert len(guests) == condition["concurrent"]
+        for seen in guests:
+            assert seen["penalty_s"] == pytest.approx(seen["save_s"] + seen["restore_s"] + seen["first_progress_s"])
+            assert seen["image_mib"] == pytest.approx(condition["memory_mib"] * condition["touched_frac"])
+            assert abs(seen["felt_s"]) < 0.03
+
+
+def test_a_live_migration_is_felt_for_its_downtime():
+    for condition, guests in try_all("live-migration", lab_scenario(migration={"mechanism": "live"}), quick=False):
+        assert len(guests) == condition["concurrent"]
+        for seen in guests:
+            takes_s = condition["memory_mib"] * condition["touched_frac"] / MIGRATION_MIB_PER_S + MIGRATION_DOWNTIME_S
+            assert seen["migrate_s"] == pytest.approx(takes_s, abs=0.05)
+            assert seen["downtime_reported_s"] == MIGRATION_DOWNTIME_S
+            assert seen["felt_s"] == pytest.approx(MIGRATION_DOWNTIME_S, abs=0.03)
+
+
+def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
+    """With operations that take known times, the parts add up, and the pause is in none of them."""
+    import asyncio
+
+    save, start = NullDriver.save, NullDriver.start
+    lately = []
+
+    async def slow_save(self, guest, at, image):
+        lately.append(guest)
+        await asyncio.sleep(1.0 + len(lately))  # 2 s for the first, 3 s for the second: the first waits for it
+        return await save(self, guest, at, image)
+
+    async def slow_start(self, spec, cap_cores, image):
+        await asyncio.sleep(0.0 if image is None else 4.0)
+        await start(self, spec, cap_cores, image)
+
+    monkeypatch.setattr(NullDriver, "save", slow_save)
+    monkeypatch.setattr(NullDriver, "start", slow_start)
+    (experiment,) = find_experiments(["save-restore"])
+    scenario = lab_scenario()
+
+    async def main():
+        async with open_bench(scenario, Path(), dry_lab) as bench:
+            condition = {
+                "memory_mib": 100, "touched_frac": 1.0, "storage": "disk", "concurrent": 2, "cache": "warm",
+                "program": "eatcpu",
+            }  # fmt: skip
+            return await experiment.run(bench, condition)
+
+    first, second = run_in_virtual_time(main())
+    assert first["save_s"] == pytest.approx(2.0, abs=0.01)
+    assert second["save_s"] == pytest.approx(3.0, abs=0.01)
+    assert first["pause_s"] == pytest.approx(1.0, abs=0.01)
+    assert second["pause_s"] == pytest.approx(0.0, abs=0.01)
+    for seen in (first, second):
+        assert seen["restore_s"] == pytest.approx(4.0, abs=0.01)
+        assert seen["felt_s"] == pytest.approx(seen["penalty_s"], abs=0.03)
+
+
+def test_a_job_that_stands_still_ends_the_trial():
+    scenario = lab_scenario(deadlines={"command_s": 3})
+
+    async def main():
+        async with open_bench(scenario, Path(), dry_lab) as bench, bench.specimen(memory_mib=99, cpu_cores=0.5) as job:
+            await job.start()
+            await job.hold()
+            await felt.Pace.of(job)
+
+    with pytest.raises(RunError, match=r"no progress of dfrs-.*-t0 within 3 s"):
+        run_in_virtual_time(main())
+
+
+def test_the_first_failure_ends_the_others_before_it_is_raised():
+    import asyncio
+
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(1)
+            ended.append("slow")
+
+    async def bad():
+        await asyncio.sleep(1)
+        raise RunError("bad")
+
+    with pytest.raises(RunError, match="bad"):
+        run_in_virtual_time(felt.together([slow(), bad()]))
+    assert ended == ["slow"]
+
+
+labs = st.builds(
+    lab_of,
+    nodes=st.integers(1, 6),
+    memory_mib=st.integers(64, 500_000),
+    cpus=st.floats(0.2, 64.0),
+    floor_mib=st.integers(0, 300),
+    capabilities=st.sampled_from(
+        [SAVING, (*SAVING, "whole", "live"), (*SAVING, "whole", "accel:tcg"), ("start", "cap", "save")]
+    ),
+    stores=st.sampled_from([("disk",), ("disk", "memory")]),
+    free_mib=st.integers(0, 2_000_000),
+)
+
+
+@given(lab=labs, quick=st.booleans())
+def test_conditions_always_fit(lab, quick):
+    fact = lab.facts[0]
+    for experiment in find_experiments(ON_NODES):
+        if experiment.why_not(lab):
+            continue
+        conditions = experiment.conditions(lab, quick=quick)
+        assert conditions
+        assert len({key(experiment.name, one) for one in conditions}) == len(conditions)
+        for one in conditions:
+            assert set(one) == CONDITIONS[experiment.name]
+            assert isfinite(experiment.expected_s(one, lab))
+            memory_mib = one.get("memory_mib", felt.least_mib(lab))
+            tasks = [task % len(lab.facts) for task in range(one.get("tasks", 1))]
+            guests = max(Counter(tasks).values()) * one.get("concurrent", one.get("guests", 1))
+            assert felt.least_mib(lab) <= memory_mib
+            assert guests * memory_mib <= lab.memory_mib
+            assert guests * felt.cores_of(lab) <= lab.cpus + 1e-9
+            if experiment.name in ("save-restore", "mpi-save-restore", "transfer"):
+                assert 2 * 2 * guests * memory_mib <= fact.image_free_mib
+            if one.get("storage", "disk") != "disk":
+                assert one["storage"] in fact.image_stores
+
+
+@given(lab=labs)
+def test_the_grid_of_saves_tells_memory_from_company(lab):
+    """Each number of guests at once has two sizes of memory to fit a line, as far as room permits."""
+    (experiment,) = find_experiments(["save-restore"])
+    if experiment.why_not(lab):
+        return
+    for quick in (False, True):
+        conditions = experiment.conditions(lab, quick=quick)
+        plain = [
+            one for one in conditions if (one["touched_frac"], one["storage"], one["cache"]) == (1.0, "disk", "warm")
+        ]
+        for concurrent in (1, 4) if quick or felt.emulated(lab) else (1, 2, 4):
+            sizes = {one["memory_mib"] for one in plain if one["concurrent"] == concurrent}
+            room = felt.most_mib(lab, concurrent)
+            least = felt.least_mib(lab)
+            assert len(sizes) == (0 if room < least else 1) or (min(sizes) == least and max(sizes) == room)
+            assert len(sizes) >= 2 or room < 1.25 * least
+
+
+@pytest.mark.parametrize(
+    ("name", "lab", "reason"),
+    [
+        ("save-restore", lab_of(capabilities=("start", "cap")), "driver null on node-0, node-1 cannot do it .*'save'"),
+        ("mpi-save-restore", lab_of(capabilities=("start", "save")), "capability 'mpi'"),
+        ("transfer", lab_of(nodes=1), "needs 2 nodes, there is 1"),
+        ("live-migration", lab_of(), "capability 'live'"),
+        ("mpi-save-restore", lab_of(memory_mib=100), "2 guests at once need 128 MiB"),
+        ("start", lab_of(memory_mib=100, floor_mib=128), "a guest needs 128 MiB of memory, a node has room for 100"),
+        ("enactment", lab_of(capabilities=("start",)), "capability 'cap'"),
+        ("save-restore", lab_of(free_mib=100), "has room for 25 MiB"),
+    ],
+)
+def test_says_why_not(name, lab, reason):
+    import re
+
+    (experiment,) = find_experiments([name])
+    assert re.search(reason, experiment.why_not(lab))
+
+
+@pytest.mark.parametrize("name", ["Greedy */OPT=MIN", "MCB8 */per/OPT=MIN/MINVT=600", "EASY", "GREEDY-PMTN"])
+def test_decisions_are_on_clusters_that_are_full_but_not_overfull(name):
+    view, event = decision.moment(name, 600.0, 32, 16)
+    policy = parse(name, 600.0)
+    runs = view.state == JobState.RUNNING
+    assert 0 < runs.sum() < 32
+    assert event.submitted == (32,)
+    assert view.state[-1] == JobState.WAITING
+    placed = view.task_node >= 0
+    assert (placed == runs.repeat(view.tasks)).all()
+    need = view.mem_req_frac.repeat(view.tasks)[placed]
+    used = [need[view.task_node[placed] == node].sum() for node in range(16)]
+    assert max(used) <= 1 + 1e-9
+    decided = policy.decide(view, event)
+    assert decided.task_node.size == view.task_node.size
+    assert (decided.task_node[decided.yield_frac.repeat(view.tasks) > 0] >= 0).all()
