@@ -418,7 +418,8 @@ class Agent:
             with contextlib.suppress(DriverError):
                 await self._driver.stop(spec.guest)
             raise
-        self._verify(spec)
+        if action.verify:
+            self._verify(spec)
         return {} if found is None else {"cached_frac": found}
 
     async def _start_from(
@@ -455,7 +456,8 @@ class Agent:
         except BaseException:
             self._gone(spec.guest)  # it is not destroyed: it may be the only copy
             raise
-        self._verify(spec)
+        if action.verify:
+            self._verify(spec)
 
     def _verify(self, spec: GuestSpec) -> None:
         if self._verifies and spec.guest in self._memory_mib:  # else it has ended already

@@ -17,13 +17,14 @@ from node_agent.programs.words import MASK, Words, fold, mix64, seed_of, stream
 
 def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:
     """Return the checksum of a `Kernel` that has done all of a task's work; None as soon as `given_up` says so."""
+    if given_up():
+        return None
     totals = [0] * task.workers
-    for iteration in range(task.iterations):
-        if given_up():
-            return None
+    last = task.iterations - 1
+    for times, iteration in ((last, 0), (1, last)):  # all iterations but the last are alike
         each, more = divmod(task.share(iteration), task.workers)
         for worker in range(task.workers):
-            totals[worker] += each + (worker < more)
+            totals[worker] += times * (each + (worker < more))
     return seed_of(
         *(
             fold(_advanced(stream(seed_of(task.seed, task.rank, worker), ELEMENTS), total))

@@ -105,12 +105,16 @@ class Start(Action, frozen=True):
     With `cold` the image's pages are dropped from the node's page cache first; an image on a tmpfs, which is nothing
     but such pages, stays. The reply of a start from an image carries `cached_frac`, the part of it that was in memory
     right before it was read, or no such key where that cannot be known.
+
+    With `verify` the agent works out beside the guest what its checksum must be at its end; that takes time in
+    proportion to the guest's work, so it is not for guests that never end.
     """
 
     spec: GuestSpec
     cap_cores: float
     image: ImageRef | None = None
     cold: bool = False
+    verify: bool = True
 
 
 class MpiOpen(Action, frozen=True):
@@ -179,10 +183,14 @@ class Migrate(Action, frozen=True):
 
 
 class Adopt(Action, frozen=True):
-    """Take over a guest that has arrived by a live migration and set its cap; one taken over already is no error."""
+    """Take over a guest that has arrived by a live migration and set its cap; one taken over already is no error.
+
+    `verify` is as for `Start`.
+    """
 
     spec: GuestSpec
     cap_cores: float
+    verify: bool = True
 
 
 class FetchImage(Action, frozen=True):

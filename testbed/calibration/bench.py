@@ -105,7 +105,8 @@ class Bench:
         """Return a job of a task on each of `nodes`, not started yet.
 
         Without `program` that is `eatcpu`, for several tasks `patterns`. Its work takes `work_s` seconds of
-        `cpu_cores` cores. Each task has `memory_mib`, of whose ballast the part `touched_frac` is filled.
+        `cpu_cores` cores; what it comes to is verified if that is given. Each task has `memory_mib`, of whose ballast
+        the part `touched_frac` is filled.
         """
         number = next(self._numbers)
         ranks = len(nodes) if program != "eatcpu" else 1
@@ -135,7 +136,7 @@ class Bench:
             )
             for task in range(len(nodes))
         )
-        return Specimen(self, specs, tuple(nodes))
+        return Specimen(self, specs, tuple(nodes), verified=work_s < _HOURS)
 
     async def ping(self, node: int) -> float:
         """Return how long a command that does nothing takes, there and back, in seconds."""

@@ -108,14 +108,14 @@ class Migrated:
 class Specimen:
     """A job of one or several tasks. As a context it destroys its guests and images at the end, whatever happened."""
 
-    def __init__(self, bench: Bench, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...]) -> None:
+    def __init__(self, bench: Bench, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...], *, verified: bool) -> None:
         self._bench = bench
         self.specs = specs
         self.nodes = nodes
         self.memory_mib = specs[0].memory_mib
         self.cpu_cores = specs[0].cpu_cores
         job = Job(specs[0].job, 0.0, len(specs), 1.0, 1.0, 1.0)
-        self._live = LiveJob(job=job, specs=specs, trace_s_per_unit=1.0, units_done=[0] * len(specs))
+        self._live = LiveJob(job=job, specs=specs, trace_s_per_unit=1.0, units_done=[0] * len(specs), verified=verified)
         self._progressed = asyncio.Event()
         self._ended = asyncio.Event()
         self._waiting: set[str] = set()

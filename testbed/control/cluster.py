@@ -43,7 +43,7 @@ class LiveJob:
     `running_on` is set from the first command of a start until the last guest is gone: memory is held that long.
     `migrating_to` is where its tasks go live, from the first command until it is certain where each is: memory is held
     at both ends that long. `live_refused` says that a live migration did not succeed: the next one is by images.
-    `flight` is the operation under way.
+    `flight` is the operation under way. What a job that is not `verified` comes to is not checked.
     """
 
     job: Job
@@ -68,6 +68,7 @@ class LiveJob:
     start_trace_s: float | None = None
     end_trace_s: float | None = None
     failure: str | None = None
+    verified: bool = True
     checksums: dict[int, str] = field(default_factory=dict)
     reschedulings: list[Rescheduling] = field(default_factory=list)
     preemptions: int = 0

@@ -164,9 +164,8 @@ class LiveMigration:
                 return None
             live.progressed.discard(task)
             try:
-                await self.nodes.call(
-                    target, Adopt(spec=live.specs[task], cap_cores=cap_cores), self.deadlines.command_s
-                )
+                action = Adopt(spec=live.specs[task], cap_cores=cap_cores, verify=live.verified)
+                await self.nodes.call(target, action, self.deadlines.command_s)
             except TestbedError as failure:
                 error = failure
             else:

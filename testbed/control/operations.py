@@ -130,6 +130,7 @@ class Operations:
                         cap_cores=spec.cpu_cores * yield_frac,
                         image=images[spec.task] if images else None,
                         cold=cold,
+                        verify=live.verified,
                     ),
                     deadline_s,
                 )

@@ -142,6 +142,16 @@ def test_a_moved_domain_differs_only_in_what_belongs_to_the_node():
     assert owner_of(restored) == {**owner_of(wanted), "lease": "host:8/ba9876543210"}
 
 
+def test_a_guest_that_migrates_keeps_its_cap_and_one_that_is_restored_gets_a_new_one():
+    capped = domain_xml(SPEC, "alpha", MACHINE, Place("", "")).replace(
+        "</domain>", "<cputune><period>100000</period><quota>20000</quota></cputune></domain>"
+    )
+    moved = ET.fromstring(moved_xml(capped, "beta", Place("", "")))  # noqa: S314  # our own
+    assert moved.findtext("cputune/quota") == "20000"
+    restored = ET.fromstring(moved_xml(capped, "beta", Place("", ""), "host:8/ba9876543210"))  # noqa: S314  # our own
+    assert restored.find("cputune") is None
+
+
 def test_the_domain_of_somebody_else_is_nobody_s():
     assert owner_of("<domain><name>web</name></domain>") == {}
 
