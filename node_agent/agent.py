@@ -32,6 +32,7 @@ from node_agent.drivers.protocol import (
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer
 from node_agent.lease import LeaseGuard
 from node_agent.post import Listener, Post
+from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.verifier import Verifier
@@ -257,7 +258,7 @@ class Agent:
 
     async def _report(self, post: Post) -> None:
         loop = asyncio.get_running_loop()
-        sampler = NodeSampler(self._config.node, self._boot, loop.time)
+        sampler = NodeSampler(self._config.node, self._boot, loop.time, None if self._virtual else SpeedProbe())
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())

@@ -390,7 +390,8 @@ class Telemetry(Record, frozen=True):
 
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
     they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
-    samples of this boot that had to be given up, as too many waited.
+    samples of this boot that had to be given up, as too many waited. `core_units_per_s` is how fast a core is, by a
+    short probe; 0 if that was not measured.
     """
 
     node: str
@@ -407,6 +408,7 @@ class Telemetry(Record, frozen=True):
     boot: str = ""
     late: bool = False
     dropped: int = 0
+    core_units_per_s: float = 0.0
 
 
 class GuestEvent(Record, frozen=True):

@@ -38,7 +38,7 @@ def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
     missing, gaps, restarts = [], [], 0
     begin_s, end_s = _replay_s(run)
     for name in run.facts.node_names:
-        own = _within(run, nodes.filter(pl.col("node").cast(pl.String) == name))
+        own = _of(run, nodes, name)
         times = _seconds(own)
         restarts += int((np.diff(own["agent_cpu_s"].to_numpy()) < -1e-9).sum())
         if not times.size:
@@ -96,6 +96,26 @@ def _foreign_shares(
     busy = watched["cpu_frac"].to_numpy()[1:]
     share = busy - np.diff(own) / (lengths * float(cores))
     return np.clip(share, 0.0, 1.0), lengths
+
+
+def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
+    """Return how fast cores were in the replay, relative to when dedicated rates were measured; None if not recorded.
+
+    By the agents' probes, of the node that differs most.
+    """
+    before = next((entry.get("probed_units_per_s") for entry in run.journal if entry["kind"] == "calibration"), None)
+    if not before or "core_units_per_s" not in nodes.columns:
+        return None
+    ratios = [
+        float(str(mean)) / float(before)
+        for name in run.facts.node_names
+        if (mean := _of(run, nodes, name)["core_units_per_s"].mean()) is not None
+    ]
+    return max(ratios, key=lambda ratio: abs(ratio - 1.0), default=None)
+
+
+def _of(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
+    return _within(run, nodes.filter(pl.col("node").cast(pl.String) == name))
 
 
 def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from testbed.compare.decisions import PERIODIC, SUBMISSION
 from testbed.compare.live import LiveRun
-from testbed.compare.load import foreign_load, sampling
+from testbed.compare.load import core_speed, foreign_load, sampling
 from testbed.measure.frames import load_points
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift")
@@ -24,6 +24,7 @@ class Limits:
     foreign_mean_frac: float = 0.10  # of a machine's CPU time
     foreign_p95_frac: float = 0.35  # of it in the worst twentieth of the samples
     achieved_least_frac: float = 0.90  # median over windows of achieved over requested CPU
+    core_speed_frac: float = 0.05  # by which cores may be faster or slower than when dedicated rates were measured
     missing_samples_frac: float = 0.10
     sample_gap_s: float = 5.0
     loop_late_s: float = 0.25
@@ -117,6 +118,9 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
                   limits.foreign_mean_frac, "", why=why)  # fmt: skip
     yield Finding("foreign_p95", "foreign CPU load, 95th percentile of seconds", load.p95_frac,
                   limits.foreign_p95_frac, "", why=why)  # fmt: skip
+    speed = core_speed(run, points["node"])
+    yield Finding("core_speed", "change of the cores' speed since dedicated rates were measured",
+                  None if speed is None else abs(speed - 1.0), limits.core_speed_frac, "", why="no probes")  # fmt: skip
     caps = points["cap"]
     achieved = (caps["achieved_cores"] / caps["requested_cores"]).median() if caps.height else None
     yield Finding("achieved", f"achieved over requested CPU, median of {caps.height} windows",

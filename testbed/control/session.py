@@ -135,7 +135,8 @@ async def run_session(
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
         recorder.journal("teardown", elapsed_s=round(elapsed_s, 6))
-        recorder.journal("clock", unix_ns=time.time_ns())  # against the anchor it shows whether the wall clock was set
+        if open_lab is not dry_lab:  # against the anchor it shows whether the wall clock was set
+            recorder.journal("clock", unix_ns=time.time_ns())
         recorder.stage("teardown", elapsed_s)
         directory.sync()
         result = session.finish(complete=True)
@@ -248,12 +249,16 @@ class _Session:
         core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
         core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
         operations = Operations(fleet, self._scenario.deadlines)
+        speeds: list[float] = []
+        fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
         rates = await measure(
             kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s, self._addresses
         )
+        told = [speed for speed in speeds if speed > 0.0]
         self._recorder.journal(
             "calibration",
             core_units_per_s=core_units_per_s,
+            probed_units_per_s=sum(told) / len(told) if told else None,  # by telemetry, while the rates were measured
             units_per_core_s=_by_name(rates),
         )
         self._recorder.calibration(_by_name(rates))

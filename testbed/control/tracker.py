@@ -104,6 +104,7 @@ class Tracker:
                 "net_sent_mib": record.net_sent_mib,
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
+                **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
             },
             time_ns,
         )

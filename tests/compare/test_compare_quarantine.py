@@ -153,6 +153,31 @@ def test_foreign_load_is_what_neither_guests_nor_agents_used(run: Path) -> None:
     assert names(health(run.with_name("full"), foreign_mean_frac=1.0, foreign_p95_frac=1.0)) == []
 
 
+def probed(speed_before: float | None, speed_in_replay: float) -> dict[str, Callable]:
+    """Return changes that make a rehearsal one of real nodes whose agents probed their cores."""
+    base = real(0.0)
+
+    def points(lines: list[str]) -> list[str]:
+        told = f",core_units_per_s={speed_in_replay!r} "
+        return [told.join(line.rsplit(" ", 1)) if line.startswith("node,") else line for line in base["points"](lines)]
+
+    def journal(entries: list[Entry]) -> list[Entry]:
+        first = {"kind": "calibration", "t_s": 0.0, "trace_s": 0.0, "core_units_per_s": 1.0}
+        return [entries[0], first | {"probed_units_per_s": speed_before}, *entries[1:]]
+
+    return {**base, "points": points, "journal": journal}
+
+
+def test_cores_that_became_slower_are_a_disturbance(run: Path) -> None:
+    slower = health(repeat(run, "slower", **probed(1000.0, 800.0)))
+    assert names(slower) == ["core_speed"]
+    assert value(slower, "core_speed") == pytest.approx(0.2)
+    assert names(health(repeat(run, "steady", **probed(1000.0, 1010.0)))) == []
+    unknown = health(repeat(run, "unknown", **probed(None, 800.0)))
+    assert names(unknown) == []
+    assert value(unknown, "core_speed") is None
+
+
 def guest_cpu_s(run: Path) -> float:
     """Return the CPU time of all guests by the work that they did, with the rate of the null driver."""
     summary = json.loads((run / "summary.json").read_text())

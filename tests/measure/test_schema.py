@@ -27,7 +27,7 @@ from testbed.workload.jobs import Job
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 UNITS = {
     "_s": {"s", "trace s"}, "_mib": {"MiB"}, "_bytes": {"B"}, "_cores": {"cores"}, "_mib_per_s": {"MiB/s"},
-    "_frac": {"1", "nodes"}, "_per_core_s": {"units/s"},
+    "_frac": {"1", "nodes"}, "_per_core_s": {"units/s"}, "_units_per_s": {"units/s"},
 }  # fmt: skip
 
 
