@@ -146,7 +146,30 @@ class Calibration:
 
 
 def condition_words(condition: Mapping[str, Value]) -> str:
-    """Return a condition in words such as `memory_mib 512, cache warm`; empty for none."""
+    """Return a condition in words such as `512 MiB, cache warm, 4 at once`; empty for none."""
     return ", ".join(
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in condition.items()
+        _WORDS.get(key, f"{key.replace('_', ' ')} {{}}").format(f"{value:g}" if isinstance(value, float) else value)
+        for key, value in condition.items()
+        if _USUAL.get(key) != value
     )
+
+
+_USUAL: Mapping[str, Value] = {"touched_frac": 1.0, "moved": 0}  # goes without saying
+_WORDS = {
+    "memory_mib": "{} MiB",
+    "touched_frac": "{} of it touched",
+    "concurrent": "{} at once",
+    "storage": "store {}",
+    "program": "{}",
+    "kind": "{}",
+    "tasks": "tasks {}",
+    "moved": "moved",
+    "neighbours": "neighbours {}",
+    "message_bytes": "messages of {} B",
+    "iteration_s": "iterations of {} s",
+    "window_s": "window {} s",
+    "cap_frac": "cap {}",
+    "from_frac": "from {}",
+    "to_frac": "to {}",
+    "yield_frac": "yield {}",
+}

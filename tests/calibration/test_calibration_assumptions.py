@@ -77,7 +77,7 @@ def test_the_penalty_is_compared_with_five_minutes():
     fast = verdicts("save-restore", saved({128: 1.0, 1024: 5.0}))
     assert fast["penalty"].verdict == "broken"
     assert "1/300 of 300 s" in fast["penalty"].found
-    assert "memory_mib 128" in fast["penalty"].found
+    assert "128 MiB" in fast["penalty"].found
     assert fast["memory_independence"].verdict == "broken"
     assert "1024 MiB cost 5 (" in fast["memory_independence"].found
     assert fast["memory_independence"].within_frac == pytest.approx(4.0, abs=0.1)
