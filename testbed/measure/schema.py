@@ -98,9 +98,7 @@ _ALL = (
         ("node",),
         (
             Field("cpu_frac", float, "1", "share of the machine's CPU time that was busy since the last point"),
-            Field(
-                "core_units_per_s", float, "units/s", "work units in a second of a core's CPU time, by a probe of 0.5 ms"
-            ),
+            Field("core_units_per_s", float, "units/s", "work units in a second of CPU time, by a probe of 0.5 ms"),
             Field("memory_used_mib", float, "MiB", "memory in use on the machine"),
             Field("disk_read_mib", float, "MiB", "read from disks since the machine started"),
             Field("disk_written_mib", float, "MiB", "written to disks since the machine started"),
