@@ -53,7 +53,7 @@ def test_points_say_what_the_journal_says(tmp_path: Path) -> None:
     phases = [
         (str(entry["job"]), entry["verb"], name)
         for entry in outcomes
-        for name in ("run_on", "write", "sync", "hold_skew")
+        for name in ("hold", "run_on", "write", "sync", "hold_skew")
         if f"{name}_s" in entry
     ]
     assert phases
