@@ -138,13 +138,7 @@ class Agent:
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True)
         budget = NodeBudget(
-            config.node,
-            config.cpus,
-            config.memory_mib,
-            config.state_dir,
-            config.image_dir,
-            config.address,
-            "dfrs-",
+            config.node, config.cpus, config.memory_mib, config.state_dir, config.image_dir, config.address, "dfrs-"
         )
         try:
             found = await self._driver.open(budget, self._happenings.put_nowait)
@@ -153,7 +147,7 @@ class Agent:
             self._checks_images = {"whole", "checksums"} <= set(found.capabilities)
             if config.serve_images:
                 await self._server.open(config.address)
-                self._stores.open_memory(config.node)
+                await asyncio.to_thread(self._stores.open_memory, config.node)
             else:
                 self._stores.rehearse_memory()
             facts = self._facts(found)
@@ -192,7 +186,8 @@ class Agent:
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
-        self._stores.close()
+        if self._config.serve_images:
+            await asyncio.to_thread(self._stores.close)
 
     def _presence(self, facts: NodeFacts) -> Presence:
         node = self._config.node
