@@ -121,8 +121,8 @@ def _check_extras(scheduler: str | None) -> None:
 def _work(plan: Plan, sweep: Sweep, place: Place, code: str, limit: int | None, *, any_code: bool) -> None:
     from rich.console import Console
 
-    from testbed.campaign.progress import CampaignProgress
     from testbed.campaign.run import compile_kernels, must_compile, run_units
+    from testbed.cli.campaign_progress import CampaignProgress
     from testbed.compiler import can_compile
 
     known = sweep.results(code, any_code=any_code)
