@@ -46,7 +46,7 @@ async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) ->
 
 
 async def _told(rank: Callable[[], Told | None], enough: Callable[[Told], bool]) -> Told:
-    while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # it tells in a file or in its own time
+    while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # a file tells no event; the command has a deadline
         await asyncio.sleep(_LOOK_EVERY_S)
     return told
 

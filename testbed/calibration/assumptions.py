@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from operator import attrgetter
 
 from testbed.calibration.experiment import Value
 from testbed.calibration.fits import median_interval, ratio_interval
@@ -93,9 +94,7 @@ def _assumption(name: str, deviations: list[_Deviation]) -> Assumption:
     if not sized:
         found = f"Too few trials for an interval: {deviations[0].words}."
     else:
-        key: Callable[[_Deviation], float] = lambda deviation: (  # noqa: E731  # two rankings, one use
-            deviation.at_least if verdict == "broken" else deviation.bound
-        )
+        key = attrgetter("at_least" if verdict == "broken" else "bound")
         furthest, nearest = max(sized, key=key), min(sized, key=key)
         found = f"Furthest off: {furthest.words}"
         if nearest is not furthest:

@@ -45,7 +45,7 @@ def lab(
             stack.enter_context(opening)
         except UserError as error:  # nothing can be checked: it is the call that is wrong, no check has failed
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-        except Exception as error:
+        except Exception as error:  # whatever it was, the checks that follow are skipped with it
             session.failed_to_open = str(error) or type(error).__name__
             raise
         session.opened(opening)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from page_reader import Reader
 from synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
 
 from testbed.calibration.from_trials import calibrate_from
@@ -43,28 +43,6 @@ FIGURES = {
     "decision": ("calibration_decision",),
 }
 ALL = {name for names in FIGURES.values() for name in names}
-
-
-class Reader(HTMLParser):
-    """What a browser would find: ids, addresses, tags, and the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.ids, self.addresses, self.words = set(), [], [], []
-        self.feed(text)
-        self.text = " ".join("".join(self.words).split())
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        for name, value in attrs:
-            assert not name.startswith("on"), f"{tag} {name}={value}"
-            if name == "id":
-                self.ids.append(value)
-            if name in ("href", "src", "xlink:href", "srcset", "action"):
-                self.addresses.append(value)
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 def made_of(folder, **how):
@@ -148,7 +126,7 @@ def test_failed_trials_are_shown_and_text_of_others_is_escaped(poor, words_only,
     assert "failed" in found.ids
     assert "Trial 1 (start) failed: guest <g1> failed: no <space> left" in found.text
     assert "1 of 20 trials" in found.text
-    assert not {"g1", "space", "what", "i"} & found.tags
+    assert not {"g1", "space", "what", "i"} & set(found.tags)
     assert "&lt;space&gt;" in text
     assert "Imaginary <i>CPU</i> 3.0 GHz" in found.text
     absent = ALL - {"calibration_bus", "calibration_start"}
@@ -300,7 +278,7 @@ def test_the_whole_page_stands_alone(whole, tmp_path):
     write_calibration_report(trials, calibration, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     found = Reader(text)
-    assert not {"script", "iframe", "link", "img"} & found.tags
+    assert not {"script", "iframe", "link", "img"} & set(found.tags)
     assert all(address.startswith(("#", "data:image/png;base64,")) for address in found.addresses)
     assert {address[1:] for address in found.addresses if address.startswith("#")} <= set(found.ids)
     assert len(found.ids) == len(set(found.ids))

@@ -3,10 +3,10 @@
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from page_reader import Reader
 from rehearsed_run import rehearse
 
 from testbed.errors import UserError
@@ -18,28 +18,6 @@ from testbed.report.page import comparison_page, render, run_page, write_page
 from testbed.report.style import Absent, inline_svg
 
 CHROMIUM = "/usr/bin/chromium"
-
-
-class Reader(HTMLParser):
-    """What a browser would find: elements, ids, addresses, and the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.ids, self.addresses, self.words = [], [], [], []
-        self.feed(text)
-        self.text = " ".join("".join(self.words).split())
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on"), f"{tag} {name}={value}"
-            if name == "id":
-                self.ids.append(value)
-            if name in ("href", "src", "xlink:href", "srcset", "action"):
-                self.addresses.append(value)
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,11 @@ from testbed.calibration.experiments.felt import (
     WINDOW_S,
     Pace,
     boot_s,
-    cores_of,
-    emulated,
     group,
-    lab_of,
     lacks,
-    levels_mib,
     together,
 )
+from testbed.calibration.experiments.moved import conditions, guests_of
 from testbed.calibration.specimen import Specimen
 
 
@@ -37,13 +34,8 @@ class LiveMigration:
         return lacks(lab, "live", nodes=2)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Return memory sizes alone, with two guests at once, and with little of the memory touched."""
-        alone = levels_mib(lab, 1, 2)
-        found = [_condition(mib) for mib in alone]
-        if not (quick or emulated(lab)):
-            found += [_condition(mib, concurrent=2) for mib in levels_mib(lab, 2, 1)]
-            found.append(_condition(alone[-1], touched_frac=0.25))
-        return found
+        """Return those of all experiments that take guests to another node."""
+        return conditions(lab, quick=quick)
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """Return about how long a trial takes."""
@@ -58,16 +50,7 @@ class LiveMigration:
         which it was slower, on its way and in its first second there. It is below 0 where the guest got more than its
         cap allows on its way.
         """
-        cores = cores_of(lab_of(bench))
-        guests = [
-            bench.specimen(
-                memory_mib=int(condition["memory_mib"]),
-                cpu_cores=cores,
-                touched_frac=float(condition["touched_frac"]),
-            )
-            for _ in range(int(condition["concurrent"]))
-        ]
-        async with group(guests) as specimens:
+        async with group(guests_of(bench, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
             paces = await together([Pace.of(specimen) for specimen in specimens])
             moved = await together([_move(specimen) for specimen in specimens])
@@ -84,10 +67,6 @@ async def _move(specimen: Specimen) -> Observation:
         "moved_mib": moved.moved_mib,
         "rounds": moved.rounds,
     }
-
-
-def _condition(memory_mib: int, *, touched_frac: float = 1.0, concurrent: int = 1) -> Observation:
-    return {"memory_mib": memory_mib, "touched_frac": touched_frac, "concurrent": concurrent}
 
 
 EXPERIMENT = LiveMigration()
