@@ -29,7 +29,7 @@ def add_rates(found: Found, trials: Trials) -> None:
         _proportionality(found, condition, outcomes)
     for condition, outcomes in by_condition(trials.of(ISOLATION), "cap_frac", "neighbours"):
         found.median("isolated_rate", "1", column(outcomes, "relative_rate"), condition)
-    for condition, outcomes in by_condition(trials.of(VIRTUALISATION), "program", "ranks"):
+    for condition, outcomes in by_condition(trials.of(VIRTUALISATION), "program", "ranks", "iteration_s"):
         _virtualisation(found, condition, outcomes)
 
 

@@ -139,8 +139,8 @@ def figure_virtualisation(trials: Trials, reason: str) -> Chart | Absent:
         return Absent(name, title, reason)
     named: list[tuple[str, int, list[Row]]] = []
     against = []
-    for (program, ranks), own in groups(rows, "program", "ranks").items():
-        called = f"{ranks} {program}" if ranks not in {1, ""} else str(program)
+    for (program, ranks, iteration_s), own in groups(rows, "program", "ranks", "iteration_s").items():
+        called = f"{ranks} {program}, {1000.0 * float(iteration_s):g} ms," if ranks != 1 else str(program)
         base = next((some for where, *_ in _WHERE if (some := [r for r in own if r.at("where") == (where,)])), own)
         unit = float(np.median(_uncapped(base)))
         against.append(f"{called}: 100 % is {unit:,.4g} work units/s, {base[0].values.get('where')}")

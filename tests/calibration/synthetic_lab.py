@@ -129,6 +129,6 @@ def _observations() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]
     for where, cap, rate in (("native", 1.0, 1000.0), ("guest", 1.0, 950.0), ("capped-guest", 0.5, 475.0)):
         yield (
             "virtualisation",
-            {"program": "eatcpu", "where": where, "ranks": 1, "cap_frac": cap},
+            {"program": "eatcpu", "where": where, "ranks": 1, "iteration_s": 0.02, "cap_frac": cap},
             [{"units_per_s": rate, "units_per_cpu_s": rate / cap}],
         )

@@ -20,7 +20,7 @@ SMALL = {
     "cap_accuracy": {"cap_frac": 0.1, "vcpus": 1, "longest_window_s": 1.0},
     "cap_response": {"from_frac": 0.2, "to_frac": 0.05, "vcpus": 1},
     "isolation": {"cap_frac": 0.05, "neighbours": 1},
-    "virtualisation": {"program": "eatcpu", "where": "capped-guest", "ranks": 1, "cap_frac": 0.1},
+    "virtualisation": {"program": "eatcpu", "where": "capped-guest", "ranks": 1, "iteration_s": 0.02, "cap_frac": 0.1},
 }
 
 

@@ -210,8 +210,12 @@ EXPERIMENTS = {
         {"cap_frac": part, "neighbours": others} for part in (0.25, 0.5) for others in range(4)
     ]),
     "virtualisation": (virtualisation, [
-        {"program": program, "where": where, "ranks": ranks, "cap_frac": 0.5 if where == "capped-guest" else 1.0}
-        for program, ranks in (("eatcpu", 1), ("patterns", 2)) for where in ("native", "guest", "capped-guest")
+        {
+            "program": program, "where": where, "ranks": ranks, "iteration_s": iteration_s,
+            "cap_frac": 0.5 if where == "capped-guest" else 1.0,
+        }
+        for program, ranks, iteration_s in (("eatcpu", 1, 0.02), ("patterns", 2, 0.02), ("patterns", 2, 0.005))
+        for where in ("native", "guest", "capped-guest")
     ]),
 }  # fmt: skip
 

@@ -8,7 +8,8 @@ from testbed.calibration.progress_rate import WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, most_guests, need_cores, why_no_caps
 
 _WINDOW_S = 1.5 * WINDOW_S
-_ITERATION_S = 0.02
+_SERIAL_ITERATION_S = 0.02
+_PARALLEL_ITERATIONS_S = (0.005, 0.02, 0.08)  # the shorter, the more of the time goes into messages
 _RANKS = 2  # of `patterns`, all on one node
 _CAP_FRAC = 0.5
 
@@ -24,17 +25,17 @@ class Virtualisation:
         return why_no_caps(lab) if lab.able("native") else "a node cannot run programs outside guests"
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """Serial work, and with `quick` nothing else; MPI ranks that share a node.
+        """Serial work, and with `quick` nothing else; MPI ranks that share a node, and talk more and more.
 
         `cap_frac` is in parts of what native tasks and guests without a further cap have: a core for each rank, or
         where a node has fewer, its part of them, by a cap in both cases.
         """
-        programs = [("eatcpu", 1)]
+        programs = [("eatcpu", 1, _SERIAL_ITERATION_S)]
         if not quick and lab.able("mpi") and most_guests(lab) >= _RANKS:
-            programs.append(("patterns", _RANKS))
+            programs += [("patterns", _RANKS, iteration_s) for iteration_s in _PARALLEL_ITERATIONS_S]
         return [
-            {"program": program, "where": where, "ranks": ranks, "cap_frac": cap_frac}
-            for program, ranks in programs
+            {"program": program, "where": where, "ranks": ranks, "iteration_s": iteration_s, "cap_frac": cap_frac}
+            for program, ranks, iteration_s in programs
             for where, cap_frac in (("native", 1.0), ("guest", 1.0), ("capped-guest", _CAP_FRAC))
         ]
 
@@ -47,15 +48,16 @@ class Virtualisation:
         """Return one observation, of the slowest rank; `need_cores` is what a rank has without a further cap."""
         lab = LabFacts(bench.scenario, bench.facts)
         program, ranks = str(condition["program"]), int(condition["ranks"])
+        iteration_s = float(condition["iteration_s"])
         cores = need_cores(lab, tasks=ranks)
         if condition["where"] == "native":
             run = await bench.native(
                 0, program=program, ranks=ranks, seconds=_WINDOW_S, cap_cores=cores if cores < 1.0 else 0.0,
-                iteration_s=_ITERATION_S, cpu_cores=cores,
+                iteration_s=iteration_s, cpu_cores=cores,
             )  # fmt: skip
             return [_observation(run.units / run.elapsed_s, run.units / run.cpu_s, cores)]
         async with bench.specimen(
-            memory_mib=guest_mib(lab), cpu_cores=cores, nodes=(0,) * ranks, program=program, iteration_s=_ITERATION_S
+            memory_mib=guest_mib(lab), cpu_cores=cores, nodes=(0,) * ranks, program=program, iteration_s=iteration_s
         ) as job:
             await job.start()
             await job.set_yield(float(condition["cap_frac"]))
