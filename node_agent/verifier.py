@@ -20,29 +20,29 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What a task must come to, or why nobody knows."""
 
     checksum: str = ""
     unknown: str = ""
 
 
-def _expected(task: Task, given_up: Callable[[], bool]) -> _Answer:
+def _expected(task: Task, given_up: Callable[[], bool]) -> Answer:
     try:
         program = find_program(task.name)
         if program.expected is None:
-            return _Answer(unknown=f"program {task.name!r} does not say what its tasks must come to")
-        return _Answer(expected_checksum(task, given_up, program.expected))
+            return Answer(unknown=f"program {task.name!r} does not say what its tasks must come to")
+        return Answer(expected_checksum(task, given_up, program.expected))
     except Exception as error:  # noqa: BLE001  # a mistake in a plug-in must not end the agent
         _log.exception("expected checksum of %s", task.guest)
-        return _Answer(unknown=f"program {task.name!r}: {type(error).__name__}: {error}")
+        return Answer(unknown=f"program {task.name!r}: {type(error).__name__}: {error}")
 
 
 class Verifier:
     """Checksums of the guests of one node."""
 
     def __init__(self) -> None:
-        self._expected: dict[str, tuple[asyncio.Task[_Answer], threading.Event]] = {}
+        self._expected: dict[str, tuple[asyncio.Task[Answer], threading.Event]] = {}
 
     def begin(self, spec: GuestSpec) -> None:
         """Work out, beside everything else, what a guest's checksum must be."""
@@ -64,19 +64,27 @@ class Verifier:
         for guest in list(self._expected):
             self.forget(guest)
 
-    async def check(self, happening: Happening) -> Happening:
-        """Return what happened, marked `verified` if its checksum is right, as a failure if it is wrong.
-
-        Where nobody knows what is right it is marked as not `verified`, with the reason as `unverified`.
-        """
+    def take(self, happening: Happening) -> asyncio.Task[Answer] | None:
+        """Return what a guest that is done must come to, which may take a while; None for what needs no check."""
         if happening.event != "done" or happening.guest not in self._expected:
-            return happening
-        computing, _ = self._expected.pop(happening.guest)
-        found = happening.detail["checksum"]
-        expected = await computing
-        if expected.unknown:
-            return replace(happening, detail={**happening.detail, "verified": False, "unverified": expected.unknown})
-        if found == expected.checksum:
-            return replace(happening, detail={**happening.detail, "verified": True})
-        reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
-        return replace(happening, event="failed", detail={"reason": reason})
+            return None
+        return self._expected.pop(happening.guest)[0]
+
+    async def check(self, happening: Happening) -> Happening:
+        """Return what happened, compared with what it must come to, as soon as that is known."""
+        answer = self.take(happening)
+        return happening if answer is None else compare(happening, await answer)
+
+
+def compare(happening: Happening, expected: Answer) -> Happening:
+    """Return the end of a guest, marked `verified` if its checksum is right, as a failure if it is wrong.
+
+    Where nobody knows what is right it is marked as not `verified`, with the reason as `unverified`.
+    """
+    found = happening.detail["checksum"]
+    if expected.unknown:
+        return replace(happening, detail={**happening.detail, "verified": False, "unverified": expected.unknown})
+    if found == expected.checksum:
+        return replace(happening, detail={**happening.detail, "verified": True})
+    reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
+    return replace(happening, event="failed", detail={"reason": reason})

@@ -43,7 +43,8 @@ class LiveJob:
     `running_on` is set from the first command of a start until the last guest is gone: memory is held that long.
     `migrating_to` is where its tasks go live, from the first command until it is certain where each is: memory is held
     at both ends that long. `live_refused` says that a live migration did not succeed: the next one is by images.
-    `flight` is the operation under way. What a job that is not `verified` comes to is not checked.
+    `flight` is the operation under way. `unchecked` are tasks that have ended while their results are still being
+    checked. What a job that is not `verified` comes to is not checked.
     """
 
     job: Job
@@ -63,6 +64,7 @@ class LiveJob:
     units_done: list[int] = field(default_factory=list)
     progressed: set[int] = field(default_factory=set)
     finished_tasks: set[int] = field(default_factory=set)
+    unchecked: set[int] = field(default_factory=set)
     progress_s: float = 0.0
     virtual_time_high_s: float = 0.0
     start_trace_s: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
+
+CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
 
 class Conductor:
@@ -51,11 +54,14 @@ class Conductor:
             cluster, operations, migration, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled,
             self._change,
         )  # fmt: skip
-        self.tracker = Tracker(cluster, recorder, self.executor.settle, self._all_tasks_done, self.fail_job)
+        self.tracker = Tracker(
+            cluster, recorder, self.executor.settle, self._all_tasks_done, self.fail_job, self._result_checked
+        )
         self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
         self._completed: list[int] = []
         self._changed = False
         self._wake = asyncio.Event()
+        self._checked = asyncio.Event()
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last look at what has happened
 
@@ -68,8 +74,20 @@ class Conductor:
                 if event != Event():
                     self._decide(event)
                 self._on_change()
+            await self._until_checked()
         finally:
             await self.executor.close()
+
+    async def _until_checked(self) -> None:
+        """Wait for results that are still being checked; what is not told in time is left as it is, and journalled."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECKED_WITHIN_S):
+                while any(live.unchecked for live in self.cluster.jobs.values()):
+                    self._checked.clear()
+                    await self._checked.wait()
+        for live in self.cluster.jobs.values():
+            if live.unchecked:
+                self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
 
     def node_changed(self, node: Node) -> None:
         """A node went away or came back: jobs on a lost node fail, and the policy is asked again."""
@@ -84,15 +102,22 @@ class Conductor:
 
     def fail_job(self, live: LiveJob, reason: str) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
-        if live.ended or live.failure is not None:
+        if live.failure is not None:
             return
         live.failure = reason
+        if live.ended:  # its result was found wrong only now
+            live.phase = Phase.FAILED
+            self._recorder.job(live, "failed", reason)
+            return
         live.phase, live.intended = Phase.FAILED, None
         live.end_trace_s = self.clock.trace_s()
         self._recorder.job(live, "failed", reason)
         self._completed.append(live.job_id)
         self.executor.bury(live)
         self._wake.set()
+
+    def _result_checked(self, _live: LiveJob) -> None:
+        self._checked.set()
 
     def _all_tasks_done(self, live: LiveJob) -> None:
         self.executor.settle(live)

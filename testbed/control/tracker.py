@@ -28,8 +28,8 @@ class Tracker:
     """Follows the guests.
 
     Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
-    task has ended well, `on_failed(job, reason)` when one has not. Points of a sample carry the time at which it was
-    taken, however late it comes.
+    task has ended well, `on_failed(job, reason)` when one has not, or when its result was found wrong afterwards, and
+    `on_checked(job)` when that is known. Points of a sample carry the time at which it was taken, however late that is.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class Tracker:
         on_progress: Callable[[LiveJob], None],
         on_done: Callable[[LiveJob], None],
         on_failed: Callable[[LiveJob, str], None],
+        on_checked: Callable[[LiveJob], None] = lambda _live: None,
     ) -> None:
         self._cluster = cluster
         self._recorder = recorder
         self._on_progress = on_progress
         self._on_done = on_done
         self._on_failed = on_failed
+        self._on_checked = on_checked
         self._tasks = {spec.guest: (live, spec.task) for live in cluster.jobs.values() for spec in live.specs}
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
@@ -58,15 +60,27 @@ class Tracker:
             return
         live, task = known
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
-        if live.ended or node not in live.places(task):
-            return
+        if task in live.unchecked and event.event in ("done", "failed"):
+            self._checked(live, task, event)
+        elif not live.ended and node in live.places(task):
+            self._take(node, live, task, event)
+
+    def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
+        live.unchecked.discard(task)
+        if event.event == "failed":
+            self._on_failed(live, _reason(task, event))
+        self._on_checked(live)
+
+    def _take(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
         if event.event == "progress":
             live.progress_s = self._recorder.now_s()
             self._advance(live, task, event.detail.get("units"))
             live.progressed.add(task)
             if len(live.progressed) == len(live.specs):
                 self._on_progress(live)
-        elif event.event == "done":
+        elif event.event in ("ended", "done"):
+            if event.event == "ended":
+                live.unchecked.add(task)
             self._advance(live, task, event.detail.get("units"))
             self._last_steps(node, live, task, event)
             live.checksums[task] = str(event.detail.get("checksum", ""))
@@ -74,8 +88,7 @@ class Tracker:
             if len(live.finished_tasks) == len(live.specs):
                 self._on_done(live)
         elif event.event == "failed":
-            reason = str(event.detail.get("reason", "it ended without a word"))
-            self._on_failed(live, f"task {task}: {reason}")
+            self._on_failed(live, _reason(task, event))
         elif event.event == "drift":
             found, wanted = event.detail.get("found"), event.detail.get("wanted")
             if isinstance(found, float) and isinstance(wanted, float):
@@ -201,3 +214,7 @@ class Tracker:
 
 def _now_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
+
+
+def _reason(task: int, event: GuestEvent) -> str:
+    return f"task {task}: {event.detail.get('reason', 'it ended without a word')}"

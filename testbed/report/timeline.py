@@ -292,7 +292,7 @@ class Timeline:
         now = self._open.get((job, task))
         if now is None or now.kind not in IN_MEMORY or (now.node != node and now.kind != LIVE):
             return
-        if entry["event"] == "done":
+        if entry["event"] in ("ended", "done"):
             self._life(job).finished.add(task)
             self._close(job, task)
         elif entry["event"] == "progress" and now.kind in (START, RESTORE):

@@ -1,0 +1,95 @@
+"""What is told of guests while results are still being checked."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from node_agent import verifier as verifying
+from node_agent.drivers.protocol import Happening
+from node_agent.tell import tell
+from node_agent.verifier import Answer, Verifier
+from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
+from testbed.control.cluster import LiveJob, Phase
+from testbed.control.tracker import Tracker
+from testbed.workload.jobs import Job
+
+RIGHT, WRONG = "1" * 16, "0" * 16
+SPEC = GuestSpec(
+    guest="a", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
+    program=ProgramSpec(name="eatcpu", work_units=10, units_per_iteration=10, seed=1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "end"), [(RIGHT, "done"), (WRONG, "failed")])
+def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, found: str, end: str
+) -> None:
+    async def main() -> None:
+        known, told, gone = asyncio.Event(), [], []
+        loop = asyncio.get_running_loop()
+
+        def slow(*_: object) -> Answer:
+            asyncio.run_coroutine_threadsafe(known.wait(), loop).result(10)
+            return Answer(RIGHT)
+
+        monkeypatch.setattr(verifying, "_expected", slow)
+        verifier = Verifier()
+        verifier.begin(SPEC)
+        happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        heard = asyncio.Event()
+
+        async def publish(happening: Happening) -> None:
+            told.append(happening)
+            heard.set()
+
+        async def until(count: int) -> None:
+            async with asyncio.timeout(10):
+                while len(told) < count:
+                    heard.clear()
+                    await heard.wait()
+
+        telling = asyncio.create_task(tell(happenings, verifier, publish, gone.append))
+        await happenings.put(Happening("a", "done", 7, {"checksum": found}))
+        await happenings.put(Happening("b", "progress", 8, {"units": 1}))
+        await until(2)
+        assert [(each.guest, each.event) for each in told] == [("a", "ended"), ("b", "progress")]
+        assert gone == ["a"]
+        known.set()
+        await until(3)
+        assert (told[2].guest, told[2].event, told[2].mono_ns) == ("a", end, 7)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: str) -> None:
+    live = LiveJob(Job(1, 0.0, 1, 1.0, 0.1, 10.0), (SPEC,), 1.0, units_done=[0])
+    live.phase, live.running_on = Phase.RUNNING, (0,)
+    calls: list[str] = []
+    recorder = SimpleNamespace(
+        journal=lambda *_, **__: None, now_s=lambda: 1.0, point=lambda *_: None, node_names=["n0"], anchor_ns=0
+    )
+
+    def done(job: LiveJob) -> None:
+        calls.append("done")
+        job.phase, job.running_on = Phase.DONE, None
+
+    tracker = Tracker(
+        SimpleNamespace(jobs={1: live}), recorder, lambda _live: None, done,
+        lambda _live, reason: calls.append(reason), lambda _live: calls.append("checked"),
+    )  # fmt: skip
+    detail = {"units": 10, "checksum": RIGHT}
+    event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)
+    tracker.guest_event(0, event)
+    assert calls == ["done"]
+    assert live.unchecked == {0}
+    late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
+    tracker.guest_event(0, late)
+    assert calls[1:] == (["checked"] if end == "done" else ["task 0: it is wrong", "checked"])
+    assert not live.unchecked
