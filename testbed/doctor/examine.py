@@ -1,0 +1,57 @@
+"""All checks of one machine, one after the other: some of them measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from testbed import __version__
+from testbed.bus.address import BrokerAddress
+from testbed.doctor import hypervisors, leftovers, machine, services, storage
+from testbed.doctor.finding import Check, Finding
+
+_EXTRAS = {"libvirt": "libvirt-python", "secure": "cryptography", "simulate": "numba"}
+
+
+def versions() -> Iterator[Finding]:
+    """Tell the testbed's version, and which extras are installed."""
+    there = []
+    for extra, package in _EXTRAS.items():
+        try:
+            there.append(f"{extra} ({package} {metadata.version(package)})")
+        except metadata.PackageNotFoundError:
+            continue
+    yield Finding("testbed", "ok", f"{__version__}, extras: {', '.join(there) or 'none'}")
+
+
+def examine(
+    folder: Path, broker: BrokerAddress | None = None, influx_url: str | None = None,
+    say: Callable[[str], None] = lambda _name: None,
+) -> Iterator[Finding]:  # fmt: skip
+    """Yield what each check finds; `say` is called with the name of a check before it begins.
+
+    A check that fails itself is a finding, too.
+    """
+    checks: list[tuple[str, Check]] = [
+        ("versions", versions), ("kernel", machine.kernel), ("control groups", machine.control_groups),
+        ("processors", machine.processors), ("memory", machine.memory), ("clock", machine.clock),
+        ("storage", partial(storage.storage, folder)), ("QEMU and KVM", hypervisors.qemu_and_kvm),
+        ("libvirt", hypervisors.libvirt), ("Xen", hypervisors.xen), ("Docker", hypervisors.docker),
+        ("mosquitto", services.mosquitto), ("leftovers", leftovers.labs),
+    ]  # fmt: skip
+    if broker is not None:
+        checks.append(("broker", partial(services.broker, broker)))
+    if influx_url is not None:
+        checks.append(("InfluxDB", partial(services.influxdb, influx_url)))
+    for name, check in checks:
+        say(name)
+        yield from _safely(name, check)
+
+
+def _safely(name: str, check: Check) -> Iterable[Finding]:
+    try:
+        return list(check())
+    except Exception as error:  # noqa: BLE001  # a machine that is sick in a way that nobody thought of
+        return [Finding(name, "error", f"the check itself failed: {type(error).__name__}: {error}")]
