@@ -1,8 +1,8 @@
 """The image store of a node, and how images travel from one node to another.
 
-A node serves its images on a TCP port to whoever knows the token of the live lease; the answer to a request is the
-bytes from an offset on, so that a broken transfer is resumed. The receiver checks the digest of the whole file
-before the image gets its name.
+A node serves its images on a TCP port, by TLS where agents have certificates, to whoever knows the token of the live
+lease; the answer to a request is the bytes from an offset on, so that a broken transfer is resumed. The receiver checks
+the digest of the whole file before the image gets its name.
 
 Request: one JSON line {"token", "image", "offset"}. Answer: one JSON line {"bytes"} or {"error"}, then the bytes.
 """
@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -79,17 +80,20 @@ class ImageStore:
 class ImageServer:
     """Serves a node's images to the agents of other nodes."""
 
-    def __init__(self, find: Callable[[str], Path], allows: Callable[[str], bool]) -> None:
-        """Serve the file `find(image)` to who knows a token that `allows` lets in."""
+    def __init__(
+        self, find: Callable[[str], Path], allows: Callable[[str], bool], tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Serve the file `find(image)` to who knows a token that `allows` lets in; with `tls` to other agents only."""
         self._find = find
         self._allows = allows
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
         self.port = 0
 
     async def open(self, host: str) -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._accept, host, 0)
+        self._server = await asyncio.start_server(self._accept, host, 0, ssl=self._tls)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -136,9 +140,10 @@ class ImageServer:
 class ImageFetcher:
     """Pulls images from other nodes into the store."""
 
-    def __init__(self, store: ImageStore, token: Callable[[], str]) -> None:
+    def __init__(self, store: ImageStore, token: Callable[[], str], tls: ssl.SSLContext | None = None) -> None:
         self._store = store
         self._token = token
+        self._tls = tls
 
     async def fetch(self, image: ImageRef, host: str, port: int) -> dict[str, object]:
         """Copy an image here, resuming what an earlier try left; raises `DriverError`. Done already is done."""
@@ -168,11 +173,15 @@ class ImageFetcher:
     async def _pull(self, image: ImageRef, part: Path, offset: int, host: str, port: int) -> str:
         """Append what is missing to `part`, make it durable, and return the digest of all of it."""
         async with asyncio.timeout(_PATIENCE_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=4 * _CHUNK)
+            reader, writer = await asyncio.open_connection(host, port, limit=4 * _CHUNK, ssl=self._tls)
         try:
             writer.write(msgspec.json.encode(_Request(self._token(), image.image, offset)) + b"\n")
             async with asyncio.timeout(_PATIENCE_S):
-                answer = msgspec.json.decode(await reader.readline(), type=_Answer)
+                line = await reader.readline()
+            try:
+                answer = msgspec.json.decode(line, type=_Answer)
+            except msgspec.MsgspecError as error:  # it hung up, or is something else
+                raise DriverError(f"image {image.image} from {host}:{port}: no answer of an agent: {error}") from error
             if answer.error is not None or answer.bytes != image.bytes - offset:
                 raise DriverError(f"image {image.image} from {host}:{port}: {answer.error or 'another size'}")
             left = answer.bytes

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
+from testbed.bus.tls import tls_folder
 from testbed.errors import UserError
 
-_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_PLAIN, _SECURE, _INSECURE = "mqtt", "mqtts", "insecure+mqtt"
+_PORTS = {_PLAIN: 1883, _SECURE: 8883, _INSECURE: 1883}
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker. `ca_file` checks its certificate; `cert_file`, `key_file` are our own (mutual TLS)."""
+    """A broker. With `tls` its certificate is checked; `tls_dir` has whom we trust, and our own (`testbed.bus.tls`)."""
 
     host: str
     port: int = 1883
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
+    tls_dir: Path | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read `mqtt://[user[:password]@]host[:port]` or `mqtts://…`; anything else is a `UserError`."""
-        expected = "expected mqtt://[user[:password]@]host[:port], or mqtts:// for TLS"
+    def parse(cls, url: str, tls_dir: Path | None = None) -> Self:
+        """Read `mqtts://[user[:password]@]host[:port]`, or `mqtt://…` on this machine; else raise `UserError`.
+
+        Beyond this machine plain MQTT must be asked for as `insecure+mqtt://`. Without `tls_dir` the folder of our
+        certificate is what the environment says.
+        """
+        expected = "expected mqtts://[user[:password]@]host[:port], or mqtt:// on this machine"
         try:
             parts = urlsplit(url)
             port, host = parts.port, parts.hostname
@@ -40,12 +45,19 @@ class BrokerAddress:
             raise UserError(f"broker = {_hidden(url)!r}: expected a port from 1 to 65535")
         if parts.password is not None and not parts.username:
             raise UserError(f"broker = {_hidden(url)!r}: a password needs a user; {expected}")
+        if parts.scheme == _PLAIN and not _is_here(host):
+            raise UserError(
+                f"broker = {_hidden(url)!r}: plain MQTT beyond this machine: expected mqtts://, or "
+                "insecure+mqtt:// in a network where everybody is trusted"
+            )
+        tls = parts.scheme == _SECURE
         return cls(
             host=host,
             port=port or _PORTS[parts.scheme],
             username=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password) if parts.password is not None else None,
-            tls=parts.scheme == "mqtts",
+            tls=tls,
+            tls_dir=tls_folder(tls_dir) if tls else None,
         )
 
     @property
@@ -55,12 +67,20 @@ class BrokerAddress:
         if self.username is not None:
             secret = "" if self.password is None else f":{quote(self.password, safe='')}"
             user = f"{quote(self.username, safe='')}{secret}@"
-        scheme = "mqtts" if self.tls else "mqtt"
+        scheme = _SECURE if self.tls else _PLAIN if _is_here(self.host) else _INSECURE
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{user}{host}:{self.port}"
 
     def __str__(self) -> str:
         return _hidden(self.url)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine by its very name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _hidden(url: str) -> str:

@@ -20,6 +20,7 @@ from aiomqtt.exceptions import MqttConnectError  # not exported by the package i
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.protocol import BusError, Presence
+from testbed.bus.tls import client_context
 
 # Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -102,8 +103,8 @@ async def connect(
 
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
-    tls = await asyncio.to_thread(_tls, address) if address.tls else None
-    await _try_address(address, timeout_s)
+    tls = await asyncio.to_thread(client_context, address.tls_dir) if address.tls else None
+    await _try_address(address, timeout_s, tls)
     client = Connection(
         address.host,
         address.port,
@@ -153,10 +154,10 @@ async def disconnect(client: Connection, *, in_peace: bool = True) -> None:
             await client.__aexit__(None, None, None)
 
 
-async def _try_address(address: BrokerAddress, timeout_s: float) -> None:
+async def _try_address(address: BrokerAddress, timeout_s: float, tls: ssl.SSLContext | None) -> None:
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
     except TimeoutError:
         raise BusError(f"broker {address}: no answer within {timeout_s:g} s") from None
     except OSError as error:
@@ -169,6 +170,10 @@ async def _try_address(address: BrokerAddress, timeout_s: float) -> None:
 def _os_reason(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused; does a broker run there?"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not to be trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS 1.3 with it: {error.reason or error}"
     if isinstance(error, socket.gaierror):
         return "there is no host of this name"
     return error.strerror or str(error)
@@ -177,15 +182,3 @@ def _os_reason(error: OSError) -> str:
 def _reason(error: MqttConnectError) -> str:
     text = str(error.rc).lower()
     return f"{text}; check user and password" if "author" in text or "password" in text else text
-
-
-def _tls(address: BrokerAddress) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=address.ca_file)
-        if address.cert_file is not None:
-            context.load_cert_chain(address.cert_file, address.key_file)
-    except OSError as error:
-        raise BusError(
-            f"broker {address}: certificates {address.ca_file}, {address.cert_file} and {address.key_file}: {error}"
-        ) from None
-    return context

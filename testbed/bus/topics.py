@@ -39,6 +39,11 @@ def reply_topic(lab: str, client: str) -> str:
     return f"testbed/v1/{check_name('lab', lab)}/controller/{check_name('client', client)}/reply"
 
 
+def reply_pattern(lab: str) -> str:
+    """Return the pattern of all topics on which controllers of a lab get replies."""
+    return f"testbed/v1/{check_name('lab', lab)}/controller/{ANY}/reply"
+
+
 def bank_topic(lab: str, job: int) -> str:
     """Return the topic of a job's share exchange."""
     return f"testbed/v1/{check_name('lab', lab)}/bank/{job:d}"

@@ -13,6 +13,8 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.images import ImageFetcher, ImageServer, ImageStore
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
+from testbed.bus.tls import client_context, server_context
+from testbed.secure.authority import Authority
 
 CONTENT = bytes(range(256)) * 9000
 
@@ -28,14 +30,15 @@ REF = ImageRef(image="a-s1.img", bytes=len(CONTENT), digest=_digest(CONTENT))
 
 @asynccontextmanager
 async def two_stores(
-    tmp_path: Path, lease: str = "t"
+    tmp_path: Path, lease: str = "t", server_tls: Path | None = None, fetcher_tls: Path | None = None
 ) -> AsyncIterator[tuple[ImageStore, ImageStore, ImageFetcher, int]]:
     source, target = ImageStore(tmp_path / "a"), ImageStore(tmp_path / "b")
     (tmp_path / "a" / REF.image).write_bytes(CONTENT)
-    server = ImageServer(source.path, lambda given: given == "t")
+    server = ImageServer(source.path, lambda given: given == "t", server_tls and server_context(server_tls))
     await server.open("127.0.0.1")
+    tls = fetcher_tls and client_context(fetcher_tls, "peers.pem")
     try:
-        yield source, target, ImageFetcher(target, lambda: lease), server.port
+        yield source, target, ImageFetcher(target, lambda: lease, tls), server.port
     finally:
         await server.close()
 
@@ -47,6 +50,33 @@ def test_an_image_arrives_whole_and_a_second_fetch_moves_nothing(tmp_path: Path)
             assert target.path(REF.image).read_bytes() == CONTENT
             assert await fetcher.fetch(REF, "127.0.0.1", port) == {"bytes": 0}
             assert [path.name for path in target.folder.iterdir()] == [REF.image]
+
+    asyncio.run(main())
+
+
+def test_agents_with_certificates_exchange_images_among_themselves_only(tmp_path: Path) -> None:
+    lab, stranger = Authority.create(tmp_path / "ca", "t"), Authority.create(tmp_path / "other", "t")
+    a, b, elsewhere = (
+        authority.issue("node", name, hosts=[host])[0].folder
+        for authority, name, host in ((lab, "a", "127.0.0.1"), (lab, "b", "127.0.0.1"), (lab, "c", "192.0.2.1"))
+    )
+    other = stranger.issue("node", "a", hosts=["127.0.0.1"])[0].folder
+
+    async def main() -> None:
+        async with two_stores(tmp_path, server_tls=a, fetcher_tls=b) as (_, target, fetcher, port):
+            assert await fetcher.fetch(REF, "127.0.0.1", port) == {"bytes": len(CONTENT)}
+            assert target.path(REF.image).read_bytes() == CONTENT
+            target.drop(REF.image)
+        for server_tls, fetcher_tls in ((a, other), (other, b), (a, None), (None, b), (elsewhere, b)):
+            async with two_stores(tmp_path, server_tls=server_tls, fetcher_tls=fetcher_tls) as (
+                _,
+                target,
+                fetcher,
+                port,
+            ):
+                with pytest.raises(DriverError):
+                    await fetcher.fetch(REF, "127.0.0.1", port)
+                assert not target.path(REF.image).exists()
 
     asyncio.run(main())
 

@@ -92,16 +92,28 @@ def test_addresses_are_read_back(host: str, port: int, user: tuple[str, str | No
 
 
 def test_an_address_has_defaults_and_keeps_its_secret() -> None:
-    assert BrokerAddress.parse("mqtt://broker") == BrokerAddress("broker", 1883)
+    assert BrokerAddress.parse("mqtt://localhost") == BrokerAddress("localhost", 1883)
+    assert BrokerAddress.parse("insecure+mqtt://broker") == BrokerAddress("broker", 1883)
     assert BrokerAddress.parse("mqtts://broker/") == BrokerAddress("broker", 8883, tls=True)
-    address = BrokerAddress.parse("mqtt://me:geheim@broker:7")
+    address = BrokerAddress.parse("mqtt://me:geheim@127.0.0.1:7")
     assert address.password == "geheim"  # noqa: S105  made up
     assert "geheim" not in f"{address} {address!r}"
 
 
 @pytest.mark.parametrize(
     "url",
-    ["broker:1883", "http://broker", "mqtt://", "mqtt://b:0", "mqtt://b:99999", "mqtt://b/path", "mqtt://:geheim@b"],
+    [
+        "broker:1883",
+        "http://broker",
+        "mqtts://",
+        "mqtts://b:0",
+        "mqtts://b:99999",
+        "mqtts://b/path",
+        "mqtts://:geheim@b",
+        "mqtt://b",
+        "mqtt://me:geheim@192.0.2.1",
+        "mqtt://127.0.0.1.example",
+    ],
 )
 def test_bad_addresses_are_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"broker = .*expected") as caught:

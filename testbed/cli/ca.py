@@ -1,0 +1,144 @@
+"""`testbed ca`: the certificates of a lab of several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.secure.authority import Authority
+
+_FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group()
+def ca() -> None:
+    """Make the certificates by which a lab of several machines knows its broker, agents and controllers.
+
+    FOLDER stays with whoever owns the lab; each party gets its own subfolder only. Calling a command again changes
+    nothing until a certificate nears its end. Needs the extra `secure`.
+
+    \b
+    Example:
+      testbed ca init certificates --lab lab-1
+      testbed ca issue certificates broker --host head.example
+      testbed ca issue certificates node n1 --host 192.0.2.11
+      testbed ca issue certificates controller alice
+      testbed ca broker-files certificates --out /etc/mosquitto/dfrs
+    """  # noqa: D301  # \b keeps click from wrapping the example
+
+
+@ca.command()
+@_FOLDER
+@click.option("--lab", required=True, help="Name of the lab.")
+def init(*, folder: Path, lab: str) -> int:
+    """Make the lab's authorities in FOLDER."""
+    _extra()
+    from testbed.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
+
+    there = (folder / "lab.json").exists()
+    Authority.create(folder, lab)
+    click.echo(f"{folder}: {'was there already' if there else f'authorities of lab {lab} made'}")
+    return 0
+
+
+@ca.command()
+@_FOLDER
+@click.argument("party", type=click.Choice(["broker", "node", "controller"]))
+@click.argument("name", required=False, default="")
+@click.option("--host", "hosts", multiple=True, help="Name or address at which it is reached; may be repeated.")
+@click.option("--days", type=click.IntRange(1, 3650), default=397, help="For how long it is valid.")
+@click.option("--renew-before-days", type=float, default=30.0, help="Make it anew when it ends sooner than that.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def issue(
+    *, folder: Path, party: str, name: str, hosts: tuple[str, ...], days: int, renew_before_days: float, as_json: bool
+) -> int:
+    """Give a party its certificate, in a subfolder of FOLDER that holds all that it needs."""
+    import json  # noqa: PLC0415  # --help stays quick
+
+    if (party == "broker") != (not name):
+        raise UserError(f"{party}: expected {'no name' if party == 'broker' else 'a name'}")
+    held, made = _authority(folder).issue(
+        party,  # type: ignore[arg-type]  # click has checked it
+        name, hosts=hosts, days=days, renew_before_days=renew_before_days,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"folder": str(held.folder), "made": made, "days_left": round(held.days_left, 2)}))
+    else:
+        click.echo(f"{held.folder}: {'made' if made else 'was there'}, valid for {held.days_left:.0f} days")
+    return 0
+
+
+@ca.command("list")
+@_FOLDER
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(*, folder: Path, as_json: bool) -> int:
+    """List what was issued, with the days that are left. Exit code 1 if something has run out."""
+    import json  # noqa: PLC0415  # --help stays quick
+
+    held = list(_authority(folder).held())
+    if as_json:
+        click.echo(json.dumps([
+            {"party": each.party, "name": each.name, "days_left": round(each.days_left, 2), "hosts": each.hosts}
+            for each in held
+        ], indent=2))  # fmt: skip
+    else:
+        for each in held:
+            what = f"{each.party} {each.name}".strip()
+            click.echo(f"{what}: {each.days_left:.0f} days left{', ' + ' '.join(each.hosts) if each.hosts else ''}")
+    return 1 if any(each.days_left <= 0 for each in held) else 0
+
+
+@ca.command("broker-files")
+@_FOLDER
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where the files go.")
+@click.option("--bind", default="0.0.0.0", help="Address that the broker listens on.")  # noqa: S104  # the lab's door
+@click.option("--certificates", type=click.Path(path_type=Path), default=None, help="Where the broker finds its own.")
+@click.option("--rules", type=click.Path(path_type=Path), default=None, help="Where the broker finds the rules.")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path("/var/lib/mosquitto"), show_default=True)
+@click.option("--user", default="mosquitto", help="Whom the broker becomes.")
+@click.option("--agent-port", type=click.IntRange(1, 65535), default=8883)
+@click.option("--controller-port", type=click.IntRange(1, 65535), default=8884)
+def broker_files(
+    *, folder: Path, out: Path, bind: str, certificates: Path | None, rules: Path | None, state_dir: Path, user: str,
+    agent_port: int, controller_port: int,
+) -> int:  # fmt: skip
+    """Write mosquitto.conf, agents.acl and controllers.acl for all nodes and controllers that have certificates."""
+    from testbed.secure import broker  # noqa: PLC0415  # --help stays quick
+
+    authority = _authority(folder)
+    names = {party: [held.name for held in authority.held() if held.party == party] for party in ("node", "controller")}
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        "mosquitto.conf": broker.mosquitto_config(
+            bind, (certificates or folder / "broker").absolute(), state_dir.absolute(), (rules or out).absolute(),
+            agent_port=agent_port, controller_port=controller_port, user=user,
+        ),
+        "agents.acl": broker.agents_acl(authority.lab, names["node"]),
+        "controllers.acl": broker.controllers_acl(authority.lab, names["controller"]),
+    }  # fmt: skip
+    for name, text in files.items():
+        path = out / name
+        changed = not path.exists() or path.read_text(encoding="utf-8") != text
+        if changed:
+            path.write_text(text, encoding="utf-8")
+        click.echo(f"{path}: {'written' if changed else 'unchanged'}")
+    return 0
+
+
+def _authority(folder: Path) -> Authority:
+    _extra()
+    from testbed.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
+
+    return Authority(folder)
+
+
+def _extra() -> None:
+    try:
+        import cryptography  # noqa: F401, PLC0415  # only whether it is there
+    except ImportError:
+        raise UserError("testbed ca: needs the extra `secure`: pip install 'dfrs-testbed[secure]'") from None

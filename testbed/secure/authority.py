@@ -1,0 +1,245 @@
+"""A lab's own certificate authorities, in a folder that stays with whoever owns the lab.
+
+There are three: one for the broker, one for agents, one for controllers. Agents and controllers come in by different
+doors of the broker (`testbed.secure.broker`), each of which knows one of them: a node that was broken into can never
+pass for a controller, whatever it calls itself. Certificates are by elliptic curve (P-256), for TLS 1.3.
+
+    lab.json                        the lab's name
+    {broker,agents,controllers}-ca.{pem,key}
+    broker/                         cert.pem, key.pem, agents-ca.pem, controllers-ca.pem
+    nodes/NAME/                     cert.pem, key.pem, ca.pem (the broker's), peers.pem (the other agents')
+    controllers/NAME/               cert.pem, key.pem, ca.pem
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from testbed.bus.topics import check_name
+from testbed.errors import UserError
+
+Party = Literal["broker", "node", "controller"]
+CONTROLLER_PREFIX = "controller."  # of a common name: no node can be called so, as names of nodes have no dot
+DAYS = 397
+_CA_DAYS = 3650
+_SKEW = dt.timedelta(minutes=5)  # clocks of nodes may be behind
+_CA_OF: dict[Party, str] = {"broker": "broker-ca", "node": "agents-ca", "controller": "controllers-ca"}
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A certificate of the lab: whose it is, where, and for how many days from now it is valid."""
+
+    party: Party
+    name: str
+    folder: Path
+    days_left: float
+    hosts: tuple[str, ...]
+
+
+class Authority:
+    """The authorities of one lab, in a folder that only its owner reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.lab = check_name("lab", str(json.loads((folder / "lab.json").read_text())["lab"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder}: no authority of a lab is there; make one: testbed ca init ({error})") from None
+
+    @classmethod
+    def create(cls, folder: Path, lab: str) -> Authority:
+        """Make the authorities, or return those that are there; raises `UserError` if they are another lab's."""
+        check_name("lab", lab)
+        if (folder / "lab.json").exists():
+            found = cls(folder)
+            if found.lab != lab:
+                raise UserError(f"{folder}: it is the authority of lab {found.lab}, not of {lab}")
+            return found
+        for place in (folder, folder / "nodes", folder / "controllers"):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for stem in _CA_OF.values():
+            key = ec.generate_private_key(ec.SECP256R1())
+            name = _name(f"{lab} {stem}")
+            cert = (
+                _builder(name, name, key.public_key(), _CA_DAYS)
+                .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+                .add_extension(_usage(signs=True), critical=True)
+                .sign(key, hashes.SHA256())
+            )
+            _write(folder / f"{stem}.key", _key_bytes(key))
+            _write(folder / f"{stem}.pem", _cert_bytes(cert))
+        _write(folder / "lab.json", json.dumps({"lab": lab}).encode() + b"\n")  # last: with it the folder is whole
+        return cls(folder)
+
+    def issue(
+        self,
+        party: Party,
+        name: str = "",
+        *,
+        hosts: Sequence[str] = (),
+        days: int = DAYS,
+        renew_before_days: float = 30,
+    ) -> tuple[Held, bool]:
+        """Return the certificate of a party, and whether it was made now: there was none, or it ends too soon.
+
+        `hosts` are the names and addresses at which the party is reached: the broker needs some, a node has those of
+        its image server. A certificate for other hosts is made anew.
+        """
+        folder = self._folder(party, name)
+        found = self._held(party, folder)
+        wanted = tuple(sorted({_checked_host(host) for host in hosts}))
+        if party == "broker" and not wanted:
+            raise UserError("broker: expected at least one name or address at which it is reached (--host)")
+        if found is not None and found.days_left > renew_before_days and found.hosts == wanted:
+            return found, False
+        ca, ca_key = self._load(_CA_OF[party])
+        key = ec.generate_private_key(ec.SECP256R1())
+        both = party == "node"  # it fetches images from other nodes, and serves its own
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH] if party == "broker" or both else []
+        uses += [ExtendedKeyUsageOID.CLIENT_AUTH] if party != "broker" else []
+        builder = (
+            _builder(_name(_common_name(party, name)), ca.subject, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        )
+        if wanted:
+            builder = builder.add_extension(x509.SubjectAlternativeName([_alt_name(host) for host in wanted]), False)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name_there, stem in _TRUSTS[party].items():
+            _write(folder / name_there, (self.folder / f"{stem}.pem").read_bytes())
+        _write(folder / "key.pem", _key_bytes(key))
+        _write(folder / "cert.pem", _cert_bytes(builder.sign(ca_key, hashes.SHA256())))
+        made = self._held(party, folder)
+        if made is None:
+            raise UserError(f"{folder}: the certificate that was written there cannot be read")
+        return made, True
+
+    def held(self) -> Iterator[Held]:
+        """Return every certificate that was issued: the broker's, then nodes and controllers by name."""
+        places: list[tuple[Party, Path]] = [("broker", self.folder / "broker")]
+        places += [("node", path) for path in sorted((self.folder / "nodes").glob("*"))]
+        places += [("controller", path) for path in sorted((self.folder / "controllers").glob("*"))]
+        for party, path in places:
+            found = self._held(party, path)
+            if found is not None:
+                yield found
+
+    def _folder(self, party: Party, name: str) -> Path:
+        if party == "broker":
+            return self.folder / "broker"
+        return self.folder / f"{party}s" / check_name(party, name)
+
+    def _held(self, party: Party, folder: Path) -> Held | None:
+        try:
+            cert = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
+        except (OSError, ValueError):
+            return None
+        left = cert.not_valid_after_utc - dt.datetime.now(dt.UTC)
+        try:
+            alternatives = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            hosts: tuple[str, ...] = ()
+        else:
+            hosts = tuple(sorted(str(each.value) for each in alternatives))
+        name = "" if party == "broker" else folder.name
+        return Held(party, name, folder, left.total_seconds() / 86400.0, hosts)
+
+    def _load(self, stem: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        try:
+            cert = x509.load_pem_x509_certificate((self.folder / f"{stem}.pem").read_bytes())
+            key = serialization.load_pem_private_key((self.folder / f"{stem}.key").read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder}: {stem}.pem and {stem}.key cannot be read: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UserError(f"{self.folder / f'{stem}.key'}: expected a key by elliptic curve")
+        return cert, key
+
+
+_TRUSTS: dict[Party, dict[str, str]] = {
+    "broker": {"agents-ca.pem": "agents-ca", "controllers-ca.pem": "controllers-ca"},
+    "node": {"ca.pem": "broker-ca", "peers.pem": "agents-ca"},
+    "controller": {"ca.pem": "broker-ca"},
+}
+
+
+def _common_name(party: Party, name: str) -> str:
+    return {"broker": "broker", "node": name, "controller": CONTROLLER_PREFIX + name}[party]
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _checked_host(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(host):
+        raise UserError(f"host = {host!r}: expected a name or an address, such as head.example or 192.0.2.1")
+    return host.lower()
+
+
+def _alt_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _cert_bytes(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that only its owner reads, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,85 @@
+"""What Mosquitto is told for a lab beyond one machine: two doors, TLS 1.3, and what each party may do.
+
+Agents come in by one door, which knows certificates of agents only and calls each client by its certificate's name:
+nobody can take over another node's session by claiming its client id. Controllers come in by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.bus import topics
+from testbed.secure.authority import CONTROLLER_PREFIX
+
+AGENT_PORT, CONTROLLER_PORT = 8883, 8884
+MOST_MESSAGE_BYTES = 1 << 20  # telemetry of hundreds of guests has a tenth of that
+
+
+def agents_acl(lab: str, nodes: Sequence[str]) -> str:
+    """Return the access rules of agents: each writes under its own name, and reads its commands and the lease."""
+    lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
+    for node in nodes:
+        lines += ["", f"user {topics.check_name('node', node)}"]
+        lines += [f"topic write {topics.node_topic(lab, node, kind)}" for kind in ("status", "telemetry", "event")]
+        lines += [
+            f"topic read {topics.node_topic(lab, node, 'command')}",
+            f"topic read {topics.lease_topic(lab)}",
+            f"topic write {topics.reply_pattern(lab)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
+    """Return the access rules of controllers: they read what agents say, command, and hold the lease."""
+    lines = [f"# Controllers of lab {lab}: who is not named here may do nothing."]
+    for name in controllers:
+        lines += ["", f"user {CONTROLLER_PREFIX}{topics.check_name('controller', name)}"]
+        lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
+        lines += [
+            f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
+            f"topic read {topics.reply_pattern(lab)}",
+            f"topic readwrite {topics.lease_topic(lab)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def mosquitto_config(
+    bind: str, certificates: Path, state_dir: Path, acl_dir: Path, *,
+    agent_port: int = AGENT_PORT, controller_port: int = CONTROLLER_PORT, user: str = "mosquitto",
+) -> str:  # fmt: skip
+    """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.secure.authority`.
+
+    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes.
+    """
+    lines = ["per_listener_settings true"]
+    for door, port in (("agents", agent_port), ("controllers", controller_port)):
+        lines += [
+            "",
+            f"listener {port} {bind}",
+            f"cafile {certificates / f'{door}-ca.pem'}",
+            f"certfile {certificates / 'cert.pem'}",
+            f"keyfile {certificates / 'key.pem'}",
+            "tls_version tlsv1.3",
+            "require_certificate true",
+            "use_identity_as_username true",
+            *(["use_username_as_clientid true"] if door == "agents" else []),
+            "allow_anonymous false",
+            f"acl_file {acl_dir / f'{door}.acl'}",
+        ]
+    lines += [
+        "",
+        f"user {user}",
+        "set_tcp_nodelay true",
+        f"message_size_limit {MOST_MESSAGE_BYTES}",
+        "max_queued_messages 10000",
+        "persistence true",
+        f"persistence_location {state_dir}/",
+        "autosave_interval 5",
+        "persistent_client_expiration 1d",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+    ]
+    return "\n".join(lines) + "\n"
