@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from node_agent.agent import cpu_model
+from testbed.bus.lease import new_token
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.fleet import Fleet
 from testbed.control.labs import live_lab
-from testbed.control.lease import hold_lease, new_token
+from testbed.control.lease import hold_lease
 from testbed.control.scenario import check_scenario
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import platform
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,16 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer
-from node_agent.lease import LeaseGuard
 from node_agent.post import Listener, Post
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
+from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     Adopt,
     AnyAction,
@@ -70,8 +70,9 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
-from testbed.errors import UserError
+from testbed.bus.tls import client_context, server_context
 
+_PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -87,6 +88,7 @@ class AgentConfig:
     image_dir: Path
     address: str = "127.0.0.1"
     telemetry_s: float = 1.0
+    tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
 
 
@@ -111,6 +113,7 @@ class Agent:
         self._locks: dict[str, asyncio.Lock] = {}
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
+        self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
         self._verifier = Verifier()
         self._verifies = False
         self._checks_images = False  # the driver's guests do not do it themselves
@@ -122,9 +125,12 @@ class Agent:
         self._released = False
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
-        self._server = ImageServer(self._stores.path, self._lease.allows)
+        tls_dir = config.tls_dir
+        self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
         self._fetcher: ImageFetcher | ImageCopier = (
-            ImageFetcher(self._stores.disk, lambda: self._lease.token)
+            ImageFetcher(
+                self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
+            )
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
@@ -262,20 +268,17 @@ class Agent:
 
     async def _tell(self, bus: Bus, listener: Listener) -> None:
         topic = topics.node_topic(self._config.lab, self._config.node, "event")
-        while True:
-            happening = await self._verifier.check(await self._happenings.get())
-            if happening.event in ("done", "failed"):
-                self._gone(happening.guest)
+
+        async def publish(happening: Happening) -> None:
             event = GuestEvent(
-                node=self._config.node,
-                guest=happening.guest,
-                event=happening.event,
-                mono_ns=happening.mono_ns,
+                node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
                 detail=happening.detail,
-            )
+            )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()
             await bus.publish(topic, encode(event), qos=1)
+
+        await tell(self._happenings, self._verifier, publish, self._gone)
 
     async def _watch_lease(self) -> None:
         while True:
@@ -287,10 +290,10 @@ class Agent:
                 self._released = False
                 await self._abandon("the lease was released")
             elif self._lease.run_out():
-                await self._abandon("the lease ran out")
+                await self._abandon("the lease ran out", pause=self._lease.orphans == "pause")
 
-    async def _abandon(self, why: str) -> None:
-        """Nobody drives this node any more: what runs here belongs to nobody.
+    async def _abandon(self, why: str, *, pause: bool = False) -> None:
+        """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
@@ -299,10 +302,21 @@ class Agent:
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
-        guests = sorted({sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib))
+        there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
+        guests = sorted(there - self._orphans)
         if guests:
-            _log.warning("%s: destroying %s", why, ", ".join(guests))
-        await asyncio.gather(*(self._destroy(guest) for guest in guests))
+            _log.warning("%s: %s %s", why, "pausing" if pause else "destroying", ", ".join(guests))
+        await asyncio.gather(*(self._pause(guest) if pause else self._destroy(guest) for guest in guests))
+
+    async def _pause(self, guest: str) -> None:
+        """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
+        try:
+            async with asyncio.timeout(_PAUSE_WITHIN_S), self._locks.setdefault(guest, asyncio.Lock()):
+                await self._driver.hold(guest)
+            self._orphans.add(guest)
+        except (DriverError, TimeoutError) as error:
+            _log.warning("guest %s cannot be paused: %s", guest, error)
+            await self._destroy(guest)
 
     async def _destroy(self, guest: str) -> None:
         async with self._locks.setdefault(guest, asyncio.Lock()):
@@ -461,6 +475,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
+        self._orphans.discard(guest)
         self._verifier.forget(guest)
 
     def _reserve(self, spec: GuestSpec) -> None:
@@ -471,25 +486,3 @@ class Agent:
                 f"{self._config.memory_mib} MiB are free"
             )
         self._memory_mib[spec.guest] = spec.memory_mib
-
-
-def make_driver(name: str, options: Mapping[str, str] | None = None) -> Driver:
-    """Return a new driver by its entry point name (group `testbed.drivers`), made with `options` as its arguments.
-
-    Raises `DriverError` for a name, and `UserError` for an option, that is not known.
-    """
-    from importlib.metadata import entry_points  # noqa: PLC0415  # costs 10 ms that only this needs
-
-    points = {point.name: point for point in entry_points(group="testbed.drivers")}
-    if name not in points:
-        raise DriverError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
-    factory: Callable[..., Driver] = points[name].load()
-    options = options or {}
-    known = sorted(inspect.signature(factory).parameters)
-    for option in options:
-        if option not in known:
-            raise UserError(
-                f"driver {name!r}: unknown option {option!r}: expected "
-                + (f"one of {', '.join(known)}" if known else "none, as it has no options")
-            )
-    return factory(**options)

@@ -11,11 +11,16 @@ import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from testbed import __version__
 from testbed.errors import TestbedError
+
+if TYPE_CHECKING:
+    from node_agent.agent import AgentConfig
+    from testbed.bus.address import BrokerAddress
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,6 +62,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     callback=lambda _context, _parameter, given: _read_options(given),
     help="An option of the driver; may be given several times.",
 )
+@click.option(
+    "--tls-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="TESTBED_TLS_DIR",
+    help="Folder of this node's certificate (testbed ca issue DIR node NAME), for a broker at mqtts://.",
+)
 @click.option("--address", default="127.0.0.1", help="Address at which the other nodes reach this one.")
 @click.option("--state-dir", type=click.Path(path_type=Path), default=None, help="Private files; default ./dfrs-NODE.")
 @click.option(
@@ -74,8 +85,8 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
-    options: dict[str, str], address: str, state_dir: Path | None, image_dir: Path | None, die_with_parent: bool,
-    debug: bool,
+    options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
+    die_with_parent: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -84,6 +95,10 @@ def cli(
       node-agent --node a --cpus 1.0 --memory-mib 512 &
       node-agent --node b --cpus 1.0 --memory-mib 512 &
     """  # noqa: D301  # \b keeps click from wrapping the example
+    from node_agent.agent import AgentConfig  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
+    from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
+
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -94,7 +109,12 @@ def cli(
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
     images = (image_dir or state / "images").absolute()
     try:
-        asyncio.run(_serve(lab, node, address_text, cpus, memory_mib, driver, options, address, state, images))
+        where = BrokerAddress.parse(address_text, tls_dir)
+        config = AgentConfig(
+            check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
+            tls_dir=tls_dir if where.tls else None,
+        )  # fmt: skip
+        asyncio.run(_serve(config, where, driver, options))
     finally:
         if die_with_parent:
             _remove(state, images)
@@ -108,37 +128,15 @@ def _remove(*folders: Path) -> None:
             folder.parent.rmdir()
 
 
-async def _serve(
-    lab: str,
-    node: str,
-    broker: str,
-    cpus: float,
-    memory_mib: int,
-    driver: str,
-    options: dict[str, str],
-    address: str,
-    state_dir: Path,
-    image_dir: Path,
-) -> None:
-    from node_agent.agent import Agent, AgentConfig, make_driver  # noqa: PLC0415  # --help stays quick
-    from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # --help stays quick
-    from testbed.bus.client import MqttBus  # noqa: PLC0415  # --help stays quick
-    from testbed.bus.topics import check_name  # noqa: PLC0415  # --help stays quick
+async def _serve(config: AgentConfig, where: BrokerAddress, driver: str, options: dict[str, str]) -> None:
+    from node_agent.agent import Agent  # noqa: PLC0415  # --help stays quick
+    from node_agent.drivers.make import make_driver  # noqa: PLC0415  # as above
+    from testbed.bus.client import MqttBus  # noqa: PLC0415  # as above
 
-    config = AgentConfig(
-        check_name("lab", lab),
-        check_name("node", node),
-        cpus,
-        memory_mib,
-        state_dir,
-        image_dir,
-        address,
-    )
-    where = BrokerAddress.parse(broker)
     agent = Agent(
         config,
         make_driver(driver, options),
-        lambda presence: MqttBus(where, f"agent-{lab}-{node}", presence=presence),
+        lambda presence: MqttBus(where, f"agent-{config.lab}-{config.node}", presence=presence),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -385,6 +385,15 @@ class GuestSample(Value, frozen=True):
     supersteps: Supersteps | None = None
 
 
+class _GuestList(msgspec.Struct):
+    guests: list[GuestSample]
+
+
+def guests_in(result: dict[str, object]) -> list[GuestSample]:
+    """Return the guests that the reply to a `ListGuests` tells of."""
+    return msgspec.convert(result, _GuestList).guests
+
+
 class Telemetry(Record, frozen=True):
     """Node and guests, once a second.
 
@@ -412,7 +421,11 @@ class Telemetry(Record, frozen=True):
 
 
 class GuestEvent(Record, frozen=True):
-    """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`."""
+    """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`.
+
+    One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
+    as `done`, or as `failed` if the result is wrong, when it was checked.
+    """
 
     node: str
     guest: str
@@ -421,17 +434,25 @@ class GuestEvent(Record, frozen=True):
     detail: dict[str, object] = msgspec.field(default_factory=dict)
 
 
+Orphans = Literal["remove", "pause"]
+
+
 class Lease(Record, frozen=True):
     """Who drives the lab.
 
-    Retained and renewed; agents destroy their guests when it runs out, and obey no other token.
+    Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
+    destroy their guests when the lease is released, and do what `orphans` says when it runs out. `since_unix_s` is when
+    it was taken; `released_by` says who ended it, if not its holder.
     """
 
-    token: str
+    digest: str
     holder: str
-    ttl_s: float
+    ttl_s: Annotated[float, msgspec.Meta(gt=0)]
     expires_unix_s: float
+    since_unix_s: float = 0.0
+    orphans: Orphans = "remove"
     released: bool = False
+    released_by: str = ""
 
 
 R = TypeVar("R", bound=Record)

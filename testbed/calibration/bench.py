@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.bus.lease import new_token
 from testbed.bus.messages import (
     Calibrate,
     CapChange,
@@ -28,7 +29,7 @@ from testbed.calibration.specimen import Specimen
 from testbed.control.addresses import guest_addresses
 from testbed.control.fleet import Fleet
 from testbed.control.labs import OpenLab, live_lab
-from testbed.control.lease import hold_lease, new_token
+from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
 from testbed.control.operations import Operations
@@ -219,12 +220,14 @@ async def open_bench(
         token = new_token()
         requester = Requester(bus, scenario.lab, f"bench-{tag}", lambda: token)
         fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
-        async with hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s), requester:
+        holding = hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, orphans=scenario.orphans)
+        async with holding, requester:
             await fleet.open()
             try:
                 await fleet.wait_for_all(scenario.deadlines.announce_s)
             except UserError as error:
                 raise UserError(f"{error}{last_words(place)}") from error
+            await fleet.wait_until_empty(scenario.deadlines.announce_s)
             core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
             bench = Bench(scenario, fleet, tag, msgspec.convert(core["units_per_core_s"], float))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import msgspec
-
-from testbed.bus.messages import GuestEvent, GuestSample, GuestSpec, ListGuests
+from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests, guests_in
 from testbed.control.cluster import LiveJob
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
@@ -231,10 +229,10 @@ class Specimen:
         """Return how far each guest is, by its name; raises `RunError` for one that is not there."""
         found: dict[str, Progress] = {}
         for node in sorted(set(self.nodes)):
-            reply = msgspec.convert(await self._bench.fleet.call(node, ListGuests(), _READ_S), _Guests)
+            there = guests_in(await self._bench.fleet.call(node, ListGuests(), _READ_S))
             found |= {
                 g.guest: Progress(g.units_done, g.units_mono_ns / 1e9, g.cpu_s, g.cap_cores, g.state)
-                for g in reply.guests
+                for g in there
                 if g.guest in self.guests
             }
         if missing := [guest for guest in self.guests if guest not in found]:
@@ -311,10 +309,6 @@ class Specimen:
             self._progressed.set()
         if not self._running or any(end.event == "failed" for end in self.ends.values()):
             self._ended.set()
-
-
-class _Guests(msgspec.Struct):
-    guests: list[GuestSample]
 
 
 def _now_s() -> float:

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
-from testbed.bus.messages import AnyAction, GuestSample, ListGuests, NodeFacts
+from testbed.bus.messages import AnyAction, GuestSample, ListGuests, NodeFacts, guests_in
 from testbed.calibration.bench import Watched, open_bench
 from testbed.checks.guests import Guest
 from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
@@ -43,10 +41,6 @@ class DriverUnderTest:
     hypervisor: str
     names: frozenset[str]
     capabilities: frozenset[str]
-
-
-class _Guests(msgspec.Struct):
-    guests: list[GuestSample]
 
 
 def choose_nodes(scenario: Scenario, wanted: str) -> tuple[str, ...]:
@@ -169,7 +163,7 @@ class Lab:
 
     def guests_on(self, node: NodeUnderTest) -> list[GuestSample]:
         """Return every guest that a node really holds."""
-        return msgspec.convert(self.call(node, ListGuests()), _Guests).guests
+        return guests_in(self.call(node, ListGuests()))
 
     def idle_cores(self, node: NodeUnderTest) -> float:
         """Return how many cores of a node's machine did nothing, by its latest sample; 0 if there is none."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from testbed.cli.lease import take, who
 from testbed.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ def status(*, name: str | None, as_json: bool) -> int:
         if not found:
             click.echo("no lab is up" if name is None else f"no lab {name}")
     return max((_told(one) for one in found), default=0 if name is None else 1)
+
+
+lab.add_command(who)
+lab.add_command(take)
 
 
 def _say(line: str) -> None:

@@ -24,6 +24,8 @@ _COMMANDS = {
     "check": ("testbed.cli.check", "Check the hypervisors of a lab, and judge figures by references."),
     "lab": ("testbed.cli.lab", "Make several independent nodes on this machine."),
     "nodes": ("testbed.cli.nodes", "List the nodes of a lab."),
+    "doctor": ("testbed.cli.doctor", "Say what is wrong with this machine, and how to mend it."),
+    "ca": ("testbed.cli.ca", "Make the certificates of a lab of several machines."),
     "policies": ("testbed.cli.policies", "List scheduling policies and how their names are made."),
     "image": ("testbed.cli.image", "Build or show the guest image of virtual machines."),
     "simulate": ("testbed.cli.simulate", "Replay a trace in virtual time under policies, and compare them."),

@@ -24,9 +24,10 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     from rich.console import Console  # noqa: PLC0415  # --help stays quick
     from rich.table import Table  # noqa: PLC0415  # --help stays quick
 
-    from testbed.control.inventory import listen  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # --help stays quick
+    from testbed.control.inventory import survey  # noqa: PLC0415  # --help stays quick
 
-    found = asyncio.run(listen(broker, lab, wait_s))
+    found = list(asyncio.run(survey(BrokerAddress.parse(broker), lab, wait_s)).nodes.values())
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(status) for status in found], indent=2))
         return 0 if found else 1

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-import msgspec
-
-from testbed.bus.messages import GuestEvent, GuestSample, ListGuests
+from testbed.bus.messages import GuestEvent, ListGuests, guests_in
 from testbed.control.fleet import Fleet
 from testbed.control.guests import live_jobs
 from testbed.control.operations import Operations
@@ -38,10 +36,6 @@ class Shape:
 
     def __str__(self) -> str:
         return f"{'parallel' if self.parallel else 'serial'}, need {self.cpu_need_frac:g}"
-
-
-class _Guests(msgspec.Struct):
-    guests: list[GuestSample]
 
 
 def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
@@ -124,6 +118,6 @@ async def _progress(fleet: Fleet, guests: Sequence[str], nodes: Sequence[int]) -
     """Return units done and the program's clock in seconds, by guest."""
     found = {}
     for node in sorted(set(nodes)):
-        reply = msgspec.convert(await fleet.call(node, ListGuests(), READ_DEADLINE_S), _Guests)
-        found.update({g.guest: (g.units_done, g.units_mono_ns / 1e9) for g in reply.guests if g.guest in guests})
+        there = guests_in(await fleet.call(node, ListGuests(), READ_DEADLINE_S))
+        found.update({g.guest: (g.units_done, g.units_mono_ns / 1e9) for g in there if g.guest in guests})
     return found

@@ -14,16 +14,19 @@ from testbed.bus.messages import (
     AnyAction,
     BadRecordError,
     GuestEvent,
+    ListGuests,
     NodeFacts,
     NodeStatus,
     Telemetry,
     decode,
+    guests_in,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.sample_clock import SampleClock
 from testbed.errors import UserError
 
+_LOOK_AGAIN_S = 0.5
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _log = logging.getLogger(__name__)
 
@@ -82,6 +85,26 @@ class Fleet:
                 f"no answer within {timeout_s:g} s from {silent}: "
                 "is node-agent running there, with this broker and lab?"
             ) from None
+
+    async def wait_until_empty(self, timeout_s: float) -> None:
+        """Wait until no node holds a guest: those of the run before may be on their way out. Raises `UserError`."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        while held := await self._held(timeout_s):
+            if loop.time() >= ends_s:
+                raise UserError(
+                    f"{'; '.join(held)}: guests of a run whose controller died; remove them with `testbed lab take`"
+                )
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _held(self, timeout_s: float) -> list[str]:
+        replies = await asyncio.gather(*(self.call(node.index, ListGuests(), timeout_s) for node in self.nodes))
+        held = [guests_in(reply) for reply in replies]
+        return [
+            f"node {node.name} holds {', '.join(sample.guest for sample in guests)}"
+            for node, guests in zip(self.nodes, held, strict=True)
+            if guests
+        ]
 
     def facts(self, node: int) -> NodeFacts:
         """Return what a node that has announced itself is."""

@@ -1,27 +1,51 @@
-"""Which nodes a lab has, asked of the bus alone."""
+"""What a lab is, asked of the bus alone: its nodes, what runs there, and who drives it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from dataclasses import dataclass
 
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
-from testbed.bus.messages import NodeStatus, decode
+from testbed.bus.messages import BadRecordError, Lease, NodeStatus, Telemetry, decode
 
 
-async def listen(broker: str, lab: str, wait_s: float) -> list[NodeStatus]:
-    """Return the retained status of every node of the lab, by name, after listening for `wait_s` wall seconds."""
-    found: dict[str, NodeStatus] = {}
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The last record of each kind: presence by node, guests by node as far as it told them, and the lease, if any."""
 
-    async def hear(topic: str, payload: bytes) -> None:
-        if payload:
-            status = decode(NodeStatus, payload, topic)
-            found[status.node] = status
+    nodes: dict[str, NodeStatus]
+    guests: dict[str, tuple[str, ...]]
+    lease: Lease | None
 
-    pattern = topics.node_topic(lab, topics.ANY, "status")
-    async with MqttBus(BrokerAddress.parse(broker), f"inventory-{os.getpid()}", keep_session=False) as bus:
-        await bus.subscribe(pattern, hear)
+
+async def survey(address: BrokerAddress, lab: str, wait_s: float) -> Survey:
+    """Listen to a lab for `wait_s` wall seconds; nodes are in the order of their names."""
+    nodes: dict[str, NodeStatus] = {}
+    guests: dict[str, tuple[str, ...]] = {}
+    leases: list[Lease] = []
+
+    async def presence(topic: str, payload: bytes) -> None:
+        with contextlib.suppress(BadRecordError):
+            if payload and (name := topics.node_of(topic)):
+                nodes[name] = decode(NodeStatus, payload, topic)
+
+    async def sample(topic: str, payload: bytes) -> None:
+        with contextlib.suppress(BadRecordError):
+            if name := topics.node_of(topic):
+                guests[name] = tuple(each.guest for each in decode(Telemetry, payload, topic).guests)
+
+    async def lease(topic: str, payload: bytes) -> None:
+        with contextlib.suppress(BadRecordError):
+            if payload:
+                leases.append(decode(Lease, payload, topic))
+
+    async with MqttBus(address, f"inventory-{os.getpid()}", keep_session=False) as bus:
+        await bus.subscribe(topics.lease_topic(lab), lease)
+        await bus.subscribe(topics.node_topic(lab, topics.ANY, "status"), presence)
+        await bus.subscribe(topics.node_topic(lab, topics.ANY, "telemetry"), sample)
         await asyncio.sleep(wait_s)
-    return [found[name] for name in sorted(found)]
+    return Survey({name: nodes[name] for name in sorted(nodes)}, guests, leases[-1] if leases else None)

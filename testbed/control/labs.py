@@ -33,7 +33,7 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
         elif scenario.broker.kind is not None:
             address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
         else:
-            address = BrokerAddress.parse(scenario.broker.address)
+            address = BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir)
         try:
             bus = await stack.enter_async_context(MqttBus(address, client_id))
         except BusError as error:

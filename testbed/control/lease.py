@@ -4,67 +4,128 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import os
-import secrets
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
 
 from testbed.bus import topics
-from testbed.bus.messages import BadRecordError, Lease, decode, encode
+from testbed.bus.lease import LeaseGuard, token_digest
+from testbed.bus.messages import Lease, Orphans, encode
 from testbed.bus.protocol import Bus
-from testbed.errors import UserError
+from testbed.control.ended_by import ended_by
+from testbed.errors import RunError, UserError
 
 RETAINED_PATIENCE_S = 0.3
+_ECHO_WITHIN_S = 10.0
 
 
-def new_token() -> str:
-    """Return a fresh lease token."""
-    return secrets.token_hex(16)
+class LeaseTakenError(RunError):
+    """Somebody else ended this controller's lease while it drove the lab."""
+
+    def __init__(self, lab: str, by: str) -> None:
+        self.lab = lab
+        self.by = by
+        super().__init__(f"lab {lab!r} was taken by {by}: its guests are destroyed")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.lab, self.by)
+
+
+def holder_name() -> str:
+    """Return what this process is called as the holder of a lease: user, host and process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
 @contextlib.asynccontextmanager
-async def hold_lease(bus: Bus, lab: str, token: str, ttl_s: float) -> AsyncIterator[None]:
-    """Hold the lab's lease inside the block; raises `UserError` if another controller holds it.
+async def hold_lease(
+    bus: Bus, lab: str, token: str, ttl_s: float, *, orphans: Orphans = "remove", force: bool = False
+) -> AsyncIterator[None]:
+    """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
-    A lease of a controller that died is taken over once its time has run out.
+    With `force` the other's lease is ended first, whereupon agents destroy its guests. A lease of a controller that
+    died is taken over once its time has run out. `LeaseTakenError` ends the block when somebody else takes the lab.
     """
-    topic = topics.lease_topic(lab)
-    found: asyncio.Queue[Lease] = asyncio.Queue()
+    topic, digest, holder = topics.lease_topic(lab), token_digest(token), holder_name()
+    since_unix_s = time.time()
+    guard = LeaseGuard(asyncio.get_running_loop().time)
+    news = asyncio.Event()
+    lost = False
 
-    async def hear(_topic: str, payload: bytes) -> None:
-        if payload:
-            with contextlib.suppress(BadRecordError):
-                await found.put(decode(Lease, payload, topic))
-
-    await bus.subscribe(topic, hear)
-    holder = f"{socket.gethostname()}:{os.getpid()}"
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(RETAINED_PATIENCE_S):
-            other = await found.get()
-            left_s = other.expires_unix_s - time.time()
-            if not other.released and left_s > 0:
-                raise UserError(
-                    f"lab {lab!r} is driven by {other.holder} (lease ends in {left_s:.0f} s unless renewed); "
-                    "wait for it, or use another lab name"
-                )
-
-    async def publish(*, released: bool) -> None:
-        lease = Lease(token=token, holder=holder, ttl_s=ttl_s, expires_unix_s=time.time() + ttl_s, released=released)
+    async def publish(lease: Lease) -> None:
         await bus.publish(topic, encode(lease), qos=1, retain=True)
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(ttl_s / 3)
-            await publish(released=False)
+    def own(*, released: bool = False) -> Lease:
+        return Lease(
+            digest=digest, holder=holder, ttl_s=ttl_s, expires_unix_s=time.time() + ttl_s, since_unix_s=since_unix_s,
+            orphans=orphans, released=released,
+        )  # fmt: skip
 
-    await publish(released=False)
-    renewal = asyncio.create_task(renew(), name="renew lease")
+    async def renew() -> None:
+        while not lost:
+            await asyncio.sleep(ttl_s / 3)
+            if not lost:
+                await publish(own())
+
+    async with ended_by() as end:
+        held = False
+
+        async def hear(heard_on: str, payload: bytes) -> None:
+            nonlocal lost
+            let_go = guard.hear(heard_on, payload)
+            other = guard.lease
+            if held and not lost and (let_go or (other is not None and other.digest != digest)):
+                lost = True
+                end(LeaseTakenError(lab, guard.released_by or (other.holder if other else "somebody")))
+            news.set()
+
+        await bus.subscribe(topic, hear)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETAINED_PATIENCE_S):
+                await news.wait()
+        if force and (other := guard.lease) is not None:
+            await publish(msgspec.structs.replace(other, released=True, released_by=holder))
+            await _heard(lab, news, lambda: guard.lease is None or guard.lease.digest != other.digest)
+        _check_free(lab, guard)
+        await publish(own())
+        await _heard(lab, news, lambda: guard.lease is not None)
+        _check_free(lab, guard, digest)
+        held = True
+        renewal = asyncio.create_task(renew(), name="renew lease")
+        try:
+            yield
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+            if not lost:
+                held = False
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(2):
+                        await publish(own(released=True))
+
+
+def _check_free(lab: str, guard: LeaseGuard, but: str = "") -> None:
+    """Raise `UserError` if somebody holds the lab, `but` the lease of this digest."""
+    lease = guard.lease
+    if lease is not None and lease.digest != but:
+        raise UserError(
+            f"lab {lab!r} is driven by {lease.holder} (lease ends in {guard.remaining_s:.0f} s unless renewed); "
+            "wait for it, use another lab name, or end it with `testbed lab take --force`"
+        )
+
+
+async def _heard(lab: str, news: asyncio.Event, there: Callable[[], bool]) -> None:
     try:
-        yield
-    finally:
-        renewal.cancel()
-        await asyncio.gather(renewal, return_exceptions=True)
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(2):
-                await publish(released=True)
+        async with asyncio.timeout(_ECHO_WITHIN_S):
+            while not there():
+                news.clear()
+                await news.wait()
+    except TimeoutError:
+        raise UserError(f"lab {lab!r}: the broker did not take the lease within {_ECHO_WITHIN_S:g} s") from None

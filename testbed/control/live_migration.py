@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, GuestSample, ListGuests, Migrate, Stop
+from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, guests_in
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Nodes, Operations
 from testbed.control.scenario import DeadlinesTable, MigrationTable
@@ -33,10 +33,6 @@ class Moved(msgspec.Struct, frozen=True):
     elapsed_s: float
     downtime_s: float
     rounds: int = 0
-
-
-class _Guests(msgspec.Struct):
-    guests: list[GuestSample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ class LiveMigration:
             reply = await self.nodes.call(node, ListGuests(settled=(guest,)), self.deadlines.command_s)
         except TestbedError:
             return None
-        return any(sample.guest == guest for sample in msgspec.convert(reply, _Guests).guests)
+        return any(sample.guest == guest for sample in guests_in(reply))
 
     async def _adopt(self, live: LiveJob, task: int, target: int, cap_cores: float) -> TestbedError | None:
         """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""

@@ -78,9 +78,14 @@ class NodeTable(_Table):
 
 
 class BrokerTable(_Table):
-    """The message broker: `auto` is Mosquitto where it is installed, else embedded; or an mqtt:// address."""
+    """The message broker: `auto` is Mosquitto where it is installed, else embedded; or an address.
+
+    That is `mqtts://head.example:8884` in a lab of several machines; `tls_dir` is the folder of this controller's
+    certificate, and without it what the environment variable TESTBED_TLS_DIR says.
+    """
 
     address: str = "auto"
+    tls_dir: Path | None = None
 
     @property
     def kind(self) -> Literal["auto", "embedded", "mosquitto"] | None:
@@ -196,7 +201,9 @@ class InfluxTable(_Table):
 class Scenario(_Table):
     """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
 
-    `recorders` names plug-ins that are told everything that the run records; a table `[influx]` adds `influx` to them.
+    `orphans` says what agents do with the guests of a controller that died: `remove` them, or `pause` them to be looked
+    at, until `testbed lab take` removes them. `recorders` names plug-ins that are told everything that the run records;
+    a table `[influx]` adds `influx` to them.
     """
 
     name: Name
@@ -212,6 +219,7 @@ class Scenario(_Table):
     programs: ProgramsTable = ProgramsTable()
     deadlines: DeadlinesTable = DeadlinesTable()
     migration: MigrationTable = MigrationTable()
+    orphans: Literal["remove", "pause"] = "remove"
     bound: BoundTable = BoundTable()
     box: BoxTable | None = None
     influx: InfluxTable | None = None
@@ -316,6 +324,10 @@ def check_scenario(data: dict[str, object], path: Path) -> Scenario:
         scenario = Scenario.model_validate(data)
     except ValidationError as error:
         raise _explain(path, error.errors()[0]) from None
+    tls_dir = scenario.broker.tls_dir
+    if tls_dir is not None and not tls_dir.expanduser().is_absolute():
+        broker = scenario.broker.model_copy(update={"tls_dir": path.parent / tls_dir})
+        scenario = scenario.model_copy(update={"broker": broker})
     trace = scenario.workload.trace
     if trace is not None and not trace.is_absolute():
         workload = scenario.workload.model_copy(update={"trace": path.parent / trace})

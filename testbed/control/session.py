@@ -11,12 +11,14 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from testbed import __version__
+from testbed.bus.lease import new_token
 from testbed.bus.messages import Calibrate, NodeFacts
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
@@ -25,10 +27,11 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.ended_by import ended_by
 from testbed.control.fleet import Fleet
 from testbed.control.guests import check_floor, live_jobs
 from testbed.control.labs import OpenLab, dry_lab
-from testbed.control.lease import hold_lease, new_token
+from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
 from testbed.control.operations import Operations
@@ -162,29 +165,13 @@ async def run_session(
 
 @contextlib.asynccontextmanager
 async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
-    """Cancel what is inside the block when the run directory cannot be written, and raise its failure instead."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    inside, ended = True, False
-
-    def end() -> None:
-        nonlocal ended
-        if inside and task is not None and not task.cancelling():
-            ended = True
-            task.cancel()
-
-    directory.on_failure = lambda _failure: _call_soon(loop, end)  # it may come from the spool's thread
-    try:
+    """End what is inside the block when the run directory cannot be written, and raise its failure instead."""
+    loop = asyncio.get_running_loop()
+    async with ended_by() as end:
+        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from the spool's thread
         if directory.failure is not None:
             raise directory.failure
         yield
-    except BaseException:
-        if not ended or task is None or task.uncancel() or directory.failure is None:
-            raise
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # the block may have ended before its cancellation came
-        raise directory.failure from None
-    finally:
-        inside = False
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
@@ -221,7 +208,7 @@ class _Session:
         names = [node.name for node in scenario.nodes]
         fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
         async with (
-            hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s),
+            hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, orphans=scenario.orphans),
             requester,
             _ended_by_failure(self._recorder.directory),
         ):
@@ -230,6 +217,7 @@ class _Session:
                 await fleet.wait_for_all(scenario.deadlines.announce_s)
             except UserError as error:
                 raise UserError(f"{error}{last_words(self._path)}") from error
+            await fleet.wait_until_empty(scenario.deadlines.announce_s)
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))

@@ -9,10 +9,12 @@ import pytest
 import xxhash
 from click.testing import CliRunner
 
-from node_agent.agent import Agent, AgentConfig, make_driver
+from node_agent.agent import Agent, AgentConfig
 from node_agent.cli import cli
+from node_agent.drivers.make import make_driver
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, DriverFacts, NodeBudget
+from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
     Adopt,
@@ -152,12 +154,52 @@ def test_a_guest_that_is_being_made_when_the_lease_goes_is_not_left(tmp_path: Pa
     run_in_virtual_time(main())
 
 
+def test_a_paused_orphan_stays_until_it_is_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        pair = Pair(tmp_path)
+        await pair.open(tmp_path)
+        agent, driver = pair.agents[0], pair.drivers[0]
+        await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        await agent._abandon("the lease ran out", pause=True)
+        assert [sample.state for sample in driver.sample()] == ["held"]
+        await agent.perform(Start(spec=spec("b", 40), cap_cores=0.0))
+        await agent._abandon("the lease was released")
+        assert [sample.guest for sample in driver.sample()] == ["a"], "only what belonged to that lease goes with it"
+        with pytest.raises(DriverError, match="40 of 100 MiB are free"):
+            await agent.perform(Start(spec=spec("c", 60), cap_cores=1.0))
+        await agent.perform(Stop(guest="a"))
+        await agent.perform(Start(spec=spec("a", 100), cap_cores=1.0))
+        await agent._abandon("the lease was released")
+        assert driver.sample() == []
+
+    run_in_virtual_time(main())
+
+
+class StubbornDriver(NullDriver):
+    """Its guests cannot be held."""
+
+    async def hold(self, guest: str) -> int | None:
+        raise DriverError(f"guest {guest} does not listen")
+
+
+def test_an_orphan_that_cannot_be_paused_does_not_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        driver = StubbornDriver("whole,live")
+        agent = Agent(AgentConfig("t", "n0", 1.0, MEMORY_MIB, tmp_path, tmp_path), driver, lambda _presence: None)
+        await driver.open(NodeBudget("n0", 1.0, MEMORY_MIB, tmp_path, tmp_path, "127.0.0.1", "dfrs-"), lambda _: None)
+        await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
+        await agent._abandon("the lease ran out", pause=True)
+        assert driver.sample() == []
+
+    run_in_virtual_time(main())
+
+
 def test_a_guest_knows_the_lease_it_runs_under_by_name_only(tmp_path: Path) -> None:
     async def main() -> None:
         pair = Pair(tmp_path)
         await pair.open(tmp_path)
         secret = "f" * 32
-        lease = Lease(token=secret, holder="host:7", ttl_s=60.0, expires_unix_s=1e12)
+        lease = Lease(digest=token_digest(secret), holder="host:7", ttl_s=60.0, expires_unix_s=1e12)
         for agent in pair.agents:
             agent._lease.hear("t", encode(lease))
         await pair.agents[0].perform(Start(spec=spec("a", 60), cap_cores=1.0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.lease import LeaseGuard
+from testbed.bus.lease import LeaseGuard, token_digest
 from testbed.bus.messages import Lease, encode
 
 TOPIC = "testbed/v1/local/lease"
@@ -21,8 +23,15 @@ class Clock:
         return self.now_s
 
 
-def record(token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False) -> bytes:
-    return encode(Lease(token=token, holder="host:7", ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released))
+def record(
+    token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False, **more: Any
+) -> bytes:  # fmt: skip
+    return encode(
+        Lease(
+            digest=token_digest(token), holder="host:7", ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released,
+            **more,
+        )
+    )  # fmt: skip
 
 
 def test_nobody_is_obeyed_before_a_lease_is_heard() -> None:
@@ -75,6 +84,42 @@ def test_a_retained_lease_that_ended_long_ago_is_not_taken() -> None:
     guard = LeaseGuard(Clock(), unix_s=lambda: 1000.0)
     guard.hear(TOPIC, record("a", expires_unix_s=999.0))
     assert not guard.live
+
+
+def test_a_renewal_that_crossed_a_forced_end_does_not_bring_the_lease_back() -> None:
+    guard = LeaseGuard(Clock())
+    guard.hear(TOPIC, record("a"))
+    assert guard.hear(TOPIC, record("a", released=True, released_by="other:8"))
+    assert guard.released_by == "other:8"
+    assert not guard.hear(TOPIC, record("a"))
+    assert not guard.live
+    guard.hear(TOPIC, record("b"))
+    assert guard.allows("b")
+
+
+def test_a_lease_that_ran_out_unnoticed_before_the_next_is_told_once() -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    guard.hear(TOPIC, record("a"))
+    clock.now_s = 10.5
+    guard.hear(TOPIC, record("b"))
+    assert guard.run_out()
+    assert not guard.run_out()
+    assert guard.allows("b")
+
+
+def test_the_token_is_known_from_a_command_only() -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    guard.hear(TOPIC, record("a"))
+    assert guard.token == ""
+    assert not guard.allows("b")
+    assert guard.token == ""
+    assert guard.allows("a")
+    assert guard.token == "a"  # noqa: S105  # made up
+    clock.now_s = 10.5
+    guard.hear(TOPIC, record("b"))
+    assert guard.token == ""
 
 
 def test_a_broken_record_changes_nothing() -> None:

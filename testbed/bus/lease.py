@@ -1,0 +1,121 @@
+"""Who drives a lab: the one rule by which agents and controllers read the lease topic.
+
+All hear its records in the same order, so all agree: the first holder of a free lab keeps it until it lets go, is made
+to, or ceases to renew. Only the digest of its token is published. The token itself is in commands alone: whoever
+can read the topic learns nothing that an agent would obey.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+from testbed.bus.messages import BadRecordError, Lease, Orphans, decode
+
+_log = logging.getLogger(__name__)
+
+
+def new_token() -> str:
+    """Return a fresh token."""
+    return secrets.token_hex(16)
+
+
+def token_digest(token: str) -> str:
+    """Return what is published of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class LeaseGuard:
+    """Follows the lease topic.
+
+    The time to live counts from when a renewal was heard, by the loop's own clock, so that clocks of machines need not
+    agree; only a retained record of a lease that ended while nobody listened is judged by its wall-clock time.
+    """
+
+    def __init__(self, now_s: Callable[[], float], unix_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
+        self._unix_s = unix_s
+        self._lease: Lease | None = None
+        self._token = ""
+        self._ends_s = 0.0
+        self._lapsed = False  # a lease ran out, and another was heard before anybody asked
+        self._ended = ""  # digest of the last lease that was let go: a renewal that crossed that does not bring it back
+        self.released_by = ""  # who made the last holder that let go let go, if that was not itself
+        self.orphans: Orphans = "remove"  # what the last holder wants done with its guests when its lease runs out
+
+    @property
+    def live(self) -> bool:
+        """Whether somebody holds the lease."""
+        return self._lease is not None and self._now_s() < self._ends_s
+
+    @property
+    def lease(self) -> Lease | None:
+        """The live lease, as last heard."""
+        return self._lease if self.live else None
+
+    @property
+    def token(self) -> str:
+        """The token of the live lease, once it was seen in a command; else an empty string."""
+        return self._token if self.live else ""
+
+    @property
+    def name(self) -> str:
+        """What the live lease may be called in public: its holder and a digest of its token; else an empty string."""
+        return f"{self._lease.holder}/{self._lease.digest[:12]}" if self._lease and self.live else ""
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the lease runs out if it is not renewed; 0 when nobody holds it."""
+        return max(0.0, self._ends_s - self._now_s()) if self._lease else 0.0
+
+    def allows(self, token: str) -> bool:
+        """Whether a command with this token is to be obeyed."""
+        lease = self.lease
+        if lease is None or not hmac.compare_digest(token_digest(token), lease.digest):
+            return False
+        self._token = token
+        return True
+
+    def hear(self, topic: str, payload: bytes) -> bool:
+        """Take a record of the lease topic; return whether the holder that was has just let go, or was made to."""
+        if not payload:
+            return self._let_go("")
+        try:
+            lease = decode(Lease, payload, topic)
+        except BadRecordError as error:
+            _log.warning("%s", error)
+            return False
+        if lease.released:
+            self.released_by = lease.released_by
+            return self._let_go(lease.digest)
+        held = self.lease
+        if held is not None and lease.digest != held.digest:
+            _log.warning("lease of %s ignored: %s holds the lab", lease.holder, held.holder)
+            return False
+        if held is None and (lease.expires_unix_s <= self._unix_s() or lease.digest == self._ended):
+            return False
+        if held is None:
+            self._token = ""
+            self._lapsed |= self._lease is not None and self._lease.digest != lease.digest
+        self._lease, self.orphans = lease, lease.orphans
+        self._ends_s = self._now_s() + lease.ttl_s
+        return False
+
+    def _let_go(self, digest: str) -> bool:
+        held = self._lease
+        if held is None or digest in {"", held.digest}:
+            self._ended = digest or (held.digest if held else "")
+            self._lease = None
+        return held is not None and self._lease is None
+
+    def run_out(self) -> bool:
+        """Return whether a lease has just run out, and forget it."""
+        lapsed, self._lapsed = self._lapsed, False
+        if self._lease is not None and not self.live:
+            self._lease = None
+            return True
+        return lapsed

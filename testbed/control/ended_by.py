@@ -1,0 +1,41 @@
+"""Ends a block of code for a reason that arises beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+
+@contextlib.asynccontextmanager
+async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
+    """Yield a function that cancels the block; the error that it was first called with is raised in its place.
+
+    It has no effect once the block has ended, or while somebody else cancels the task.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("ended_by: expected to be in a task")
+    inside = True
+    reason: BaseException | None = None
+
+    def end(error: BaseException) -> None:
+        nonlocal reason
+        if inside and reason is None and not task.cancelling():
+            reason = error
+            task.cancel()
+
+    try:
+        yield end
+    except BaseException:
+        if reason is None or task.uncancel():
+            raise
+    else:
+        if reason is not None:
+            task.uncancel()
+    finally:
+        inside = False
+    if reason is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # the block may have ended before its cancellation came
+        raise reason
