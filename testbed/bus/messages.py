@@ -385,13 +385,9 @@ class GuestSample(Value, frozen=True):
     supersteps: Supersteps | None = None
 
 
-class _GuestList(msgspec.Struct):
-    guests: list[GuestSample]
-
-
 def guests_in(result: dict[str, object]) -> list[GuestSample]:
     """Return the guests that the reply to a `ListGuests` tells of."""
-    return msgspec.convert(result, _GuestList).guests
+    return msgspec.convert(result.get("guests"), list[GuestSample])
 
 
 class Telemetry(Record, frozen=True):
