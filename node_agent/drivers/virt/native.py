@@ -195,7 +195,8 @@ class _Rank:
         connection, _ = await loop.sock_accept(self._listener)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         self.pid = int(_PEER.unpack(peer)[0])
-        self._pidfd = os.pidfd_open(self.pid)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already: its last words are still to be read
+            self._pidfd = os.pidfd_open(self.pid)
         self._records.add(self.pid)
         said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
         if said.partition(" ")[0] != "ready":
