@@ -15,6 +15,7 @@ from testbed.calibration.registry import find_experiments
 from testbed.control.scenario import check_scenario
 
 NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
+MOST_DISTURBED_S = -2.0  # what others' CPU time may take off what a job feels: testbed/calibration/experiments/felt.py
 
 
 def smallest(condition):
@@ -62,7 +63,7 @@ def test_experiments_on_real_processes(tmp_path):
         condition, (one,), elapsed_s = seen[name]
         assert one["hold_s"] + one["write_reported_s"] + one["sync_reported_s"] <= one["save_s"] + 0.01
         assert one["penalty_s"] == pytest.approx(one["save_s"] + one["restore_s"] + one["first_progress_s"])
-        assert 0.0 < one["felt_s"] < elapsed_s - one["pause_s"]
+        assert MOST_DISTURBED_S < one["felt_s"] < elapsed_s - one["pause_s"]
         assert 0.0 < one["image_mib"] < condition["memory_mib"] * condition.get("tasks", 1)
         assert 0.0 <= one["cached_frac"] <= 1.0
     assert seen["mpi-save-restore"][0]["moved"] == 1
