@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +204,10 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
 
     `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
     to none if it measured none. Those of a file are wall seconds of the lab, and taken times the run's time scale;
-    those of other models are trace seconds already. Jobs run as long as on dedicated nodes (jobs.csv), and batch
-    policies get the estimates that the run's policy got. Raises `UserError` when a file of the run is missing or
-    broken, and where `simulate_schedule` does.
+    those of other models are trace seconds already. What a model says of tasks that move at once on a node holds for
+    all of the cluster where its nodes are on one machine, as then they share its cores and its disk. Jobs run as long
+    as on dedicated nodes (jobs.csv), and batch policies get the estimates that the run's policy got. Raises `UserError`
+    when a file of the run is missing or broken, and where `simulate_schedule` does.
     """
     manifest: Mapping[str, Any] = read_json(run / "manifest.json")
     try:
@@ -229,8 +230,16 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         name = f"simulated, penalty {float(overheads.resume_s[0, 0]):.3g} s" if penalties_s else "simulated, no penalty"
     elif overheads.wall_clock:
         overheads = overheads.scaled(time_scale)
+    if overheads.per_node and _on_one_machine(manifest["nodes"]):
+        overheads = replace(overheads, per_node=False)
     jobs = read_jobs(run / "jobs.csv", estimates)
     return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
+
+
+def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether all agents have one address."""
+    addresses = {facts.get("address") for facts in nodes.values()}
+    return len(addresses) == 1 and None not in addresses
 
 
 def _estimates(entry: Mapping[str, Any]) -> dict[int, float]:

@@ -167,6 +167,23 @@ def test_a_calibration_is_in_seconds_of_the_lab_other_models_are_not(tmp_path: P
     assert simulate_run(result.path, constant(7.0)).overheads.resume_s.tolist() == [[7.0]]
 
 
+@pytest.mark.parametrize(
+    ("addresses", "per_node"), [(("127.0.0.1", "127.0.0.1"), False), (("192.0.2.1", "192.0.2.2"), True)]
+)
+def test_nodes_of_one_machine_share_what_moving_takes(
+    tmp_path: Path, addresses: tuple[str, str], per_node: bool
+) -> None:
+    result, _ = rehearse(tmp_path, five_jobs())
+    path = result.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for facts, address in zip(manifest["nodes"].values(), addresses, strict=True):
+        facts["address"] = address
+    path.write_text(json.dumps(manifest))
+    (tmp_path / "calibration.toml").write_text(CALIBRATION)
+    twin = simulate_run(result.path, parse_overheads(str(tmp_path / "calibration.toml")))
+    assert twin.overheads.per_node is per_node
+
+
 def test_a_dry_run_and_its_simulation_agree(tmp_path: Path) -> None:
     result, _ = rehearse(tmp_path, five_jobs())
     found = difference(read_timeline(result.path).schedule(), simulate_run(result.path).schedule)
