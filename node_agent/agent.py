@@ -20,6 +20,7 @@ import psutil
 import testbed
 from node_agent.backlog import Backlog
 from node_agent.drivers.protocol import (
+    PREFIX,
     Driver,
     DriverError,
     DriverFacts,
@@ -91,6 +92,13 @@ class AgentConfig:
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
 
+    @property
+    def budget(self) -> NodeBudget:
+        """What its driver may use."""
+        return NodeBudget(
+            self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
+        )  # fmt: skip
+
 
 def cpu_model() -> str:
     """Return the processor's name, as the kernel tells it."""
@@ -143,11 +151,8 @@ class Agent:
         """Open the driver, announce the node, serve until stopped; leave nothing behind."""
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True)
-        budget = NodeBudget(
-            config.node, config.cpus, config.memory_mib, config.state_dir, config.image_dir, config.address, "dfrs-"
-        )
         try:
-            found = await self._driver.open(budget, self._happenings.put_nowait)
+            found = await self._driver.open(config.budget, self._happenings.put_nowait)
             self._virtual = found.virtual
             self._verifies = "checksums" in found.capabilities
             self._checks_images = {"whole", "checksums"} <= set(found.capabilities)
@@ -156,6 +161,7 @@ class Agent:
                 await asyncio.to_thread(self._stores.open_memory, config.node)
             else:
                 self._stores.rehearse_memory()
+            self._stores.clear()  # what an agent that was killed had saved
             facts = self._facts(found)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
@@ -302,6 +308,8 @@ class Agent:
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
+        if not pause:  # before anything that takes time: who drives next may save soon
+            self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
         guests = sorted(there - self._orphans)
         if guests:

@@ -9,9 +9,10 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -81,12 +82,17 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     is_flag=True,
     help="End when the process that started this one ends, and remove STATE_DIR and IMAGE_DIR then.",
 )
+@click.option(
+    "--no-claim",
+    is_flag=True,
+    help="Let `testbed cleanup` know nothing of this agent: whoever starts it looks after what it may leave.",
+)
 @click.option("--debug", is_flag=True, help="Log more, and show tracebacks.")
 @click.version_option(__version__, prog_name="node-agent")
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
-    die_with_parent: bool, debug: bool,
+    die_with_parent: bool, no_claim: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -114,7 +120,8 @@ def cli(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
             tls_dir=tls_dir if where.tls else None,
         )  # fmt: skip
-        asyncio.run(_serve(config, where, driver, options))
+        agent = _serve(config, where, driver, options)
+        asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=die_with_parent))
     finally:
         if die_with_parent:
             _remove(state, images)
@@ -126,6 +133,18 @@ def _remove(*folders: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()
+
+
+async def _claim(
+    agent: Coroutine[Any, Any, None], config: AgentConfig, where: BrokerAddress, driver: str, options: dict[str, str],
+    *, ephemeral: bool,
+) -> None:  # fmt: skip
+    from node_agent.claims import Claim, claimed  # noqa: PLC0415  # --help stays quick
+
+    public = replace(where, password=None, username=None).url
+    own = Claim.own(config.budget, config.lab, driver, options, public, config.tls_dir, ephemeral=ephemeral)
+    with claimed(own):
+        await agent
 
 
 async def _serve(config: AgentConfig, where: BrokerAddress, driver: str, options: dict[str, str]) -> None:

@@ -71,6 +71,19 @@ class ImageStore:
         path.unlink(missing_ok=True)
         path.with_name(path.name + ".part").unlink(missing_ok=True)
 
+    def all(self) -> list[Path]:
+        """Return every image, and what broken transfers left."""
+        return sorted(
+            path
+            for path in self.folder.iterdir()
+            if _NAME.fullmatch(path.name.removesuffix(".part")) and path.is_file()
+        )
+
+    def clear(self) -> None:
+        """Delete every image."""
+        for path in self.all():
+            path.unlink(missing_ok=True)
+
     def free_mib(self) -> int:
         """Free space for images."""
         stat = os.statvfs(self.folder)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -52,17 +53,19 @@ class MemoryFolder:
         os.close(self._lock)
 
 
-def sweep(base: Path) -> list[Path]:
-    """Remove the folders of agents that live no more; return them."""
-    removed = []
-    for path in base.glob(f"{_PREFIX}*"):
+def sweep(base: Path, node: str = "", *, dry_run: bool = False) -> list[Path]:
+    """Remove the folders of agents that live no more, or of those of a node; return them. `dry_run` only looks."""
+    found = []
+    own = re.compile(rf"{_PREFIX}{re.escape(node)}-[a-z0-9_]{{8}}" if node else f"{_PREFIX}.*")
+    for path in sorted(path for path in base.glob(f"{_PREFIX}*") if own.fullmatch(path.name)):
         lock = _lock(path)
         if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            if not dry_run:
+                shutil.rmtree(path, ignore_errors=True)
+                _log.warning("removed images that an earlier agent left in %s", path)
             os.close(lock)
-            removed.append(path)
-            _log.warning("removed images that an earlier agent left in %s", path)
-    return removed
+            found.append(path)
+    return found
 
 
 def _lock(folder: Path) -> int | None:
@@ -156,6 +159,11 @@ class ImageStores:
         """Delete an image and what a broken transfer left of it."""
         for store in self._stores.values():
             store.drop(image)
+
+    def clear(self) -> None:
+        """Delete every image."""
+        for store in self._stores.values():
+            store.clear()
 
 
 def rehearsed_path(disk: Path, image: str) -> Path:

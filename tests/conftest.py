@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,10 @@ settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("deterministic")
+
+# what agents that tests kill leave is no business of this user's `testbed cleanup`
+_claims = tempfile.TemporaryDirectory(prefix="dfrs-claims-")
+os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
 
 @pytest.fixture

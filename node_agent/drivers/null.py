@@ -78,6 +78,11 @@ class NullDriver:
             capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri, virtual=True
         )
 
+    async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
+        """See `Driver.sweep`: its guests end with it."""
+        del budget, dry_run
+        return []
+
     async def close(self) -> None:
         """See `Driver.close`."""
         self.reachable.pop(self._uri, None)

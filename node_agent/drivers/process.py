@@ -15,7 +15,7 @@ from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.child import Child, Log, ending
 from node_agent.drivers.procs.environment import BIN, environment, program_argv
-from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.procs.guest import House, ProcessGuest
 from node_agent.drivers.procs.hydra import PROXY
 from node_agent.drivers.procs.job import join_job, open_job
 from node_agent.drivers.procs.native import run_native
@@ -65,17 +65,30 @@ class ProcessDriver:
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         self._budget, self._tell = budget, tell
         self._records = ProcessRecords(budget.state_dir / "processes.json")
-        killed = await asyncio.to_thread(self._records.kill_left)
-        if killed:
-            _log.warning("ended processes that an earlier agent left: %s", ", ".join(map(str, killed)))
-        for left in budget.state_dir.glob("*.sock"):
-            left.unlink()
-        self._caps = await open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}", self._forced_caps)
+        if left := await self.sweep(budget):
+            _log.warning("removed what an earlier agent left: %s", ", ".join(left))
+        for socket in budget.state_dir.glob("*.sock"):
+            socket.unlink()
+        self._caps = await self.open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}")
         mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", "native", *mpi)
         return DriverFacts(capabilities, versions, FLOOR_MIB, programs=self._programs)
+
+    async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
+        """See `Driver.sweep`."""
+        records = ProcessRecords(budget.state_dir / "processes.json")
+        return (await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()
+
+    async def open_caps(self, group: str) -> Caps:
+        """Return what caps the guests, ready to use."""
+        return await open_caps(group, self._forced_caps)
+
+    @property
+    def house(self) -> House | None:
+        """What guests are put into, if it is anything."""
+        return None
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -97,24 +110,25 @@ class ProcessDriver:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
             raise DriverError(unknown(spec.program.name, self._programs))
-        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell)
+        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell, self.house)
         try:
             await guest.listen()
             if spec.program.ranks == 1:
-                guest.spawn(program_argv(), environment(guest.control))
+                await guest.enter(program_argv(), environment(guest.control))
                 await guest.made()
         except BaseException:
             await asyncio.shield(guest.stop())
             raise
 
     def _new(
-        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None]
-    ) -> ProcessGuest:
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
+        house: House | None = None,
+    ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
         self._count += 1
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / f"{self._count}.sock", budget.state_dir / f"{spec.guest}.log",
-            caps, records, tell, self._forget,
+            caps, records, tell, self._forget, house,
         )  # fmt: skip
 
     async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:

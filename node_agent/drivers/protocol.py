@@ -15,6 +15,8 @@ from typing import Protocol
 from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 from testbed.errors import TestbedError
 
+PREFIX = "dfrs-"  # begins the name of everything that agents make
+
 
 class DriverError(TestbedError):
     """An operation on a guest failed; the message says what was looked for and what was found."""
@@ -114,6 +116,12 @@ class Driver(Protocol):
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
         """Probe the machine, remove what an earlier agent of this name left, and get ready."""
+
+    async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
+        """Destroy what a killed agent with this budget left; return what it was, in words. `open` does so by itself.
+
+        For a driver that is not open, and no live agent of that node. With `dry_run` it only looks.
+        """
 
     async def close(self) -> None:
         """Destroy every guest and release everything; never raises for a guest that resists, it tries the next."""

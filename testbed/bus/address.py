@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -12,6 +14,7 @@ from testbed.bus.tls import tls_folder
 from testbed.errors import UserError
 
 _PLAIN, _SECURE, _INSECURE = "mqtt", "mqtts", "insecure+mqtt"
+_VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 _PORTS = {_PLAIN: 1883, _SECURE: 8883, _INSECURE: 1883}
 
 
@@ -31,8 +34,13 @@ class BrokerAddress:
         """Read `mqtts://[user[:password]@]host[:port]`, or `mqtt://…` on this machine; else raise `UserError`.
 
         Beyond this machine plain MQTT must be asked for as `insecure+mqtt://`. Without `tls_dir` the folder of our
-        certificate is what the environment says.
+        certificate is what the environment says. `$NAME` stands for the URL in that variable of the environment, so
+        that a file need not hold a password.
         """
+        if named := _VARIABLE.fullmatch(url):
+            url = os.environ.get(named[1], "")
+            if not url:
+                raise UserError(f"broker = {named[0]!r}: no such variable in the environment")
         expected = "expected mqtts://[user[:password]@]host[:port], or mqtt:// on this machine"
         try:
             parts = urlsplit(url)

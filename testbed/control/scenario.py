@@ -80,8 +80,9 @@ class NodeTable(_Table):
 class BrokerTable(_Table):
     """The message broker: `auto` is Mosquitto where it is installed, else embedded; or an address.
 
-    That is `mqtts://head.example:8884` in a lab of several machines; `tls_dir` is the folder of this controller's
-    certificate, and without it what the environment variable TESTBED_TLS_DIR says.
+    That is `mqtts://head.example:8884` in a lab of several machines, or `$TESTBED_BROKER` for the URL in this variable
+    of the environment (`testbed services env`). `tls_dir` is the folder of this controller's certificate, and without
+    it what the environment variable TESTBED_TLS_DIR says.
     """
 
     address: str = "auto"

@@ -12,7 +12,7 @@ from testbed.bus.address import BrokerAddress
 from testbed.doctor import hypervisors, leftovers, machine, services, storage
 from testbed.doctor.finding import Check, Finding
 
-_EXTRAS = {"libvirt": "libvirt-python", "secure": "cryptography", "simulate": "numba"}
+_EXTRAS = {"libvirt": "libvirt-python", "docker": "docker", "secure": "cryptography", "simulate": "numba"}
 
 
 def versions() -> Iterator[Finding]:
@@ -39,12 +39,26 @@ def examine(
         ("processors", machine.processors), ("memory", machine.memory), ("clock", machine.clock),
         ("storage", partial(storage.storage, folder)), ("QEMU and KVM", hypervisors.qemu_and_kvm),
         ("libvirt", hypervisors.libvirt), ("Xen", hypervisors.xen), ("Docker", hypervisors.docker),
-        ("mosquitto", services.mosquitto), ("leftovers", leftovers.labs),
+        ("mosquitto", services.mosquitto), ("labs", leftovers.labs),
+        ("leftovers", leftovers.agents),
     ]  # fmt: skip
+    yield from _all(checks, say)
+    yield from examine_services(broker, influx_url, say)
+
+
+def examine_services(
+    broker: BrokerAddress | None, influx_url: str | None, say: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Yield what is found of the services that are named."""
+    checks: list[tuple[str, Check]] = []
     if broker is not None:
         checks.append(("broker", partial(services.broker, broker)))
     if influx_url is not None:
         checks.append(("InfluxDB", partial(services.influxdb, influx_url)))
+    yield from _all(checks, say)
+
+
+def _all(checks: Iterable[tuple[str, Check]], say: Callable[[str], None]) -> Iterator[Finding]:
     for name, check in checks:
         say(name)
         yield from _safely(name, check)

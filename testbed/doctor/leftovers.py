@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 
 from testbed.doctor.finding import Finding
+
+_TOLD = 3
+
+
+def agents() -> Iterator[Finding]:
+    """Tell of what killed agents of this user left."""
+    from testbed.cleanup.agents import clean_agents  # noqa: PLC0415  # drivers are heavy
+
+    found = asyncio.run(clean_agents(dry_run=True, force=False))
+    if found:
+        words = ", ".join(f"{each.what} of {each.of}" for each in found[:_TOLD])
+        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+        yield Finding("leftovers of agents", "warning", words + more, "testbed cleanup", {"count": len(found)})
+    else:
+        yield Finding("leftovers of agents", "ok", "none")
 
 
 def labs() -> Iterator[Finding]:

@@ -55,6 +55,7 @@ class Node:
 class DriverConformance:
     """Inherit, say how a driver is made and how a coroutine is run, and how much work takes about a second."""
 
+    leaves = True  # guests outlive an agent that is killed
     whole = False  # an image holds the guest with all that runs in it
     within_s = 30.0  # for which an event is waited for
     node_memory_mib = 4096
@@ -66,6 +67,11 @@ class DriverConformance:
 
     def make(self) -> Driver:
         raise NotImplementedError
+
+    def make_again(self, node: Node) -> Driver:
+        """Return a driver as that of a node, not open."""
+        del node
+        return self.make()
 
     def run(self, main: Coroutine[None, None, None]) -> None:
         asyncio.run(main)
@@ -229,6 +235,21 @@ class DriverConformance:
             await node.driver.stop("a")
             assert node.state("a") is None
             assert not {"done", "failed"} & set(node.events("a"))
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_what_a_killed_agent_left_is_found_and_removed_by_another(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 600), 1.0, None)
+            await node.until("a", "progress")
+            other = self.make_again(node)
+            found = await other.sweep(node.budget, dry_run=True)
+            assert bool(found) is self.leaves
+            assert node.state("a") == "running"
+            assert await other.sweep(node.budget) == found
+            if self.leaves:
+                await node.until("a", "failed")
+            assert await other.sweep(node.budget) == []
 
         self.on_nodes(tmp_path, 1, scenario)
 

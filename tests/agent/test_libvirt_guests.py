@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from driver_conformance import DriverConformance
+from driver_conformance import Node as ConformanceNode
 from libvirt_box import driver_options, libvirt_box, needs_hypervisor
 
 from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, MigrationReport, NodeBudget
@@ -371,3 +372,8 @@ class TestLibvirtDriver(DriverConformance):
 
         self._made += 1
         return LibvirtDriver(**self._options[(self._made - 1) % 2])
+
+    def make_again(self, node: ConformanceNode) -> Driver:
+        from node_agent.drivers.virt.driver import LibvirtDriver
+
+        return LibvirtDriver(**self._options[int(node.budget.node.removeprefix("n"))])

@@ -16,6 +16,8 @@ from testbed.errors import UserError
 
 
 class TestNullDriver(DriverConformance):
+    leaves = False
+
     def make(self) -> Driver:
         return NullDriver()
 

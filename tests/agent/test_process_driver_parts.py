@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -100,18 +101,38 @@ def test_only_what_an_earlier_agent_started_is_killed(tmp_path):
         content = json.loads(path.read_text(encoding="utf-8"))
         content["started"][str(reused.pid)] -= 1  # the same id, but of a process that started at another time
         path.write_text(json.dumps(content), encoding="utf-8")
-        assert ProcessRecords(path).kill_left() == [ours.pid]
+        assert ProcessRecords(path).left().words() == [f"process {ours.pid}"]
+        assert ours.poll() is None
+        assert list(ProcessRecords(path).kill_left().started) == [ours.pid]
         assert ours.wait() == -9
         assert reused.poll() is None
         reused.kill()
     assert not path.exists()
 
 
+def test_shared_memory_is_removed_where_it_was_written_down_alone(tmp_path):
+    path = tmp_path / "processes.json"
+    ours, others = (Path(f"/dev/shm/mpich_test_{os.getpid()}_{name}") for name in ("ours", "others"))  # noqa: S108  # where MPI puts it
+    elsewhere = tmp_path / "mpich_elsewhere"
+    try:
+        for file in (ours, others, elsewhere):
+            file.write_bytes(b"x")
+        earlier = ProcessRecords(path)
+        earlier.share([ours, elsewhere])
+        assert ProcessRecords(path).left().segments == (ours,)
+        assert ProcessRecords(path).kill_left().words() == [f"shared memory {ours}"]
+        assert [file.exists() for file in (ours, others, elsewhere)] == [False, True, True]
+        assert ProcessRecords(path).left().words() == []
+    finally:
+        for file in (ours, others):
+            file.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])
 def test_damaged_records_kill_nothing(tmp_path, content):
     path = tmp_path / "processes.json"
     path.write_text(content, encoding="utf-8")
-    assert ProcessRecords(path).kill_left() == []
+    assert ProcessRecords(path).kill_left().words() == []
     assert start_ticks(1) is not None
 
 

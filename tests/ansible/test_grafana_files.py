@@ -18,7 +18,7 @@ from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
 from testbed.report.grafana import _STATES, DATA_SOURCE, UNITS, dashboards
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "ansible/roles/grafana/files"
+FILES = ROOT / "testbed/services/grafana"
 MADE = {name: json.loads(text) for name, text in dashboards().items()}
 PANELS = [
     pytest.param(panel, id=f"{name}-{panel['title']}")

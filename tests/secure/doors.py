@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import getpass
 import socket
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
 
 LAB = "lab-1"
-NODES, CONTROLLERS = ("n1", "n2"), ("alice",)
+NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,15 @@ class Doors:
     agent_port: int
     controller_port: int
     log: Path
+    address: str = "127.0.0.1"
 
     def agent(self, name: str, *, port: int = 0) -> BrokerAddress:
         folder = self.authority.folder / "nodes" / name
-        return BrokerAddress("127.0.0.1", port or self.agent_port, tls=True, tls_dir=folder)
+        return BrokerAddress(self.address, port or self.agent_port, tls=True, tls_dir=folder)
 
     def controller(self, name: str = "alice", *, port: int = 0) -> BrokerAddress:
         folder = self.authority.folder / "controllers" / name
-        return BrokerAddress("127.0.0.1", port or self.controller_port, tls=True, tls_dir=folder)
+        return BrokerAddress(self.address, port or self.controller_port, tls=True, tls_dir=folder)
 
 
 def free_ports(count: int) -> list[int]:
@@ -47,47 +48,48 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def open_doors(folder: Path) -> Iterator[Doors]:
+def open_doors(
+    folder: Path, address: str = "127.0.0.1", nodes: Mapping[str, str] = NODES, inside: Sequence[str] = ()
+) -> Iterator[Doors]:
+    """Run it at an address, for nodes at theirs; `inside` begins a command where that address is."""
     authority = Authority.create(folder / "ca", LAB)
-    authority.issue("broker", hosts=["127.0.0.1"])
-    for name in NODES:
-        authority.issue("node", name, hosts=["127.0.0.1"])
+    authority.issue("broker", hosts=[address])
+    for name, its_address in nodes.items():
+        authority.issue("node", name, hosts=[its_address])
     for name in CONTROLLERS:
         authority.issue("controller", name)
     state = folder / "broker"
     state.mkdir()
     agent_port, controller_port = free_ports(2)
-    (state / "agents.acl").write_text(rules.agents_acl(LAB, NODES))
+    (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes)))
     (state / "controllers.acl").write_text(rules.controllers_acl(LAB, CONTROLLERS))
     config, log = state / "mosquitto.conf", state / "log"
     config.write_text(
         rules.mosquitto_config(
-            "127.0.0.1", authority.folder / "broker", state, state,
+            address, authority.folder / "broker", state, state,
             agent_port=agent_port, controller_port=controller_port, user=getpass.getuser(),
         )
     )  # fmt: skip
     program = find_mosquitto()
     assert program is not None, "mosquitto is not installed"
     with log.open("wb") as sink:
-        child = subprocess.Popen([program, "-c", config], stdout=sink, stderr=sink)
+        child = subprocess.Popen([*inside, program, "-c", config], stdout=sink, stderr=sink)
     try:
-        asyncio.run(_until_open(agent_port, controller_port, log))
-        yield Doors(authority, agent_port, controller_port, log)
+        _until_open(child, (agent_port, controller_port), log)
+        yield Doors(authority, agent_port, controller_port, log, address)
     finally:
         child.terminate()
         child.wait(10)
 
 
-async def _until_open(*ports_and_log: object) -> None:
-    *ports, log = ports_and_log
-    async with asyncio.timeout(10):
-        for port in ports:
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    await asyncio.sleep(0.02)
-                else:
-                    writer.close()
-                    break
-    assert log is not None
+def _until_open(child: subprocess.Popen[bytes], ports: Sequence[int], log: Path) -> None:
+    """Wait until the broker listens, as its network namespace tells: that may be another than ours."""
+    ends_s = time.monotonic() + 10
+    wanted = {f"{port:04X}" for port in ports}
+    while True:
+        assert child.poll() is None, log.read_text()
+        rows = [line.split() for line in Path(f"/proc/{child.pid}/net/tcp").read_text().splitlines()[1:]]
+        if wanted <= {row[1].rpartition(":")[2] for row in rows if row[3] == "0A"}:
+            return
+        assert time.monotonic() < ends_s, log.read_text()
+        time.sleep(0.02)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 LOG_BYTES = 1 << 20
 _TAIL_BYTES = 4096
@@ -35,6 +36,16 @@ class Log:
         """Return the last lines on one line."""
         found = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
         return " | ".join(found[-lines:])
+
+
+class Running(Protocol):
+    """Something of a guest that runs on this machine; `exited` gives its exit code, negative for a signal."""
+
+    pid: int
+    exited: asyncio.Future[int]
+
+    def kill(self) -> None:
+        """Kill it with all that it started."""
 
 
 class Child:

@@ -7,17 +7,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import Told
-from node_agent.drivers.procs.child import Child, Log, ending
+from node_agent.drivers.procs.child import Child, Log, Running, ending
+from node_agent.drivers.procs.environment import tethered
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.segments import segments_of
@@ -28,6 +29,16 @@ from node_agent.guests.pace import supersteps_of
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
+
+
+class House(Protocol):
+    """What a guest's program, or what starts it, is put into."""
+
+    def __call__(
+        self, spec: GuestSpec, image: Path | None, argv: list[str], env: dict[str, str], folder: Path,
+        on_output: Callable[[bytes], None],
+    ) -> Awaitable[Running]:  # fmt: skip
+        """Start a command in `folder`, whose program may read `image`."""
 
 
 class State(StrEnum):
@@ -53,8 +64,10 @@ class ProcessGuest:
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
         records: ProcessRecords, tell: Callable[[Happening], None], forget: Callable[[ProcessGuest], None],
+        house: House | None = None,
     ) -> None:  # fmt: skip
         self.spec = spec
+        self._house = house
         self.state = State.WAITING
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.log = Log(log)
@@ -66,7 +79,9 @@ class ProcessGuest:
         self._tell = tell
         self._forget = forget
         self._link = GuestLink(socket, self._heard, self._hung_up)
-        self._children: list[Child] = []
+        self._children: list[Running] = []
+        self._inside = asyncio.Event()  # not set while it is on its way into its house
+        self._inside.set()
         self._program: int | None = None  # a descriptor of the program's process
         self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
         self.told: Told | None = None  # how far it was when it told last
@@ -94,17 +109,34 @@ class ProcessGuest:
         """Open the control channel."""
         await self._link.listen()
 
+    async def enter(self, argv: list[str], env: dict[str, str], *, tied: bool = False) -> None:
+        """Start the guest's program, or what starts it, in the guest's house; `tied` to this process if it has none."""
+        if self._house is None:
+            self.spawn(tethered(argv) if tied else argv, env)
+            return
+        self._inside.clear()
+        try:
+            self._take(await self._house(self.spec, self._image, argv, env, self._folder, self.log.write))
+        finally:
+            self._inside.set()
+            if self._stopping:  # while it was on its way in
+                self._kill()
+
     def spawn(self, argv: list[str], env: dict[str, str], on_output: Callable[[bytes], None] | None = None) -> Child:
-        """Start a process of the guest; it ends with the guest, and the guest when the last of them has ended."""
+        """Start a process beside the guest; it ends with the guest, and the guest when the last of them has ended."""
         child = Child(argv, env, self._folder, on_output or self.log.write)
+        self._take(child)
+        return child
+
+    def _take(self, child: Running) -> None:
         self._children.append(child)
         self._records.add(child.pid)
         child.exited.add_done_callback(lambda _exited: self._check_end())
-        return child
 
     def _note_segments(self) -> None:
         if self._link.pid is not None and self.spec.program.ranks > 1:
             self._segments |= segments_of(self._link.pid)
+            self._records.share(self._segments)
 
     def _kill(self) -> None:
         self._note_segments()
@@ -119,7 +151,8 @@ class ProcessGuest:
 
     async def made(self) -> None:
         """Wait until the program has its memory, set the cap, and let it work."""
-        self.state = State.STARTING
+        if self.state is State.WAITING:
+            self.state = State.STARTING
         await self._wait_for("ready")
         self._note_segments()
         await self.release()
@@ -286,6 +319,7 @@ class ProcessGuest:
         self._greeting = asyncio.get_running_loop().create_task(self._give_task(pid), name="greet")
 
     async def _give_task(self, pid: int) -> None:
+        await self._inside.wait()  # nobody listens for an answer before
         try:
             await self._caps.add(self.spec.guest, pid, self.spec.program.workers)
             self._link.send(
@@ -310,7 +344,7 @@ class ProcessGuest:
         """Draw the conclusion once all processes have ended and all that was said was heard."""
         if self.state is State.ENDED or self._link.open or any(not child.exited.done() for child in self._children):
             return
-        if not self._children and not self._stopping:
+        if not self._inside.is_set() or (not self._children and not self._stopping):
             return
         codes = [child.exited.result() for child in self._children]
         well = all(code == 0 for code in codes)
@@ -335,6 +369,7 @@ class ProcessGuest:
         self._link.close()
         for segment in self._segments:
             segment.unlink(missing_ok=True)
+        self._records.unshare(self._segments)
         if self._program is not None:
             os.close(self._program)
             self._program = None

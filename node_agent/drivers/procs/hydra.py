@@ -16,6 +16,7 @@ from node_agent.drivers.protocol import DriverError
 
 PROXY = "hydra_pmi_proxy"
 LAUNCHED_WITHIN_S = 10.0
+_OWN_FOLDER = "/proc/self/cwd"  # of whoever opens it; the manager would complete a relative path with its own
 _NUMBER = r"-?\d{1,9}"
 _OPTIONS = {
     "--control-port": r"[A-Za-z0-9][A-Za-z0-9.:-]{0,253}:\d{1,5}",
@@ -33,10 +34,13 @@ _OPTIONS = {
 
 
 def manager_argv(address: str, hosts: Sequence[str]) -> list[str]:
-    """Return the command line of the manager, which proxies reach at `address`; one rank a host."""
+    """Return the command line of the manager, which proxies reach at `address`; one rank a host.
+
+    Each rank runs in its proxy's own folder: the manager's may not be there on another node.
+    """
     return [
         str(BIN / "mpiexec"), "-genvnone", "-localhost", address, "-launcher", "manual", "-hosts", ",".join(hosts),
-        "-n", str(len(hosts)), *rank_argv(),
+        "-wdir", _OWN_FOLDER, "-n", str(len(hosts)), *rank_argv(),
     ]  # fmt: skip
 
 

@@ -32,5 +32,5 @@ async def open_job(lead: ProcessGuest, hosts: Sequence[str], address: str) -> di
 async def join_job(member: ProcessGuest, argv: Sequence[str], address: str) -> None:
     """Start a guest's proxy, by a command line that may come from another node; return when its rank is made."""
     checked = proxy_argv(argv)
-    member.spawn(tethered(checked), environment(member.control, address))
+    await member.enter(checked, environment(member.control, address), tied=True)
     await member.made()

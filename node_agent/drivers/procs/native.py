@@ -42,7 +42,7 @@ async def run_native(
             ranks.append(make(spec, cap_cores or program.workers, hear))
             await ranks[-1].listen()
         if len(ranks) == 1:
-            ranks[0].spawn(program_argv(), environment(ranks[0].control))
+            await ranks[0].enter(program_argv(), environment(ranks[0].control))
             await ranks[0].made()
         else:
             launch = await open_job(ranks[0], [rank.spec.guest for rank in ranks], address)

@@ -1,4 +1,4 @@
-"""Which processes an agent has started, on disk, so that the next agent can end those that outlived this one."""
+"""What an agent has started, on disk, so that the next agent, or a cleanup, can end what outlived this one."""
 
 from __future__ import annotations
 
@@ -7,31 +7,57 @@ import json
 import os
 import select
 import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+from node_agent.drivers.procs.segments import is_segment
 
 _GONE_WITHIN_S = 2.0
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, or None if there is none of that id."""
+    """Return when a process started, in clock ticks since boot, or None if there is none of that id.
+
+    One that has ended and waits for its parent is none; one of which only the first thread has ended is still there.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if ended else int(fields[19])
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return the name of the machine's life since its last boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is there still of what an earlier agent wrote down: start in clock ticks by process id, and files."""
+
+    started: dict[int, int]
+    segments: tuple[Path, ...]
+
+    def words(self) -> list[str]:
+        """Tell each."""
+        return [*(f"process {pid}" for pid in self.started), *(f"shared memory {path}" for path in self.segments)]
+
+
 class ProcessRecords:
-    """The file; a process is known by its id, its start and the boot of the machine, as ids come again."""
+    """The file; a process is known by its id, its start and the boot of the machine, as ids come again.
+
+    Beside processes it has the shared memory of ranks, which outlives those that are killed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._boot = _boot_id()
+        self._boot = boot_id()
         self._started: dict[int, int] = {}
+        self._segments: set[Path] = set()
 
     def add(self, pid: int) -> None:
         """Write a process down."""
@@ -46,25 +72,49 @@ class ProcessRecords:
             self._started.pop(pid, None)
         self._write()
 
+    def share(self, segments: Iterable[Path]) -> None:
+        """Write shared memory down."""
+        if fresh := set(segments) - self._segments:
+            self._segments |= fresh
+            self._write()
+
+    def unshare(self, segments: Iterable[Path]) -> None:
+        """Strike out shared memory that is gone."""
+        self._segments -= set(segments)
+
     def remove(self) -> None:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def kill_left(self) -> list[int]:
-        """Kill what an earlier agent wrote down and what still lives; return the process ids. May wait for 2 s."""
+    def left(self) -> Left:
+        """Return what an earlier agent wrote down and what is still there."""
         try:
             earlier = json.loads(self._path.read_text(encoding="utf-8"))
             started = {int(pid): int(ticks) for pid, ticks in earlier["started"].items()}
+            segments = [Path(str(name)) for name in earlier.get("segments", ())]
             boot = earlier["boot"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return []
-        killed = [pid for pid, ticks in started.items() if boot == self._boot and _kill(pid, ticks)]
+            return Left({}, ())
+        if boot != self._boot:
+            return Left({}, ())
+        return Left(
+            {pid: ticks for pid, ticks in started.items() if start_ticks(pid) == ticks},
+            tuple(path for path in segments if is_segment(path) and path.exists()),
+        )
+
+    def kill_left(self) -> Left:
+        """Kill and remove what is left, and the file; return what it was. May wait for 2 s a process."""
+        left = self.left()
+        killed = {pid: ticks for pid, ticks in left.started.items() if _kill(pid, ticks)}
+        for path in left.segments:
+            path.unlink(missing_ok=True)
         self.remove()
-        return killed
+        return Left(killed, left.segments)
 
     def _write(self) -> None:
         partial = self._path.with_suffix(".part")
-        partial.write_text(json.dumps({"boot": self._boot, "started": self._started}), encoding="utf-8")
+        told = {"boot": self._boot, "started": self._started, "segments": sorted(map(str, self._segments))}
+        partial.write_text(json.dumps(told), encoding="utf-8")
         partial.replace(self._path)
 
 

@@ -30,7 +30,7 @@ from node_agent.drivers.virt.guest import Patience, State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.images import seal, written_back
 from node_agent.drivers.virt.migration import Migration, migration_target
-from node_agent.drivers.virt.native import NativePrograms
+from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
@@ -126,22 +126,36 @@ class LibvirtDriver:
         self._guests.clear()
         self._arrived.clear()
 
-    async def _sweep(self) -> None:
+    async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
+        """See `Driver.sweep`: domains are known by their metadata."""
+        self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root)
+        try:
+            await self._hypervisor.open(self._patience.call_s)
+            left = await self._sweep(dry_run=dry_run)
+        finally:
+            await self._hypervisor.close()
+            self._budget = self._hypervisor = None
+        records = left_programs(budget.state_dir)
+        return [*left, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
+
+    async def _sweep(self, *, dry_run: bool = False) -> list[str]:
         """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
-        budget, hypervisor, _, _ = self._opened(machine=False)
+        budget, hypervisor = self._reached()
         domains = await hypervisor.call(self._patience.call_s, _list_owners)
-        for owner in domains:
-            if owner["node"] == budget.node and owner["guest"] not in self._guests:
+        left = [owner for owner in domains if owner["node"] == budget.node and owner["guest"] not in self._guests]
+        for owner in left:
+            if not dry_run:
                 _log.warning("destroying the left guest %s", owner["guest"])
-                left = self._new(GuestSpec(
+                guest = self._new(GuestSpec(
                     guest=owner["guest"], run=owner["run"], job=0, task=0, cpu_cores=1.0, memory_mib=1,
                     program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
                 ), 1.0)  # fmt: skip
                 with contextlib.suppress(DriverError):
-                    await left.destroy()
+                    await guest.destroy()
+        return [f"guest {owner['guest']}" for owner in left]
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
-        _, hypervisor, _, _ = self._opened(machine=False)
+        _, hypervisor = self._reached()
         return VirtualGuest(spec, cap_cores, hypervisor, self._patience, self._tell, self._forget)
 
     # --- lives
@@ -390,13 +404,15 @@ class LibvirtDriver:
 
     # --- parts
 
-    def _opened(self, *, machine: bool = True) -> tuple[NodeBudget, Hypervisor, Machine, GuestImage]:
-        if self._budget is None or self._hypervisor is None or self._image is None:
+    def _reached(self) -> tuple[NodeBudget, Hypervisor]:
+        if self._budget is None or self._hypervisor is None:
             raise DriverError("the driver is not open")
-        found = self._machine or Machine("qemu", self._image.kernel, self._image.initramfs)
-        if machine and self._machine is None:
+        return self._budget, self._hypervisor
+
+    def _opened(self) -> tuple[NodeBudget, Hypervisor, Machine, GuestImage]:
+        if self._image is None or self._machine is None:
             raise DriverError("the driver is not open")
-        return self._budget, self._hypervisor, found, self._image
+        return (*self._reached(), self._machine, self._image)
 
     def _get(self, guest: str) -> VirtualGuest:
         if guest not in self._guests:

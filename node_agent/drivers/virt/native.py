@@ -44,6 +44,11 @@ _PEER = struct.Struct("3i")  # process, user, group
 _UNITS = struct.Struct("<Q")  # the first word of `struct pace` in pace.h
 
 
+def left_programs(state_dir: Path) -> ProcessRecords:
+    """Return the record of programs that agents with this folder ran outside guests."""
+    return ProcessRecords(state_dir / "native.json")
+
+
 class NativePrograms:
     """Runs programs of an unpacked guest image; what an earlier agent left of that is ended first."""
 
@@ -55,7 +60,7 @@ class NativePrograms:
         self._cap_group = cap_group
         self._caps: Caps | None = None
         self._opening = asyncio.Lock()
-        self._records = ProcessRecords(state_dir / "native.json")
+        self._records = left_programs(state_dir)
         self._ranks: set[_Rank] = set()
         self._records.kill_left()
         for left in state_dir.glob("native-*"):

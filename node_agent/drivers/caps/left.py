@@ -1,0 +1,31 @@
+"""Control groups that killed agents left, wherever on the machine their groups are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from node_agent.drivers.protocol import PREFIX
+
+
+def left_groups(node: str, pid: int) -> list[Path]:
+    """Return the groups that the agent of a node with this process id made; it must live no more."""
+    return sorted(found for mount in _mounts() for found in mount.rglob(f"{PREFIX}{node}-{pid}") if found.is_dir())
+
+
+def remove_group(folder: Path) -> bool:
+    """Remove a group with those in it, unless a process is in one; return whether it is gone."""
+    inside = [path for path in folder.rglob("*") if path.is_dir()]
+    for path in [*sorted(inside, reverse=True), folder]:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    return not folder.exists()
+
+
+def _mounts() -> Iterator[Path]:
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            yield Path(left.split()[4])

@@ -1,0 +1,1 @@
+"""Guests in containers of Docker."""

@@ -1,0 +1,75 @@
+"""Caps by the engine's quota of a container, read back from its control group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.containers.engine import Engine
+
+
+class ContainerCaps:
+    """See `Caps`: all that runs in a guest's container is under its cap. `bare` caps what is in no container."""
+
+    name = "docker"
+
+    def __init__(self, engine: Engine, bare: Caps) -> None:
+        self._engine = engine
+        self._bare = bare
+        self._containers: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
+        self._most_cores: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """See `Caps.open`: `bare` is open, and the engine was asked already."""
+
+    def house(self, guest: str, container: str) -> None:
+        """Take note of a guest's container, before anything runs in it."""
+        self._containers[guest] = container
+
+    def container(self, guest: str) -> str | None:
+        """Return a guest's container, if it is in one."""
+        return self._containers.get(guest)
+
+    async def add(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.add`."""
+        if guest not in self._containers:
+            await self._bare.add(guest, pid, most_cores)
+            return
+        self._pids[guest] = pid
+        self._most_cores[guest] = most_cores
+
+    async def set(self, guest: str, cap_cores: float | None) -> float | None:
+        """See `Caps.set`."""
+        if guest not in self._containers:
+            return await self._bare.set(guest, cap_cores)
+        await self._engine.set_cap(self._containers[guest], cap_cores)
+        found = _read(self._pids[guest])
+        return self._most_cores[guest] if found is None and cap_cores is not None else found
+
+    async def remove(self, guest: str) -> None:
+        """See `Caps.remove`: the cap goes with the container."""
+        if guest not in self._containers:
+            await self._bare.remove(guest)
+        for known in (self._containers, self._pids, self._most_cores):
+            known.pop(guest, None)
+
+    async def close(self) -> None:
+        """See `Caps.close`."""
+        await self._bare.close()
+
+
+def _read(pid: int) -> float | None:
+    """Return the cap of a process by its control group, in cores; None without one."""
+    mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    cgroup = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+    v2, v1 = own_group("cgroup2", mountinfo, cgroup), own_group("cgroup", mountinfo, cgroup)
+    if v1 is not None and (v1 / "cpu.cfs_quota_us").exists():
+        quota_us = int((v1 / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        period_us = int((v1 / "cpu.cfs_period_us").read_text(encoding="ascii"))
+        return None if quota_us < 0 else quota_us / period_us
+    if v2 is not None and (v2 / "cpu.max").exists():
+        quota, period = (v2 / "cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    return None

@@ -1,0 +1,59 @@
+"""A container as the process driver sees its processes: a process id, an end with a code, a way to kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from node_agent.drivers.containers.engine import Engine
+from node_agent.drivers.protocol import DriverError
+
+_KILLED = 128  # exit codes above it are those of signals, as shells tell them
+
+
+class ContainerChild:
+    """`exited` gives the exit code of the container's command, negative for a signal, once nothing is left of it."""
+
+    def __init__(self, engine: Engine, container: str, pid: int, on_output: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.container = container
+        self.pid = pid
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self._engine = engine
+        self._on_output = on_output
+        self._pidfd: int | None = None
+        self._ending: asyncio.Task[None] | None = None
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:  # it has ended already
+            self._end()
+        else:
+            loop.add_reader(self._pidfd, self._on_exit)
+
+    def kill(self) -> None:
+        """Kill its command; what that started ends with it."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _on_exit(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._end()
+
+    def _end(self) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._finish(), name="container ended")
+
+    async def _finish(self) -> None:
+        code = -signal.SIGKILL
+        try:
+            code, printed = await self._engine.ended(self.container)
+            self._on_output(printed)
+        except DriverError as error:
+            self._on_output(f"{error}\n".encode())
+        self.exited.set_result(_KILLED - code if code > _KILLED else code)

@@ -1,0 +1,231 @@
+"""A Docker engine: the containers of one node, made, capped and removed. Its calls block: they run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import node_agent
+from node_agent.drivers.protocol import DriverError, NodeBudget
+from testbed.bus.messages import GuestSpec
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+    from docker.types import Mount
+
+CALL_S = 60.0
+PERIOD_US = 100_000
+_IMAGE = "dfrs-testbed/scratch:1"
+_DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
+_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/hosts")
+_SHARED = "/dev/shm"  # noqa: S108  # the machine's own, with its inter-process communication
+_OVERHEAD_MIB = 64  # of interpreter and proxy, beside the guest's own memory
+_OWNER, _GUEST = "dfrs.node", "dfrs.guest"
+T = TypeVar("T")
+
+
+class Engine:
+    """The engine at `url`, or the one that the environment or the system names."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._client: DockerClient | None = None
+        self._budget: NodeBudget | None = None
+
+    async def open(self, budget: NodeBudget) -> str:
+        """Connect, and return the engine's version."""
+        self._budget = budget
+        return await self._call(self._connect)
+
+    def _connect(self) -> str:
+        try:
+            import docker  # noqa: PLC0415  # an extra
+        except ImportError:
+            raise DriverError("driver docker: needs the extra `docker`: pip install 'dfrs-testbed[docker]'") from None
+        self._client = docker.DockerClient(self._url) if self._url else docker.from_env()
+        return str(self._client.version()["Version"])
+
+    async def make_image(self) -> None:
+        """Make the empty image of all containers, if it is not there."""
+        await self._call(self._make_image)
+
+    def _make_image(self) -> None:
+        if self._opened().images.list(_IMAGE):
+            return
+        context = io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w") as tar:
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(_DOCKERFILE)
+            tar.addfile(entry, io.BytesIO(_DOCKERFILE))
+        context.seek(0)
+        self._opened().images.build(fileobj=context, custom_context=True, tag=_IMAGE, rm=True)
+
+    async def sweep(self, *, dry_run: bool = False) -> list[str]:
+        """Remove the containers that agents with this node's folder left; return the names of their guests."""
+
+        def clean() -> list[str]:
+            owned = {"label": f"{_OWNER}={self._owner}"}
+            guests = []
+            for container in self._opened().containers.list(all=True, filters=owned, ignore_removed=True):
+                guests.append(str(container.labels[_GUEST]))
+                if not dry_run:
+                    _remove(container)
+            return guests
+
+        return await self._call(clean)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    async def make(
+        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
+    ) -> str:
+        """Make a container for a command, which may read `image` wherever that is; return its id."""
+        return await self._call(lambda: self._make(spec, image, argv, env, folder))
+
+    def _make(
+        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
+    ) -> str:
+        """Make it with the machine's own process ids: by these MPI's shared memory finds ranks beside each other."""
+        budget = self._there()
+        labels = {
+            _OWNER: self._owner, _GUEST: spec.guest, "dfrs.run": spec.run, "dfrs.job": str(spec.job),
+            "dfrs.task": str(spec.task), "dfrs.lease": spec.lease,
+        }  # fmt: skip
+        container: Container = self._opened().containers.create(
+            _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
+            working_dir=str(folder), user=f"{os.getuid()}:{os.getgid()}", read_only=True,
+            mounts=_mounts((budget.state_dir, budget.image_dir, folder), image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # its own
+            network_mode="host", ipc_mode="host", pid_mode="host", cap_drop=["ALL"], security_opt=["no-new-privileges"],
+            **_memory(spec.memory_mib), init=False,
+            log_config={"type": "json-file", "config": {"max-size": "1m"}},
+        )  # fmt: skip
+        return str(container.id)
+
+    async def start(self, container: str) -> int:
+        """Start a container, and return the process id of its command; one that does not start is removed."""
+
+        def start() -> int:
+            found = self._opened().containers.get(container)
+            found.start()
+            found.reload()
+            return int(found.attrs["State"]["Pid"])
+
+        try:
+            return await self._call(start)
+        except BaseException:  # also one that is starting while the caller gives up
+            with contextlib.suppress(DriverError):
+                await asyncio.shield(self._call(lambda: _remove(self._opened().containers.get(container))))
+            raise
+
+    async def ended(self, container: str) -> tuple[int, bytes]:
+        """Wait for the end of a container; return its exit code and the last of what it printed, and remove it."""
+
+        def wait() -> tuple[int, bytes]:
+            found = self._opened().containers.get(container)
+            try:
+                code = int(found.wait(timeout=CALL_S)["StatusCode"])
+                printed = bytes(found.logs(tail=50))
+                found.reload()
+                if found.attrs["State"]["OOMKilled"]:
+                    printed += b"\nits container was out of memory\n"
+                return code, printed
+            finally:
+                _remove(found)
+
+        return await self._call(wait)
+
+    async def set_cap(self, container: str, cap_cores: float | None) -> None:
+        """Set the quota of a container, or lift it with None."""
+        quota_us = -1 if cap_cores is None else max(1000, round(cap_cores * PERIOD_US))
+
+        def update() -> None:
+            self._opened().api.update_container(container, cpu_period=PERIOD_US, cpu_quota=quota_us)
+
+        await self._call(update)
+
+    async def make_room(self, container: str, memory_mib: int) -> None:
+        """Let a container of a guest of `memory_mib` fill as much of the machine's shared memory, too: that counts."""
+
+        def update() -> None:
+            self._opened().api.update_container(container, **_memory(2 * memory_mib))
+
+        await self._call(update)
+
+    @property
+    def _owner(self) -> str:
+        return str(self._there().state_dir)
+
+    def _there(self) -> NodeBudget:
+        if self._budget is None:
+            raise DriverError("the driver is not open")
+        return self._budget
+
+    def _opened(self) -> DockerClient:
+        if self._client is None:
+            raise DriverError("the driver is not open")
+        return self._client
+
+    async def _call(self, act: Callable[[], T]) -> T:
+        """Call the engine in a thread, within a deadline; its errors become `DriverError`."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await asyncio.to_thread(act)
+        except TimeoutError:
+            raise DriverError(f"the Docker engine does not answer within {CALL_S:g} s") from None
+        except DriverError:
+            raise
+        except Exception as error:  # the SDK raises its own and those of three HTTP libraries
+            raise DriverError(f"Docker: {getattr(error, 'explanation', None) or error}") from error
+
+
+def _remove(container: Container) -> None:
+    """Remove a container; one that is gone, or being removed by another, is no error."""
+    from docker.errors import APIError  # noqa: PLC0415  # an extra
+
+    try:
+        container.remove(force=True)
+    except APIError as error:
+        if error.status_code not in {404, 409}:
+            raise
+
+
+def _memory(memory_mib: int) -> dict[str, str]:
+    """Return the limits of a container; that of memory and swap must be told whenever that of memory grows."""
+    limit_mib = memory_mib + _OVERHEAD_MIB
+    return {"mem_limit": f"{limit_mib}m", "memswap_limit": f"{2 * limit_mib}m"}
+
+
+def _mounts(own: Iterable[Path], image: Path | None) -> list[Mount]:
+    """Return what a container sees of this machine; unlike volumes, mounts of what is not there are refused."""
+    from docker.types import Mount  # noqa: PLC0415  # an extra
+
+    folders = set(map(str, own))
+    mounts = [Mount(path, path, type="bind", read_only=True) for path in _read_only()]
+    mounts += [Mount(path, path, type="bind") for path in sorted(folders)]
+    if image is not None and image.exists() and not any(image.is_relative_to(seen) for seen in (*folders, _SHARED)):
+        mounts.append(Mount(str(image), str(image), type="bind", read_only=True))
+    return mounts
+
+
+def _read_only() -> list[str]:
+    """Return what a container sees of this machine: system, interpreter and its environment, this package."""
+    root = str(Path(node_agent.__file__).resolve().parents[1])
+    wanted = [*_SYSTEM, sys.prefix, sys.base_prefix, root]
+    there = sorted({path for path in wanted if Path(path).exists()}, key=len)
+    kept: list[str] = []
+    for path in there:
+        if not any(path.startswith(f"{other}/") for other in kept):
+            kept.append(path)
+    return kept

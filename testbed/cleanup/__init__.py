@@ -1,0 +1,1 @@
+"""What dead runs and killed agents left on a machine, found and removed."""

@@ -1,0 +1,41 @@
+"""Labs in a box that were never made whole, or that a restart of the machine ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from testbed.cleanup.leftover import Leftover
+from testbed.errors import TestbedError, UserError
+
+
+def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
+    """Remove such labs; a lab that was up stays, whole or not. Nothing is looked at without root."""
+    if os.geteuid() != 0:
+        return []
+    from testbed.box.down import list_lab, remove_lab  # noqa: PLC0415  # heavy where there is none
+    from testbed.box.state import find, only_command  # noqa: PLC0415  # as above
+    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
+
+    found: list[Leftover] = []
+    for name in known_labs():
+        try:
+            state = find(name)
+        except TestbedError:
+            state = None
+        if state is not None and state.phase == "up":
+            continue
+        there = [Leftover(f"lab {name}", what) for what in list_lab(name)]
+        if dry_run:
+            found += there
+            continue
+        try:
+            with only_command(wait_s=0.0):
+                failures = remove_lab(name, say).failures
+        except UserError as error:
+            found += [Leftover(each.of, each.what, str(error)) for each in there]
+        else:
+            found += (
+                there if not failures else [Leftover(f"lab {name}", why, "it could not be removed") for why in failures]
+            )
+    return found

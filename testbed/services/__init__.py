@@ -1,0 +1,1 @@
+"""Broker, InfluxDB and Grafana of a lab as containers."""

@@ -1,0 +1,74 @@
+"""The passwords of the services, made once and kept in a private file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from testbed.errors import UserError
+
+_ITERATIONS = 10_000
+
+
+class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What lets clients in: the broker's password of user `testbed`, InfluxDB's token, passwords of web pages."""
+
+    broker_password: str
+    influx_token: str
+    influx_password: str
+    grafana_password: str
+
+    @classmethod
+    def new(cls) -> Self:
+        """Return fresh ones."""
+        return cls(*(secrets.token_urlsafe(24) for _ in range(4)))
+
+
+def keys_file() -> Path:
+    """Return where this user's are."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "dfrs-testbed/services.json"
+
+
+def load_keys() -> Keys | None:
+    """Return them, None before the first `services up`; raises `UserError`."""
+    path = keys_file()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Keys)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(
+            f"{path}: {error}: expected what `testbed services up` wrote; remove it with the volumes"
+        ) from None
+
+
+def make_keys() -> Keys:
+    """Return them, made and written first if there are none."""
+    if (found := load_keys()) is not None:
+        return found
+    keys, path = Keys.new(), keys_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(keys), indent=1))
+        os.fsync(file.fileno())
+    part.replace(path)
+    return keys
+
+
+def mosquitto_hash(password: str) -> str:
+    """Return a password as Mosquitto 2 keeps it: `$7$iterations$salt$PBKDF2-HMAC-SHA-512`.
+
+    The salt is of the password, so that the same keys give the same file: it is a long random password.
+    """
+    salt = hashlib.sha256(b"mosquitto" + password.encode()).digest()[:12]
+    hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
+    return f"$7${_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(hashed).decode()}"

@@ -1,0 +1,128 @@
+"""A Docker engine of the tests' own: nothing of it is seen outside its folder, nor left after its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+UP_WITHIN_S = 30.0
+END_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.05
+_GROUPS = Path("/sys/fs/cgroup")
+# in a mount namespace of its own: its mounts end with it, and in its own /run it finds no other engine's sockets
+_APART = (
+    "unshare", "--mount", "--propagation", "private", "--", "sh", "-c", 'mount -t tmpfs tmpfs /run && exec "$0" "$@"',
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAt:
+    """Where the engine listens; `inside` begins a command that runs on the engine's network."""
+
+    url: str
+    inside: tuple[str, ...]
+
+
+def why_not() -> str:
+    """Say why there can be no engine here; empty if there can."""
+    if os.geteuid() != 0:
+        return "an engine needs root"
+    for program, package in (("dockerd", "docker.io"), ("ip", "iproute2"), ("unshare", "util-linux")):
+        if shutil.which(program) is None:
+            return f"no {program} is installed ({package}: scripts/debian-packages test)"
+    return ""
+
+
+@contextlib.contextmanager
+def engine(*, own_network: bool = False) -> Iterator[EngineAt]:
+    """Run an engine until the end of the block. Without a network of its own its containers use the machine's."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-docker-")))
+        inside = stack.enter_context(_network(folder.name)) if own_network else ()
+        bridge = () if own_network else ("--bridge=none",)
+        log = folder / "dockerd.log"
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                [
+                    *inside, *_APART, "dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec",
+                    "--pidfile", folder / "dockerd.pid", "-H", f"unix://{folder}/docker.sock", *bridge,
+                    "--iptables=false", "--ip6tables=false", "--ip-forward=false", f"--cgroup-parent=/{folder.name}",
+                ],
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        stack.callback(_end, child, folder.name)
+        _until_up(child, folder / "docker.sock", log)
+        yield EngineAt(f"unix://{folder}/docker.sock", inside)
+
+
+@contextlib.contextmanager
+def _network(name: str) -> Iterator[tuple[str, ...]]:
+    """Make a network with nothing but its loopback interface; yields what begins a command that runs on it."""
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    inside = ("nsenter", f"--net=/run/netns/{name}", "--")  # not `ip netns exec`, which hides the control groups
+    try:
+        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+        yield inside
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def _end(child: subprocess.Popen[bytes], name: str) -> None:
+    """End the engine, and what is left of it if it did not end well."""
+    child.terminate()
+    try:
+        child.wait(END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    ends_s = time.monotonic() + END_WITHIN_S
+    while not _cleaned(name):
+        assert time.monotonic() < ends_s, f"of the engine {name} is left: processes {_processes(name)}, {_groups(name)}"
+        time.sleep(_LOOK_EVERY_S)  # the ends of others' children are not told to this process
+
+
+def _cleaned(name: str) -> bool:
+    """Kill the engine's processes, and remove its control groups once they are empty; return whether all are gone."""
+    left = _processes(name)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for group in _groups(name):
+        with contextlib.suppress(OSError):  # something in it has not ended quite yet
+            group.rmdir()
+    return not left and not _groups(name)
+
+
+def _processes(name: str) -> list[int]:
+    """Return the engine's processes and its containers': a command line or control group has its folder's name."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if name.encode() in (process / "cmdline").read_bytes() + (process / "cgroup").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def _groups(name: str) -> list[Path]:
+    """Return the engine's control groups, inner ones first."""
+    tops = [_GROUPS / name, *_GROUPS.glob(f"*/{name}")]
+    return [Path(folder) for top in tops for folder, _, _ in os.walk(top, topdown=False)]
+
+
+def _until_up(child: subprocess.Popen[bytes], path: Path, log: Path) -> None:
+    """Wait until the engine has its socket; whoever connects then is answered once it is ready."""
+    ends_s = time.monotonic() + UP_WITHIN_S
+    with socket.socket(socket.AF_UNIX) as probe:
+        while probe.connect_ex(str(path)):
+            assert child.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < ends_s, log.read_text()[-2000:]
+            time.sleep(_LOOK_EVERY_S)  # it tells its start to systemd alone
