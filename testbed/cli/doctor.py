@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from testbed.doctor.finding import Finding
+
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[NODE]…")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(), help="Where guests would be saved.")
 @click.option("--broker", default=None, help="Also try this broker.")
 @click.option("--influx", "influx_url", default=None, help="Also try this database, http://HOST:PORT.")
+@click.option(
+    "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=None,
+    help="Examine a lab over ssh: all machines of this file, or each NODE, and what is between them.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(*, folder: Path, broker: str | None, influx_url: str | None, as_json: bool) -> int:
-    """Say what is wrong with this machine, and how to mend it.
+def doctor(
+    *, names: tuple[str, ...], folder: Path, broker: str | None, influx_url: str | None, path: Path | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Say what is wrong with this machine, a node or a whole lab, and how to mend it.
 
     Exit code 0 if nothing is, notes apart; 1 with a warning; 2 with an error, or for a mistake in the options.
 
@@ -21,6 +35,7 @@ def doctor(*, folder: Path, broker: str | None, influx_url: str | None, as_json:
     Examples:
       testbed doctor
       testbed doctor --folder /var/lib/dfrs-testbed --broker mqtts://head:8884 --json
+      testbed doctor --hosts hosts.toml
     """  # noqa: D301  # \b keeps click from wrapping the examples
     import json  # noqa: PLC0415  # --help stays quick
     from dataclasses import asdict  # noqa: PLC0415  # as above
@@ -28,29 +43,50 @@ def doctor(*, folder: Path, broker: str | None, influx_url: str | None, as_json:
     from rich.console import Console  # noqa: PLC0415  # as above
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
-    from testbed.doctor.examine import examine  # noqa: PLC0415  # as above
+    from testbed.doctor.examine import examine, examine_services  # noqa: PLC0415  # as above
     from testbed.doctor.finding import worst  # noqa: PLC0415  # as above
     from testbed.measure.influx_address import is_url  # noqa: PLC0415  # as above
 
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
-    console, status = Console(), Console(stderr=True)
     address = None if broker is None else BrokerAddress.parse(broker)
-    with status.status("looking") as spinner:
-        found = list(examine(folder, address, influx_url, lambda name: spinner.update(f"looking at {name}")))
-    severity = worst(found)
+    with Console(stderr=True).status("looking") as spinner:
+
+        def say(what: str) -> None:
+            spinner.update(f"looking at {what}")
+
+        if path is not None or names:
+            from testbed.doctor.lab import examine_lab  # noqa: PLC0415  # needs an extra
+            from testbed.remote.hosts import DEFAULT_FILE, load_hosts  # noqa: PLC0415  # --help stays quick
+
+            hosts = load_hosts(path or DEFAULT_FILE)
+            found = list(examine_lab(hosts, hosts.choose(names), say))
+            found += [("", each) for each in examine_services(address, influx_url, say)]
+        else:
+            found = [("", each) for each in examine(folder, address, influx_url, say)]
+    severity = worst(each for _, each in found)
     if as_json:
-        click.echo(json.dumps({"worst": severity, "findings": [asdict(each) for each in found]}, indent=2))
+        told = [{**({"node": name} if name else {}), **asdict(each)} for name, each in found]
+        click.echo(json.dumps({"worst": severity, "findings": told}, indent=2))
     else:
-        style = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
-        width = max(len(each.check) for each in found)
-        for each in found:
-            console.print(
-                f"[{style[each.severity]}]{each.severity:8}[/] {each.check:{width}}  ", each.found, sep="", markup=True,
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
-            if each.mend:
-                console.print(
-                    f"{'':8} {'':{width}}  mend: ", each.mend, sep="", markup=False, highlight=False, soft_wrap=True
-                )
+        for name in dict.fromkeys(name for name, _ in found):
+            if name:
+                click.echo(f"{name}:")
+            elif path is not None or names:
+                click.echo("between them:")
+            _print(Console(), [each for whose, each in found if whose == name])
     return {"ok": 0, "note": 0, "warning": 1, "error": 2}[severity]
+
+
+def _print(console: Console, found: list[Finding]) -> None:
+    style = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+    width = max(len(each.check) for each in found)
+    for each in found:
+        console.print(
+            f"[{style[each.severity]}]{each.severity:8}[/] {each.check:{width}}  ", each.found, sep="", markup=True,
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        if each.mend:
+            console.print(
+                f"{'':8} {'':{width}}  mend: ", each.mend, sep="", markup=False, highlight=False, soft_wrap=True
+            )

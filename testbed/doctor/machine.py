@@ -43,7 +43,7 @@ def control_groups() -> Iterator[Finding]:
         own = Path("/proc/self/cgroup").read_text(encoding="ascii").strip().rpartition(":")[2]
         group = Path("/sys/fs/cgroup") / own.lstrip("/")
         writable = _writable(group / "cgroup.procs")
-        mend = "" if writable else "run the agent in a unit of systemd with Delegate=cpu"
+        mend = "" if writable else "run the agent as its systemd unit does, with Delegate=cpu (ansible/roles/agent)"
         words = f"version 2, {'' if writable else 'not '}delegated to this user"
         yield Finding("control groups", "ok" if writable else "note", words, mend)
     elif v1:
@@ -143,7 +143,7 @@ def clock() -> Iterator[Finding]:
             return
     yield Finding(
         "clock", "warning", "nothing that keeps it right was found",
-        "apt-get install chrony",
+        "apt-get install chrony; or ansible-playbook site.yml --tags time",
     )  # fmt: skip
 
 

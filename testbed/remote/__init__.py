@@ -1,0 +1,1 @@
+"""Day-two operations on the machines of a lab, over ssh."""

@@ -1,0 +1,199 @@
+"""What is done with agents on their machines: installed, looked after, restarted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.errors import UserError
+from testbed.remote.hosts import Host, Hosts
+from testbed.remote.shell import Shell
+
+UNIT = "dfrs-agent"
+_PYTHON = "/usr/bin/python3"  # the distribution's own: another may go away under the agent
+_INSTALL_S = 900.0
+_CLEANUP_S = 300.0
+_DRIVERS_WITH_EXTRA = frozenset({"libvirt", "docker"})
+_NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a distribution; its version follows
+_FILES = ("ca.pem", "peers.pem", "cert.pem", "key.pem")
+
+_SCRIPT = """#!/bin/sh
+# Keeps the agent where there is no systemd: start, stop, status.
+set -eu
+home={home}
+pid="$home/agent.pid"
+alive() {{ [ -s "$pid" ] && kill -0 "$(cat "$pid")" 2>/dev/null; }}
+case "${{1:-}}" in
+  start)
+    alive && exit 0
+    cd "$home"
+    setsid sh -c 'echo $$ > agent.pid; exec {command} >> agent.log 2>&1' < /dev/null &
+    for _ in 1 2 3 4 5 6 7 8 9 10; do alive && exit 0; sleep 0.2; done
+    tail -n 3 "$home/agent.log" >&2
+    exit 1 ;;
+  stop)
+    alive || exit 0
+    kill "$(cat "$pid")"
+    for _ in $(seq 300); do alive || {{ rm -f "$pid"; exit 0; }}; sleep 0.2; done
+    exit 1 ;;
+  status) alive ;;
+  *) echo "usage: agent.sh start|stop|status" >&2; exit 2 ;;
+esac
+"""
+
+
+def command_of(hosts: Hosts, host: Host) -> list[str]:
+    """Return the command line of a machine's agent."""
+    secured = ["--tls-dir", f"{host.home}/certificate"] if hosts.broker.startswith("mqtts://") else []
+    options = [word for name, value in host.options.items() for word in ("--option", f"{name}={value}")]
+    return [
+        f"{host.home}/venv/bin/node-agent", "--lab", hosts.lab, "--node", host.name, "--broker", hosts.broker, *secured,
+        "--address", host.address, "--cpus", f"{host.cpus:g}", "--memory-mib", str(host.memory_mib),
+        "--driver", host.driver, *options,
+        "--state-dir", f"{host.home}/state", "--image-dir", f"{host.home}/images",
+    ]  # fmt: skip
+
+
+def install(
+    hosts: Hosts, package: str, certificates: Path | None, say: Callable[[Host, str], None]
+) -> Callable[[Shell], str]:
+    """Return what installs and starts an agent: Python environment, certificate, service. Again is harmless.
+
+    `package` is what pip takes: a name with a version, or a wheel here.
+    """
+    wheel = Path(package)
+    if package.endswith(".whl") and not wheel.is_file():
+        raise UserError(f"{package}: no such wheel")
+    if hosts.broker.startswith("mqtts://") and certificates is None:
+        raise UserError("a broker at mqtts:// wants certificates: --certificates FOLDER (testbed ca)")
+
+    def act(shell: Shell) -> str:
+        host = shell.host
+        shell.run("mkdir", "-p", "-m", "755", host.home)
+        extra = f"[{host.driver}]" if host.driver in _DRIVERS_WITH_EXTRA else ""
+        _install_package(shell, package, extra, lambda line: say(host, line))
+        if certificates is not None:
+            shell.run("mkdir", "-p", "-m", "700", f"{host.home}/certificate")
+            for name in _FILES:
+                shell.put(certificates / "nodes" / host.name / name, f"{host.home}/certificate/{name}", 0o600)
+        say(host, "starting the agent")
+        return _serve(hosts, shell)
+
+    return act
+
+
+def _install_package(shell: Shell, package: str, extra: str, say: Callable[[str], None]) -> None:
+    """Install the package, with an extra or none, in an environment of its own, which is made if it is not there."""
+    home = shell.host.home
+    there = shell.run("sh", "-c", f"test -x {home}/venv/bin/pip && echo there || true").strip()
+    if not there:
+        say("making a Python environment")
+        shell.run(_PYTHON, "-m", "venv", f"{home}/venv", within_s=_INSTALL_S)
+    say(f"installing {package}{extra}")
+    install = (f"{home}/venv/bin/pip", "install", "--quiet")
+    if not package.endswith(".whl"):
+        name = _NAME.match(package)
+        end = name.end() if name else len(package)
+        shell.run(*install, package[:end] + extra + package[end:], within_s=_INSTALL_S)
+        return
+    copy = f"{home}/{Path(package).name}"
+    shell.put(Path(package), copy)
+    shell.run(*install, copy + extra, within_s=_INSTALL_S)
+    if there:  # pip does not look into a wheel of the version that it has installed before
+        shell.run(*install, "--no-deps", "--force-reinstall", copy, within_s=_INSTALL_S)
+
+
+def _serve(hosts: Hosts, shell: Shell) -> str:
+    host = shell.host
+    command = command_of(hosts, host)
+    if host.service == "script":
+        text = _SCRIPT.format(home=host.home, command=shlex.join(command))
+        shell.write(text, f"{host.home}/agent.sh", 0o755)
+    else:
+        words = " ".join(word.replace("%", "%%") for word in command)
+        shell.write(_UNIT.format(lab=hosts.lab, node=host.name, command=words), f"/etc/systemd/system/{UNIT}.service")
+        shell.run("systemctl", "daemon-reload")
+        shell.run("systemctl", "enable", UNIT)
+    return restart(shell)
+
+
+_UNIT = """[Unit]
+Description=Agent of node {node} in lab {lab}
+After=network-online.target libvirtd.service
+Wants=network-online.target
+
+[Service]
+ExecStart={command}
+Restart=always
+RestartSec=2
+TimeoutStopSec=60
+KillMode=mixed
+Slice=dfrs.slice
+Delegate=cpu cpuset memory pids
+NoNewPrivileges=true
+UMask=0077
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def restart(shell: Shell) -> str:
+    """Restart the agent of a machine; its guests are destroyed."""
+    host = shell.host
+    if host.service == "script":
+        shell.run(f"{host.home}/agent.sh", "stop", within_s=90)
+        shell.run(f"{host.home}/agent.sh", "start")
+    else:
+        shell.run("systemctl", "restart", UNIT, within_s=90)
+        shell.run("systemctl", "is-active", UNIT)
+    return "restarted"
+
+
+def logs(lines: int) -> Callable[[Shell], str]:
+    """Return what reads the last lines that an agent wrote."""
+
+    def act(shell: Shell) -> str:
+        if shell.host.service == "script":
+            return shell.run("tail", "-n", str(lines), f"{shell.host.home}/agent.log")
+        return shell.run("journalctl", "--no-pager", "--output=short-iso", "-n", str(lines), "-u", UNIT)
+
+    return act
+
+
+def exec_check(shell: Shell) -> str:
+    """Run the doctor on a machine; returns its JSON."""
+    home = shell.host.home
+    program = f"{home}/venv/bin/testbed"
+    return shell.run("sh", "-c", f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2",
+                     within_s=180)  # fmt: skip
+
+
+def cleanup(*, dry_run: bool, force: bool) -> Callable[[Shell], str]:
+    """Return what removes on a machine what killed agents left; it returns the lines that say what."""
+
+    def act(shell: Shell) -> str:
+        options = [*(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
+        command = shlex.join([f"{shell.host.home}/venv/bin/testbed", "cleanup", *options])
+        return shell.run("sh", "-c", f"{command}; test $? -le 1", within_s=_CLEANUP_S)  # 1: something was kept
+
+    return act
+
+
+def push_image(folder: Path) -> Callable[[Shell], str]:
+    """Return what copies a guest image here, which `testbed image build` made, to a machine."""
+    files = [folder / name for name in ("vmlinuz", "initramfs", "manifest.json")]  # with the last one it is whole
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise UserError(f"{folder}: no guest image, as {', '.join(missing)} is not there: testbed image build")
+
+    def act(shell: Shell) -> str:
+        target = f"/var/cache/dfrs-testbed/guest-image/{folder.name}"
+        shell.run("mkdir", "-p", target)
+        for path in files:
+            shell.put(path, f"{target}/{path.name}")
+        shell.run("ln", "-sfn", folder.name, "/var/cache/dfrs-testbed/guest-image/current")
+        return f"{len(files)} files, {sum(path.stat().st_size for path in files) >> 20} MiB"
+
+    return act

@@ -1,0 +1,119 @@
+"""The machines of a lab, in a file: how to reach each over ssh, and what its agent is told.
+
+lab = "lab-1"
+broker = "mqtts://192.0.2.1:8883"
+[[hosts]]
+name = "n1"
+ssh = "root@192.0.2.11"
+address = "192.0.2.11"
+cpus = 8.0
+memory_mib = 32000
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from testbed.errors import UserError, nearest
+
+DEFAULT_FILE = Path("hosts.toml")
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+# no shell and no option of ssh can be smuggled in by a name
+Target = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
+OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+OptionValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:/.,@%+=?&-]+$")]  # no quoting for sh and systemd
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Host(_Table):
+    """A node's machine. `service` is what keeps its agent running: systemd, or a script of ours where there is none."""
+
+    name: Name
+    ssh: Target
+    port: Annotated[int, Field(ge=1, le=65535)] = 22
+    address: str
+    cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    memory_mib: Annotated[int, Field(gt=0)]
+    driver: Name = "process"
+    options: dict[OptionName, OptionValue] = {}  # of the driver
+    home: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/opt/dfrs-testbed"
+    service: Literal["systemd", "script"] = "systemd"
+
+    @property
+    def user(self) -> str | None:
+        """Whom we log in as; None for what ssh's own configuration says."""
+        user, at, _ = self.ssh.rpartition("@")
+        return user if at else None
+
+    @property
+    def machine(self) -> str:
+        """The machine's name or address."""
+        return self.ssh.rpartition("@")[2]
+
+
+class Hosts(_Table):
+    """All machines of a lab. `known_hosts` has their keys, `identity` is our own; by default those of ssh's user."""
+
+    lab: Name
+    broker: str
+    known_hosts: Path | None = None
+    identity: Path | None = None
+    hosts: tuple[Host, ...] = ()
+
+    def choose(self, names: tuple[str, ...]) -> tuple[Host, ...]:
+        """Return the hosts of these names, all of them without any; raises `UserError`."""
+        known = {host.name: host for host in self.hosts}
+        for name in names:
+            if name not in known:
+                raise UserError(
+                    f"node {name!r}: expected one of {', '.join(known) or '(none yet)'}{nearest(name, known)}"
+                )
+        return tuple(known[name] for name in names) if names else self.hosts
+
+
+def load_hosts(path: Path) -> Hosts:
+    """Read the file; raises `UserError` that names key and value."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot read the lab's machines: {error.strerror}; begin with testbed node add"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from None
+    return check_hosts(data, path)
+
+
+def check_hosts(data: dict[str, object], path: Path) -> Hosts:
+    """Check the content of the file."""
+    try:
+        hosts = Hosts.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(step) for step in first["loc"])
+        raise UserError(f"{path}: {key} = {first['input']!r}: {first['msg']}") from None
+    names = [host.name for host in hosts.hosts]
+    if len(set(names)) != len(names):
+        raise UserError(f"{path}: hosts: expected different names, found {sorted(names)}")
+    return hosts
+
+
+def save_hosts(hosts: Hosts, path: Path) -> None:
+    """Write the file, whole or not at all."""
+    data = hosts.model_dump(mode="json", exclude_defaults=True)
+    data["hosts"] = [host.model_dump(mode="json", exclude_defaults=True) for host in hosts.hosts]
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        tomli_w.dump(data, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

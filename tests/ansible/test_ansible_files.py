@@ -1,0 +1,48 @@
+"""All playbooks and roles, also those that cannot run here: their syntax, and what ansible-lint says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAYBOOKS = Path(__file__).resolve().parents[2] / "ansible"
+BIN = Path(sys.executable).parent
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
+    }
+    return subprocess.run(words, cwd=PLAYBOOKS, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "rotate.yml", "certificates.yml"])
+def test_the_syntax_is_right(playbook: str) -> None:
+    done = run("ansible-playbook", "-i", "inventory.example.yml", "--syntax-check", playbook)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_ansible_lint_has_nothing_to_say() -> None:
+    done = run("ansible-lint", "--offline", "--profile", "production", "-q", "site.yml", "rotate.yml", "roles")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("role", sorted(path.name for path in (PLAYBOOKS / "roles").iterdir()))
+def test_a_role_says_what_it_takes(role: str) -> None:
+    import yaml
+
+    folder = PLAYBOOKS / "roles" / role
+    (specs,) = yaml.safe_load((folder / "meta/argument_specs.yml").read_text()).values()
+    known = set(specs["main"]["options"])
+    assert specs["main"]["short_description"]
+    defaults = folder / "defaults/main.yml"
+    given = set(yaml.safe_load(defaults.read_text()) or {}) if defaults.exists() else set()
+    private = {name for name in given - known if name.endswith(("_packages", "_url", "_repository"))}
+    assert given - known - private == set(), "a default that nobody can know of"

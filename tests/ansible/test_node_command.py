@@ -1,0 +1,183 @@
+"""`testbed node`, and what else works over ssh, on two real hosts with an sshd each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+
+from node_agent.drivers.procs.records import start_ticks
+from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
+from testbed.errors import UserError
+from testbed.remote.hosts import check_hosts, load_hosts
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+
+@dataclass
+class Lab:
+    """Two hosts, and commands in a folder with their file."""
+
+    folder: Path
+    ssh: Ssh
+    hosts: list[HostAt]
+    broker: str
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", *words], cwd=self.folder, capture_output=True, text=True, check=False,
+            timeout=400,
+        )  # fmt: skip
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout if code == 0 or not done.stderr else done.stdout + done.stderr
+
+    def add(self, host: HostAt, package: Path, *words: str, code: int = 0) -> str:
+        return self.run(
+            "node", "add", host.name, f"root@{host.address}", "--port", str(host.port), "--lab", "remote", "--broker",
+            self.broker, "--cpus", "1", "--memory-mib", "256", "--service", "script", "--package", str(package),
+            "--known-hosts", str(self.ssh.known_hosts), "--identity", str(self.ssh.identity), *words, code=code,
+        )  # fmt: skip
+
+    def agent_pid(self, host: HostAt) -> int:
+        return int((host.root / "opt/dfrs-testbed/agent.pid").read_text())
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("remote")
+    program = find_mosquitto()
+    assert program is not None
+    ends = asyncio.Event()
+
+    async def serve(ready: asyncio.Future[str]) -> None:
+        async with mosquitto_broker(program, folder / "broker") as address:
+            ready.set_result(address.url)
+            await ends.wait()
+
+    with asyncio.Runner() as runner, hosts(folder, ("n1", "n2"), wheels) as (ssh, found):
+        loop = runner.get_loop()
+        ready = loop.create_future()
+        serving = loop.create_task(serve(ready))
+        url = loop.run_until_complete(ready)
+        lab = Lab(folder, ssh, found, url)
+        for host in found:
+            said = lab.add(host, own_wheel(wheels))
+            assert f"{host.name}: restarted" in said
+        yield lab
+        for host in found:
+            subprocess.run(["chroot", host.root, "/opt/dfrs-testbed/agent.sh", "stop"], check=True, timeout=60)
+        loop.call_soon(ends.set)
+        loop.run_until_complete(serving)
+
+
+def test_machines_that_were_added_are_in_the_file_and_in_the_lab(lab: Lab) -> None:
+    written = load_hosts(lab.folder / "hosts.toml")
+    assert [host.name for host in written.hosts] == ["n1", "n2"]
+    assert written.lab == "remote"
+    nodes = json.loads(lab.run("nodes", "--lab", "remote", "--broker", lab.broker, "--json"))
+    assert [(node["node"], node["online"]) for node in nodes] == [("n1", True), ("n2", True)]
+    assert lab.run("node", "logs", "n1", "--lines", "3").startswith("n1: ")
+
+
+def test_agents_are_restarted_side_by_side(lab: Lab) -> None:
+    before = [lab.agent_pid(host) for host in lab.hosts]
+    assert sorted(lab.run("node", "restart").split()) == ["n1:", "n2:", "restarted", "restarted"]
+    after = [lab.agent_pid(host) for host in lab.hosts]
+    assert not set(before) & set(after)
+    assert all(start_ticks(pid) is not None for pid in after)
+
+
+def test_a_whole_lab_is_examined(lab: Lab) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed", "doctor", "--hosts", "hosts.toml", "--broker", lab.broker, "--json"],
+        cwd=lab.folder, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode in {0, 1, 2}, done.stderr
+    found = json.loads(done.stdout)["findings"]
+    by_check = {(each.get("node", ""), each["check"]): each for each in found}
+    for name in ("n1", "n2"):
+        assert abs(by_check[name, "clock against ours"]["values"]["ahead_s"]) < 1.0
+        assert by_check[name, "clock against ours"]["severity"] == "ok", "it is the same clock"
+        assert (name, "kernel") in by_check
+    assert by_check["", "network n1 to n2"]["values"]["mib_per_s"] > 10
+    assert by_check["", "network n2 to n1"]["severity"] == "ok"
+    assert by_check["", "testbed on all machines"]["severity"] == "ok"
+    assert by_check["", "MTU of all machines"]["found"].startswith("65536")
+    assert by_check["", "broker"]["severity"] == "ok"
+
+
+def test_each_machine_is_examined_by_its_own_doctor(lab: Lab) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed", "node", "exec-check", "n1", "--json"], cwd=lab.folder, capture_output=True,
+        text=True, check=False, timeout=300,
+    )  # fmt: skip
+    (told,) = json.loads(done.stdout)
+    assert told["node"] == "n1"
+    assert {each["check"] for each in told["value"]["findings"]} >= {"kernel", "memory", "leftovers of agents"}
+
+
+def until_gone(path: Path) -> None:
+    """Wait for an agent that was started: the command does not wait until it has begun its work."""
+    ends_s = time.monotonic() + 30
+    while path.exists():
+        assert time.monotonic() < ends_s, f"{path} is still there"
+        time.sleep(0.05)
+
+
+def test_what_a_killed_agent_left_there_is_cleaned_up_from_here(lab: Lab) -> None:
+    host = lab.hosts[1]
+    image = host.root / "opt/dfrs-testbed/images/job-1-0.img"
+    image.write_bytes(b"saved")
+    lab.run("node", "restart", "n2")
+    until_gone(image)  # an agent that starts removes what is of no use any more
+    image.write_bytes(b"saved")
+    subprocess.run(["kill", "-9", str(lab.agent_pid(host))], check=True)
+    said = lab.run("cleanup", "n2", "--dry-run", "--force")
+    assert "n2: would remove: image /opt/dfrs-testbed/images/job-1-0.img of agent remote/n2" in said
+    assert image.exists()
+    lab.run("cleanup", "n2", "--force")
+    assert not image.exists()
+    assert "n2: nothing is left of dead runs" in lab.run("cleanup", "n2")
+    lab.run("node", "restart", "n2")
+
+
+def test_one_that_cannot_be_reached_stops_no_other(lab: Lab) -> None:
+    text = (lab.folder / "hosts.toml").read_text()
+    (lab.folder / "some.toml").write_text(text.replace(f"port = {lab.hosts[0].port}", "port = 9"))
+    said = lab.run("node", "logs", "--hosts", "some.toml", code=1)
+    assert "n1: ssh root@127.0.77.10" in said
+    assert "n2: " in said
+
+
+def test_a_key_that_is_not_known_is_refused(lab: Lab) -> None:
+    (lab.folder / "none").write_text("")
+    text = (lab.folder / "hosts.toml").read_text()
+    (lab.folder / "unknown.toml").write_text(text.replace(str(lab.ssh.known_hosts), str(lab.folder / "none")))
+    said = lab.run("node", "logs", "n1", "--hosts", "unknown.toml", code=1)
+    assert "its key is not known: compare it by another way, then ssh-keyscan" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ssh": "root@-oProxyCommand=sh"}, "hosts.0.ssh"),
+        ({"ssh": "root@host;reboot"}, "hosts.0.ssh"),
+        ({"home": "/opt/a b"}, "hosts.0.home"),
+        ({"name": "../n1"}, "hosts.0.name"),
+        ({"cpus": 0}, "hosts.0.cpus"),
+        ({"memory": 5}, "hosts.0.memory"),
+        ({"options": {"bridge": "a b"}}, "hosts.0.options.bridge"),
+    ],
+)
+def test_a_machine_that_makes_no_sense_is_told(change: dict[str, object], words: str) -> None:
+    host = {"name": "n1", "ssh": "root@h", "address": "h", "cpus": 1.0, "memory_mib": 1, **change}
+    with pytest.raises(UserError, match=words):
+        check_hosts({"lab": "l", "broker": "mqtts://b", "hosts": [host]}, Path("hosts.toml"))

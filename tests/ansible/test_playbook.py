@@ -1,0 +1,151 @@
+"""The playbook on real hosts over ssh: twice, the second time nothing changes; then agents talk over TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+
+from testbed.remote.hosts import load_hosts
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYBOOKS = ROOT / "ansible"
+TAGS = "--tags=certificates,common,time,broker,storage,agent"  # of roles that need no systemd and no other repository
+SECRETS = (
+    "influxdb_token",
+    "influxdb_password",
+    "grafana_influx_token",
+)  # every role asks for its own, whatever the tags
+_COUNT = re.compile(r"(\w+)=(\d+)")
+Lab = tuple[Path, Ssh, list[HostAt]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("lab")
+    with hosts(folder, ("broker-1", "n1", "n2"), wheels) as (ssh, found):
+        inventory = {
+            "all": {
+                "vars": {
+                    **dict.fromkeys(SECRETS, "none"),
+                    "dfrs_lab": "lab-1", "dfrs_certificates": str(folder / "certificates"),
+                    "dfrs_controllers": ["alice"], "dfrs_hosts_file": str(folder / "hosts.toml"),
+                    "ansible_user": "root", "ansible_ssh_private_key_file": str(ssh.identity),
+                    "ansible_ssh_common_args": f"-o UserKnownHostsFile={ssh.known_hosts} -o IdentitiesOnly=yes",
+                    "agent_package": str(own_wheel(wheels)),
+                },
+                "children": {
+                    "head": {"hosts": {"broker-1": _reached(found[0])}},
+                    "nodes": {
+                        "vars": {"dfrs_driver": "process", "dfrs_cpus": 1.0, "dfrs_memory_mib": 512},
+                        "hosts": {each.name: _reached(each) for each in found[1:]},
+                    },
+                },
+            }
+        }  # fmt: skip
+        path = folder / "inventory.yml"
+        path.write_text(yaml.safe_dump(inventory))
+        yield path, ssh, found
+
+
+def _reached(host: HostAt) -> dict[str, object]:
+    return {"ansible_host": host.address, "ansible_port": host.port, "dfrs_address": host.address}
+
+
+def play(inventory: Path, playbook: str, *words: str) -> dict[str, dict[str, int]]:
+    """Run a playbook; return the counts of each host."""
+    environment = {
+        **os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
+        "ANSIBLE_LOG_PATH": str(inventory.parent / "ansible.log"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["ansible-playbook", "-i", inventory, playbook, *words], cwd=PLAYBOOKS, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    _, _, recap = done.stdout.rpartition("PLAY RECAP")
+    print(f"{playbook} {' '.join(words)}{recap}")  # noqa: T201  # pytest shows it with -rP or where a test fails
+    hosts = {line.split()[0]: dict(_COUNT.findall(line)) for line in recap.splitlines() if " ok=" in line}
+    return {name: {what: int(count) for what, count in counts.items()} for name, counts in hosts.items()}
+
+
+@pytest.fixture(scope="module")
+def played(lab: Lab) -> dict[str, dict[str, int]]:
+    """What the first run of the playbook changed."""
+    return play(lab[0], "site.yml", TAGS)
+
+
+def test_the_second_run_changes_nothing_nor_does_a_check(lab: Lab, played: dict[str, dict[str, int]]) -> None:
+    inventory, _, found = lab
+    assert all(played[host.name]["changed"] > 0 for host in found)
+    for words in ((TAGS,), (TAGS, "--check")):
+        again = play(inventory, "site.yml", *words)
+        assert {name: counts["changed"] for name, counts in again.items()} == dict.fromkeys(again, 0)
+    for host in found[1:]:
+        key = host.root / "etc/dfrs-testbed/certificate/key.pem"
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert (host.root / "opt/dfrs-testbed/venv/bin/node-agent").exists()
+    machines = load_hosts(inventory.parent / "hosts.toml")
+    assert [(each.name, each.address, each.cpus) for each in machines.hosts] == [
+        (host.name, host.address, 1.0) for host in found[1:]
+    ]
+
+
+@contextlib.contextmanager
+def services(found: list[HostAt], log: Path) -> Iterator[None]:
+    """Start by hand what systemd would: the head's broker, and the nodes' agents as their units say."""
+    words = [["/usr/sbin/mosquitto", "-c", "/etc/mosquitto/dfrs/mosquitto.conf"]]
+    for host in found[1:]:
+        unit = (host.root / "etc/systemd/system/dfrs-agent.service").read_text().replace("\\\n", " ")
+        (start,) = [line.removeprefix("ExecStart=") for line in unit.splitlines() if line.startswith("ExecStart=")]
+        words.append(start.split())
+    with contextlib.ExitStack() as stack, log.open("ab") as sink:
+        for host, command in zip(found, words, strict=True):
+            child = subprocess.Popen(["chroot", host.root, *command], stdout=sink, stderr=sink)
+            stack.callback(child.wait, 30)
+            stack.callback(child.terminate)
+        yield
+
+
+def online(inventory: Path, found: list[HostAt], log: Path) -> list[tuple[str, bool]]:
+    """Ask the lab, as its controller, which nodes are there; again until both are."""
+    environment = {**os.environ, "TESTBED_TLS_DIR": str(inventory.parent / "certificates/controllers/alice")}
+    ends_s = time.monotonic() + 60
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", "nodes", "--lab", "lab-1", "--json",
+             "--broker", f"mqtts://{found[0].address}:8884"],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        nodes = [(node["node"], node["online"]) for node in json.loads(done.stdout or "[]")]
+        if len(nodes) == 2 and all(there for _, there in nodes):
+            return nodes
+        assert time.monotonic() < ends_s, done.stderr + log.read_text()[-3000:]
+
+
+@pytest.mark.usefixtures("played")
+def test_agents_meet_their_controller_and_certificates_are_rotated(lab: Lab, tmp_path: Path) -> None:
+    inventory, _, found = lab
+    log = tmp_path / "log"
+    with services(found, log):
+        assert online(inventory, found, log) == [("n1", True), ("n2", True)]
+    paths = [host.root / "etc/dfrs-testbed/certificate/cert.pem" for host in found[1:]]
+    before = [path.read_bytes() for path in paths]
+    play(inventory, "rotate.yml")
+    after = [path.read_bytes() for path in paths]
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    with services(found, log):
+        assert online(inventory, found, log) == [("n1", True), ("n2", True)]

@@ -1,0 +1,102 @@
+"""Every command in the documentation: understood by the program, and executed, here or by the test that is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from blocks import PAGES, ROOT, Line, lines
+
+LINES = lines()
+# these need no lab, and are quick: they are executed below, in the order of the pages
+HERE = ("ca", "trace generate", "policies", "simulate", "doctor", "cleanup", "bound")
+# the others, by their first words, and the test that executes them
+ELSEWHERE = {
+    "--hosts": "tests/ansible/test_node_command.py",
+    "calibrate": "tests/calibration/test_calibrate_command.py",
+    "campaign": "tests/campaign/test_campaign_command.py",
+    "check": "tests/checks/test_check_live.py",
+    "compare": "tests/compare/test_compare_command.py",
+    "dashboard": "tests/report/test_dashboard_page.py",
+    "image": "tests/guests/test_guest_image.py",
+    "ingest": "tests/measure/test_ingest_command.py",
+    "lab down": "tests/box/test_box_lab.py",
+    "lab status": "tests/box/test_box_lab.py",
+    "lab take": "tests/control/test_takeover.py",
+    "lab up": "tests/box/test_box_lab.py",
+    "lab who": "tests/control/test_takeover.py",
+    "node": "tests/ansible/test_node_command.py",
+    "node-agent": "tests/secure/test_cleanup.py",
+    "nodes": "tests/control/test_live.py",
+    "query": "tests/measure/test_query_command.py",
+    "replay-decisions": "tests/control/test_live.py",
+    "report": "tests/report/test_report_command.py",
+    "run": "tests/control/test_live.py",
+    "services": "tests/containers/test_services.py",
+    "trace info": "tests/workload/test_trace_command.py",
+}
+
+
+def test_there_are_commands_in_the_pages() -> None:
+    assert {line.page for line in LINES} >= {"README.md", "install.md", "security.md", "queries.md"}
+    assert len(LINES) > 30
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_a_command_is_understood(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("certificates/nodes/n1", "certificates/controllers/alice", "runs/NAME"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    if line.words[0] == "testbed":
+        from testbed.cli.main import cli as command
+    else:
+        from node_agent.cli import cli as command
+    understand(command, list(line.words))
+
+
+def understand(command: click.Command, words: list[str]) -> None:
+    """Parse a command line as the program does, down to the last command; raises `click.ClickException`."""
+    context = command.make_context(words[0], words[1:])
+    rest = [*context._protected_args, *context.args]
+    if isinstance(command, click.Group):
+        assert rest, f"{words}: which command?"
+        _, inner, arguments = command.resolve_command(context, rest)
+        assert inner is not None
+        understand(inner, [rest[0], *arguments])
+
+
+def first_words(line: Line) -> str:
+    """Return the key of a command in `HERE` or `ELSEWHERE`."""
+    words = line.words if line.words[0] != "testbed" else line.words[1:]
+    if "--hosts" in words:
+        return "--hosts"
+    for key in (" ".join(words[:2]), words[0]):
+        if key in HERE or key in ELSEWHERE:
+            return key
+    raise AssertionError(f"{line}: no test is named that executes it")
+
+
+@pytest.mark.parametrize("key", sorted({first_words(line) for line in LINES} - set(HERE)))
+def test_another_test_executes_it(key: str) -> None:
+    text = (ROOT / ELSEWHERE[key]).read_text(encoding="utf-8")
+    assert all(word in text for word in key.replace("node-agent", "node_agent").split()), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_need_no_lab_work(page: Path, tmp_path: Path) -> None:
+    mine = [
+        line for line in LINES if line.page == page.name and line.words[0] == "testbed" and first_words(line) in HERE
+    ]
+    for line in mine:
+        done = subprocess.run(
+            [sys.executable, "-m", *line.words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+            env={**os.environ, **dict(each.split("=", 1) for each in line.variables)},
+        )  # fmt: skip
+        worst = 2 if line.words[1] == "doctor" else 0  # this machine may be sick
+        assert done.returncode <= worst, f"{line}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
