@@ -10,12 +10,15 @@ from testbed.errors import TestbedError, UserError
 
 
 def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
-    """Remove such labs; a lab that was up stays, whole or not. Nothing is looked at without root."""
+    """Remove such labs; a lab that was up stays, whole or not. Nothing is looked at without root.
+
+    Of a lab whose state is not to be seen nothing may run: it may be seen by others, who have another root than we.
+    """
     if os.geteuid() != 0:
         return []
     from testbed.box.down import list_lab, remove_lab  # noqa: PLC0415  # heavy where there is none
     from testbed.box.state import find, only_command  # noqa: PLC0415  # as above
-    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
+    from testbed.box.sweep import known_labs, processes_of  # noqa: PLC0415  # as above
 
     found: list[Leftover] = []
     for name in known_labs():
@@ -23,7 +26,7 @@ def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
             state = find(name)
         except TestbedError:
             state = None
-        if state is not None and state.phase == "up":
+        if (state is None and processes_of(name)) or (state is not None and state.phase == "up"):
             continue
         there = [Leftover(f"lab {name}", what) for what in list_lab(name)]
         if dry_run:

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="List what would be removed.")
 @click.option("--force", is_flag=True, help="Also in labs that somebody drives, or of which nobody can tell.")
 @click.option(
+    "--only",
+    type=click.Choice(["agents", "labs"]),
+    default=None,
+    help="What agents left, or labs in a box.  [default: both]",
+)
+@click.option(
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=None,
     help="On the machines of a lab, over ssh: all of this file, or each NODE.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def cleanup(*, names: tuple[str, ...], dry_run: bool, force: bool, path: Path | None, as_json: bool) -> int:
+def cleanup(
+    *, names: tuple[str, ...], dry_run: bool, force: bool, only: str | None, path: Path | None, as_json: bool
+) -> int:
     """Remove what dead runs and killed agents left: guests, images, folders, control groups, half-made labs.
 
     On this machine, of this user; with --hosts or NODE on the lab's machines. What a live agent has, and what is in
@@ -41,12 +49,15 @@ def cleanup(*, names: tuple[str, ...], dry_run: bool, force: bool, path: Path | 
         from testbed.remote import agents  # noqa: PLC0415  # as above
         from testbed.remote.hosts import DEFAULT_FILE  # noqa: PLC0415  # as above
 
-        return on_machines(path or DEFAULT_FILE, names, agents.cleanup(dry_run=dry_run, force=force), as_json=as_json)
+        return on_machines(
+            path or DEFAULT_FILE, names, agents.cleanup(dry_run=dry_run, force=force, only=only), as_json=as_json
+        )
     from testbed.cleanup.agents import clean_agents  # noqa: PLC0415  # --help stays quick
     from testbed.cleanup.labs import clean_labs  # noqa: PLC0415  # as above
 
-    found = asyncio.run(clean_agents(dry_run=dry_run, force=force))
-    found += clean_labs(dry_run=dry_run, say=lambda line: click.echo(line, err=True))
+    found = [] if only == "labs" else asyncio.run(clean_agents(dry_run=dry_run, force=force))
+    if only != "agents":
+        found += clean_labs(dry_run=dry_run, say=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps({"dry_run": dry_run, "found": [asdict(each) for each in found]}, indent=2))
     else:

@@ -171,11 +171,12 @@ def exec_check(shell: Shell) -> str:
                      within_s=180)  # fmt: skip
 
 
-def cleanup(*, dry_run: bool, force: bool) -> Callable[[Shell], str]:
+def cleanup(*, dry_run: bool, force: bool, only: str | None) -> Callable[[Shell], str]:
     """Return what removes on a machine what killed agents left; it returns the lines that say what."""
 
     def act(shell: Shell) -> str:
         options = [*(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
+        options += ["--only", only] if only else []
         command = shlex.join([f"{shell.host.home}/venv/bin/testbed", "cleanup", *options])
         return shell.run("sh", "-c", f"{command}; test $? -le 1", within_s=_CLEANUP_S)  # 1: something was kept
 

@@ -140,12 +140,12 @@ def test_what_a_killed_agent_left_there_is_cleaned_up_from_here(lab: Lab) -> Non
     until_gone(image)  # an agent that starts removes what is of no use any more
     image.write_bytes(b"saved")
     subprocess.run(["kill", "-9", str(lab.agent_pid(host))], check=True)
-    said = lab.run("cleanup", "n2", "--dry-run", "--force")
+    said = lab.run("cleanup", "n2", "--only", "agents", "--dry-run", "--force")
     assert "n2: would remove: image /opt/dfrs-testbed/images/job-1-0.img of agent remote/n2" in said
     assert image.exists()
-    lab.run("cleanup", "n2", "--force")
+    lab.run("cleanup", "n2", "--only", "agents", "--force")
     assert not image.exists()
-    assert "n2: nothing is left of dead runs" in lab.run("cleanup", "n2")
+    assert "n2: nothing is left of dead runs" in lab.run("cleanup", "n2", "--only", "agents")
     lab.run("node", "restart", "n2")
 
 

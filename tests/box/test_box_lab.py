@@ -143,6 +143,16 @@ def _assert_nodes_are_their_own(lab):
         assert "rate 400Mbit" in limit
 
 
+def _assert_a_cleanup_leaves(lab):
+    """A lab that is up stays, also where its state is not to be seen, as in another root."""
+    for hide in ("true", "mount -t tmpfs tmpfs /run/dfrs-testbed"):
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f"{hide} && exec {sys.executable} -m testbed cleanup --only labs"],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, lab.name in done.stdout) == (0, False), done.stdout + done.stderr
+
+
 def test_a_lab_is_made_used_repaired_and_removed(lab):
     links_before = _links()
     first = lab.up()
@@ -192,6 +202,7 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
         check=True, timeout=30, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 
+    _assert_a_cleanup_leaves(lab)
     second = lab.up()
     assert second["made"] == []
     assert [node["agent_pid"] for node in second["nodes"]] == [node["agent_pid"] for node in repaired["nodes"]]

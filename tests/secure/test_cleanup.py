@@ -61,7 +61,16 @@ class Lab:
 
     async def cleanup(self, *words: str) -> tuple[int, list[dict[str, str]]]:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "testbed", "cleanup", "--json", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            sys.executable,
+            "-m",
+            "testbed",
+            "cleanup",
+            "--json",
+            "--only",
+            "agents",
+            *words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         out, err = await child.communicate()
         assert child.returncode in {0, 1}, err.decode()

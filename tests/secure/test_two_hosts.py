@@ -17,7 +17,7 @@ import tomli_w
 from doors import LAB, Doors, open_doors
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = 5
+JOBS = 4
 HEAD, NODES = "10.99.77.1", {"node-a": "10.99.77.11", "node-b": "10.99.77.12"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")]
@@ -87,7 +87,7 @@ def test_jobs_of_the_quickstart_scenario_run_across_them(tmp_path: Path) -> None
         for name in NODES:
             stack.enter_context(agent(name, doors, inside[name], tmp_path))
         scenario = tomllib.loads((ROOT / "scenarios/quickstart.toml").read_text())
-        scenario["lab"], scenario["time_scale"] = LAB, 100
+        scenario["lab"], scenario["time_scale"] = LAB, 200
         scenario["workload"]["segment"]["jobs"] = JOBS
         scenario["broker"] = {
             "address": f"mqtts://{HEAD}:{doors.controller_port}",
