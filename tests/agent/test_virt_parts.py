@@ -264,6 +264,8 @@ def test_mounts_of_both_versions_are_told_apart():
         "30 23 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
         "29 23 0:25 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
         "31 23 0:27 /inner /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
+        "40 35 0:26 / /srv/container/sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "41 35 0:27 / /srv/container/sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
     )
     assert both == {
         "cpu": ("/", Path("/sys/fs/cgroup/cpu,cpuacct")),

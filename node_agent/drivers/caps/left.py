@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from node_agent.drivers.protocol import PREFIX
@@ -11,7 +10,8 @@ from node_agent.drivers.protocol import PREFIX
 
 def left_groups(node: str, pid: int) -> list[Path]:
     """Return the groups that the agent of a node with this process id made; it must live no more."""
-    return sorted(found for mount in _mounts() for found in mount.rglob(f"{PREFIX}{node}-{pid}") if found.is_dir())
+    name = f"{PREFIX}{node}-{pid}"
+    return sorted(found for mount in _mounts().values() for found in mount.rglob(name) if found.is_dir())
 
 
 def remove_group(folder: Path) -> bool:
@@ -23,9 +23,12 @@ def remove_group(folder: Path) -> bool:
     return not folder.exists()
 
 
-def _mounts() -> Iterator[Path]:
+def _mounts() -> dict[str, Path]:
+    """Return where each kind of hierarchy is mounted first: others are copies, in the roots of containers."""
+    found: dict[str, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            yield Path(left.split()[4])
+            found.setdefault(kind, Path(left.split()[4]))
+    return found

@@ -39,16 +39,19 @@ class VcpuGroups:
 
 
 def mount_points(mountinfo: str) -> dict[str, tuple[str, Path]]:
-    """Return, for cpu (version 1) and "" (version 2), the root inside the hierarchy and the mount point."""
+    """Return, for cpu (version 1) and "" (version 2), the root inside the hierarchy and the mount point.
+
+    The first one: others are copies, in the roots of containers and the like, and may go at any time.
+    """
     found: dict[str, tuple[str, Path]] = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         root, point = left.split()[3:5]
         kind, _, options = right.split(" ", 2)
         if kind == "cgroup2":
-            found[""] = (root, Path(point))
+            found.setdefault("", (root, Path(point)))
         elif kind == "cgroup" and "cpu" in options.split(","):
-            found["cpu"] = (root, Path(point))
+            found.setdefault("cpu", (root, Path(point)))
     return found
 
 
