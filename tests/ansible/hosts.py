@@ -54,7 +54,19 @@ def why_not() -> str:
         return "no sshd is installed (scripts/debian-packages test)"
     if subprocess.run([PYTHON, "-c", "import ensurepip"], capture_output=True, check=False).returncode != 0:
         return f"{PYTHON} cannot make environments (apt-get install python3-venv)"
-    return ""
+    return _why_no_overlay()
+
+
+def _why_no_overlay() -> str:
+    """Try one, in a mount namespace that ends with it: a root that is a stack of overlays may bear no other."""
+    steps = (
+        "mount -t tmpfs tmpfs /mnt", "mkdir /mnt/upper /mnt/work /mnt/root",
+        "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root",
+    )  # fmt: skip
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", " && ".join(steps)], capture_output=True, text=True, check=False
+    )
+    return f"no overlay over this machine's files: {done.stderr.strip()}" if done.returncode else ""
 
 
 def make_wheels(folder: Path) -> None:
