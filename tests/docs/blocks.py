@@ -52,4 +52,8 @@ def lines() -> list[Line]:
 def _ours(page: str, command: list[str]) -> list[Line]:
     start = next((index for index, word in enumerate(command) if not _ASSIGNMENT.fullmatch(word)), len(command))
     words = command[start:]
+    if words and words[0] == "sudo":
+        words = words[1:]
+    if words:
+        words = [Path(words[0]).name, *words[1:]]
     return [Line(page, tuple(words), tuple(command[:start]))] if words and words[0] in OURS else []
