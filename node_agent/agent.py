@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 import testbed
+from node_agent import SERVING
 from node_agent.backlog import Backlog
 from node_agent.drivers.protocol import (
     PREFIX,
@@ -155,7 +156,8 @@ class Agent:
             found = await self._driver.open(config.budget, self._happenings.put_nowait)
             self._virtual = found.virtual
             self._verifies = "checksums" in found.capabilities
-            self._checks_images = {"whole", "checksums"} <= set(found.capabilities)
+            able = set(found.capabilities)  # programs read their own images, and check them
+            self._checks_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
                 await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
@@ -188,6 +190,7 @@ class Agent:
             Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
             self._background(bus, listener),
         ):
+            _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
 
     def _refuse(self, command: Command) -> str | None:

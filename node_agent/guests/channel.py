@@ -31,9 +31,12 @@ From the agent to the program::
     hold                                        stop at the next point where no other member has to move
     release                                     go on
     save         at, path                       run on to iteration `at`, write to `path`, make it durable, end
+    park                                        hang up, and call again until somebody answers (held only)
 
 `hold` may come again to a held program, or to one that has written and waits for the other members of its job: it
-answers `held` again. A program whose channel closes ends at once.
+answers `held` again. A program whose channel closes ends at once, unless it was told to `park`: while nobody answers it
+may be written to disk with its memory and go on elsewhere. It then says `hello`, and if it is given a `task` anew
+`ready`, since its memory is there. Only programs of this package can park; nobody else is told to.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hold": {},
     "release": {},
     "save": {"at": int, "path": str},
+    "park": {},
 }
 _MAY_MISS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "progress": {"steps": int, "longest_s": _NUMBER, "compute_s": _NUMBER, "comm_s": _NUMBER},

@@ -14,8 +14,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _settle() -> None:
-    """Die with the parent, even while stopped by a signal; let short sleeps be short (the kernel's slack is 50 µs)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Die with the parent, even while stopped by a signal; let short sleeps be short (the kernel's slack is 50 µs).
+
+    The first process of a container ends with that; its parent is whoever started it or read it back, and soon gone.
+    """
+    if os.getpid() != 1:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1000", encoding="ascii")
 

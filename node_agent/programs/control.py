@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -12,6 +13,8 @@ from node_agent.guests.channel import VERSION, ChannelError, Decoder, Message, e
 from node_agent.programs.task import Task
 
 ORPHAN_EXIT_CODE = 3
+_CALL_EVERY_S = 0.02  # while parked
+_CALLS = 6000  # two minutes of its own time: what it spends on a disk does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +27,32 @@ class SaveOrder:
 
 
 class Control:
-    """Speaks with the agent; `held` and `save` are its orders. A channel that closes ends the process at once."""
+    """Speaks with the agent; `held` and `save` are its orders. A channel that closes ends the process at once.
+
+    `anew` is set once the program was parked and called again, perhaps on another machine with a clock of its own.
+    """
 
     def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        self._path = path
+        self._socket = self._call()
         self._decoder = Decoder()
         self._early: Message | None = None
         self._answered = True
         self.at = 0  # the point where the program can stop
         self.held = True  # until the first `release`
         self.save: SaveOrder | None = None
+        self.anew = False
+        self._ready: dict[str, object] = {}
         self.say("hello", v=VERSION, pid=os.getpid())
+
+    def _call(self) -> socket.socket:
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            found.connect(self._path)
+        except OSError:
+            found.close()
+            raise
+        return found
 
     def say(self, kind: str, **fields: object) -> None:
         """Send one message."""
@@ -43,6 +60,11 @@ class Control:
             self._socket.sendall(encode(kind, **fields))
         except OSError:
             os._exit(ORPHAN_EXIT_CODE)
+
+    def ready(self, **fields: object) -> None:
+        """Say that the memory is there; it will be so again after the program was parked."""
+        self._ready = fields
+        self.say("ready", **fields)
 
     def receive_task(self) -> tuple[Task, str | None]:
         """Wait for the task; return it with the path of its image, or None."""
@@ -80,6 +102,8 @@ class Control:
         match message.kind:
             case "task":
                 self._early = message
+                if self._ready:
+                    self.say("ready", **self._ready)
             case "hold":
                 self.held, self._answered, self.save = True, False, None
             case "release":
@@ -87,5 +111,21 @@ class Control:
                 self.say("released", at=self.at)
             case "save":
                 self.save = SaveOrder(message.fields["at"], message.fields["path"], time.monotonic())
+            case "park" if self.held:
+                self._park()
             case other:
                 raise ChannelError(f"{other} is no message for a program")
+
+    def _park(self) -> None:
+        """Hang up and call again; between two calls there is nothing that ties this process to another."""
+        self._socket.close()
+        for _ in range(_CALLS):
+            time.sleep(_CALL_EVERY_S)
+            with contextlib.suppress(OSError):
+                self._socket = self._call()
+                break
+        else:
+            os._exit(ORPHAN_EXIT_CODE)
+        self._decoder = Decoder()
+        self.anew = True
+        self.say("hello", v=VERSION, pid=os.getpid())

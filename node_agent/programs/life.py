@@ -54,7 +54,7 @@ class Life:
         else:
             self._ballast = self._restore(image)
         control.at = self._iteration
-        control.say("ready", ballast_mib=self._ballast.mib, touch_s=time.monotonic() - begin_s)
+        control.ready(ballast_mib=self._ballast.mib, touch_s=time.monotonic() - begin_s)
 
     def run(self) -> None:
         """Work until all is done or written down; returns when the process should end."""
@@ -64,6 +64,8 @@ class Life:
             control.poll()
             if control.held and (control.save is None or control.save.at <= self._iteration):
                 ended = self._stand()
+                if control.anew:
+                    control.anew, self._told_ns = False, 0
             elif self._iteration < total:
                 self._iterate()
             elif self._all_ended():

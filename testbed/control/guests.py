@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.control.cluster import LiveJob
@@ -101,3 +101,17 @@ def check_floor(jobs: Sequence[Job], node_memory_mib: int, floor_mib: int) -> No
                 f"{memory_of(job, node_memory_mib)} MiB; a guest needs at least {floor_mib} MiB: "
                 f"expected memory_mib >= {enough_mib}"
             )
+
+
+def check_images(able: Mapping[str, Collection[str]]) -> None:
+    """Raise `UserError` if not all nodes, by name with their capabilities, take back what others of them have saved."""
+    kinds: dict[str, list[str]] = {}
+    for node, capabilities in able.items():
+        kind = "virtual machines" if "whole" in capabilities else "programs"
+        kinds.setdefault("whole containers" if "save:criu" in capabilities else kind, []).append(node)
+    if len(kinds) > 1:
+        told = "; ".join(f"{kind} on {', '.join(nodes)}" for kind, nodes in kinds.items())
+        raise UserError(
+            f"nodes that cannot take back what others save: images of {told}: expected one kind in a lab; "
+            "a docker agent saves programs with --option save=program"
+        )

@@ -29,7 +29,7 @@ from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.ended_by import ended_by
 from testbed.control.fleet import Fleet
-from testbed.control.guests import check_floor, live_jobs
+from testbed.control.guests import check_floor, check_images, live_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
@@ -220,6 +220,7 @@ class _Session:
             await fleet.wait_until_empty(scenario.deadlines.announce_s)
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
+            check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
             rates = await self._rates(fleet)

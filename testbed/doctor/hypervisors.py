@@ -114,15 +114,22 @@ def xen() -> Iterator[Finding]:
 
 
 def docker() -> Iterator[Finding]:
-    """Tell whether a Docker engine answers, where there is its command."""
+    """Tell whether a Docker engine answers, where there is its command, and whether it could save whole containers."""
     program = shutil.which("docker")
     if program is None:
         return
-    version = _output([program, "version", "--format", "{{.Server.Version}}"]).strip()
-    if version:
-        yield Finding("Docker", "ok", version)
-    else:
+    told = _output([program, "version", "--format", "{{.Server.Version}} {{.Server.Experimental}}"]).split()
+    if not told:
         yield Finding("Docker", "note", "its engine does not answer", "systemctl enable --now docker")
+        return
+    version, experimental = told[0], told[-1] == "true"
+    criu = _words(_output(["criu", "--version"]), r"Version: (\S+)")
+    if experimental and criu:
+        yield Finding("Docker", "ok", f"{version}, with CRIU {criu}: whether that saves containers each agent tries")
+    elif experimental:
+        yield Finding("Docker", "ok", f"{version}: guests are saved by their programs, as there is no CRIU")
+    else:
+        yield Finding("Docker", "ok", f"{version}: guests are saved by their programs, as it is not experimental")
 
 
 def _on_xen() -> bool:

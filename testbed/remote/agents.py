@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from node_agent import SERVING
 from testbed.errors import UserError
 from testbed.remote.hosts import Host, Hosts
 from testbed.remote.shell import Shell
@@ -15,6 +16,7 @@ UNIT = "dfrs-agent"
 _PYTHON = "/usr/bin/python3"  # the distribution's own: another may go away under the agent
 _INSTALL_S = 900.0
 _CLEANUP_S = 300.0
+_SERVES_WITHIN_S = 20  # else its broker may be down, and it goes on trying
 _DRIVERS_WITH_EXTRA = frozenset({"libvirt", "docker"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a distribution; its version follows
 _FILES = ("ca.pem", "peers.pem", "cert.pem", "key.pem")
@@ -24,19 +26,33 @@ _SCRIPT = """#!/bin/sh
 set -eu
 home={home}
 pid="$home/agent.pid"
-alive() {{ [ -s "$pid" ] && kill -0 "$(cat "$pid")" 2>/dev/null; }}
+log="$home/agent.log"
+# By its id and its start in ticks since boot: ids are used again. One that ended, and that nobody waited for, is none.
+alive() {{
+  [ -s "$pid" ] && [ -s "$pid.began" ] || return 1
+  stat=$(cut -d' ' -f3,22 "/proc/$(cat "$pid")/stat" 2>/dev/null) || return 1
+  [ "${{stat#Z}}" = "$stat" ] && [ "${{stat#* }}" = "$(cat "$pid.began")" ]
+}}
 case "${{1:-}}" in
   start)
     alive && exit 0
     cd "$home"
-    setsid sh -c 'echo $$ > agent.pid; exec {command} >> agent.log 2>&1' < /dev/null &
-    for _ in 1 2 3 4 5 6 7 8 9 10; do alive && exit 0; sleep 0.2; done
-    tail -n 3 "$home/agent.log" >&2
-    exit 1 ;;
+    rm -f "$pid" "$pid.began"
+    from=$(($(wc -c < "$log" 2>/dev/null || echo 0) + 1))
+    setsid sh -c 'echo $$ > agent.pid; cut -d" " -f22 /proc/$$/stat > agent.pid.began
+                  exec {command} >> agent.log 2>&1' < /dev/null &
+    for _ in $(seq {within}); do
+      sleep 0.2
+      if [ -s "$pid.began" ]; then
+        alive || {{ tail -c "+$from" "$log" | tail -n 3 >&2; exit 1; }}
+        tail -c "+$from" "$log" | grep -q {serving} && exit 0
+      fi
+    done
+    echo "it runs, but does not serve yet: $(tail -c "+$from" "$log" | tail -n 1)" ;;
   stop)
     alive || exit 0
     kill "$(cat "$pid")"
-    for _ in $(seq 300); do alive || {{ rm -f "$pid"; exit 0; }}; sleep 0.2; done
+    for _ in $(seq 300); do alive || {{ rm -f "$pid" "$pid.began"; exit 0; }}; sleep 0.2; done
     exit 1 ;;
   status) alive ;;
   *) echo "usage: agent.sh start|stop|status" >&2; exit 2 ;;
@@ -109,7 +125,8 @@ def _serve(hosts: Hosts, shell: Shell) -> str:
     host = shell.host
     command = command_of(hosts, host)
     if host.service == "script":
-        text = _SCRIPT.format(home=host.home, command=shlex.join(command))
+        serving = shlex.quote(SERVING % (host.name, hosts.lab))
+        text = _SCRIPT.format(home=host.home, command=shlex.join(command), within=_SERVES_WITHIN_S * 5, serving=serving)
         shell.write(text, f"{host.home}/agent.sh", 0o755)
     else:
         words = " ".join(word.replace("%", "%%") for word in command)
@@ -145,10 +162,10 @@ def restart(shell: Shell) -> str:
     host = shell.host
     if host.service == "script":
         shell.run(f"{host.home}/agent.sh", "stop", within_s=90)
-        shell.run(f"{host.home}/agent.sh", "start")
-    else:
-        shell.run("systemctl", "restart", UNIT, within_s=90)
-        shell.run("systemctl", "is-active", UNIT)
+        said = shell.run(f"{host.home}/agent.sh", "start", within_s=_SERVES_WITHIN_S * 3).strip()
+        return f"restarted; {said}" if said else "restarted"
+    shell.run("systemctl", "restart", UNIT, within_s=90)
+    shell.run("systemctl", "is-active", UNIT)
     return "restarted"
 
 

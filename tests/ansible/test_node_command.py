@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -93,6 +94,40 @@ def test_agents_are_restarted_side_by_side(lab: Lab) -> None:
     after = [lab.agent_pid(host) for host in lab.hosts]
     assert not set(before) & set(after)
     assert all(start_ticks(pid) is not None for pid in after)
+
+
+def test_an_agent_that_ends_at_once_is_told_with_its_last_words(lab: Lab) -> None:
+    script = lab.hosts[0].root / "opt/dfrs-testbed/agent.sh"
+    kept = script.read_text()
+    subprocess.run(["chroot", lab.hosts[0].root, "/opt/dfrs-testbed/agent.sh", "stop"], check=True, timeout=60)
+    script.write_text(kept.replace("--driver process", "--driver unknown"))
+    said = lab.run("node", "restart", "n1", code=1)
+    assert "driver 'unknown': expected one of" in said
+    script.write_text(kept)
+    (script.parent / "agent.pid").write_text(f"{os.getpid()}\n")  # an id that is somebody else's by now
+    (script.parent / "agent.pid.began").write_text("1\n")
+    assert lab.run("node", "restart", "n1") == "n1: restarted\n"
+    assert lab.agent_pid(lab.hosts[0]) != os.getpid()
+
+
+def test_a_guest_image_is_pushed_whole_and_again(lab: Lab) -> None:
+    folder = lab.folder / "0123abcd"
+    folder.mkdir()
+    for name, content in (("vmlinuz", b"k" * 3_000_000), ("initramfs", b"i"), ("manifest.json", b"{}")):
+        (folder / name).write_bytes(content)
+    for _ in range(2):
+        assert sorted(lab.run("node", "push-image", "--folder", str(folder)).splitlines()) == [
+            "n1: 3 files, 2 MiB", "n2: 3 files, 2 MiB",
+        ]  # fmt: skip
+    for host in lab.hosts:
+        current = host.root / "var/cache/dfrs-testbed/guest-image/current"
+        assert current.readlink() == Path("0123abcd")
+        for name in ("vmlinuz", "initramfs", "manifest.json"):
+            assert (current / name).read_bytes() == (folder / name).read_bytes()
+    (folder / "initramfs").unlink()
+    assert "no guest image, as initramfs is not there: testbed image build" in lab.run(
+        "node", "push-image", "--folder", str(folder), code=2
+    )
 
 
 def test_a_whole_lab_is_examined(lab: Lab) -> None:

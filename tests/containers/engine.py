@@ -43,8 +43,11 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def engine(*, own_network: bool = False) -> Iterator[EngineAt]:
-    """Run an engine until the end of the block. Without a network of its own its containers use the machine's."""
+def engine(*, own_network: bool = False, experimental: bool = False) -> Iterator[EngineAt]:
+    """Run an engine until the end of the block. Without a network of its own its containers use the machine's.
+
+    One that is `experimental` writes containers down, where CRIU works.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-docker-")))
         inside = stack.enter_context(_network(folder.name)) if own_network else ()
@@ -56,6 +59,7 @@ def engine(*, own_network: bool = False) -> Iterator[EngineAt]:
                     *inside, *_APART, "dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec",
                     "--pidfile", folder / "dockerd.pid", "-H", f"unix://{folder}/docker.sock", *bridge,
                     "--iptables=false", "--ip6tables=false", "--ip-forward=false", f"--cgroup-parent=/{folder.name}",
+                    *(("--experimental",) if experimental else ()),
                 ],
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,11 @@ import pytest
 from driver_conformance import DriverConformance, Node
 from engine import EngineAt, engine, why_not
 
-from node_agent.drivers.protocol import Driver, DriverError
+from node_agent.drivers.containers.frozen import is_frozen
+from node_agent.drivers.protocol import Driver, DriverError, NodeBudget
 from node_agent.stores import ImageStores
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
@@ -54,10 +59,133 @@ class TestDockerDriver(DriverConformance):
         self.on_nodes(tmp_path, 1, scenario)
 
 
+@pytest.fixture(scope="module")
+def experimental_engine() -> Iterator[EngineAt]:
+    with engine(experimental=True) as found:
+        yield found
+
+
+class TestWholeContainers(DriverConformance):
+    """Containers that CRIU writes down; where it does not work here, the reason is what a test is skipped with."""
+
+    memory_mib = 96
+    units_a_second = 40_000
+    units_per_iteration = 200
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, experimental_engine: EngineAt, why_no_criu: str) -> None:
+        if why_no_criu:
+            pytest.skip(f"CRIU saves no container here: {why_no_criu}")
+        self._url = experimental_engine.url
+
+    def make(self) -> Driver:
+        from node_agent.drivers.containers.driver import DockerDriver
+
+        return DockerDriver(url=self._url)
+
+    def test_images_are_of_whole_containers(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            assert node.facts is not None
+            assert "save:criu" in node.facts.capabilities
+            assert node.happenings == []  # of the trial nobody hears
+            await node.driver.start(self.spec("a", 60), 0.5, None)
+            await node.until("a", "progress")
+            image = node.budget.image_dir / "a.img"
+            for _ in range(3):
+                at = await node.driver.hold("a")
+                report = await node.driver.save("a", at, image)
+                assert is_frozen(image)
+                assert image.stat().st_size == report.bytes
+                await node.driver.start(self.spec("a", 60), 0.25, image)
+                assert [sample.cap_cores for sample in node.driver.sample()] == [0.25]
+                progress = await node.until("a", "progress")
+                assert int(str(progress.detail["units"])) >= (at or 0) * self.units_per_iteration
+            assert [path.name for path in node.budget.image_dir.iterdir()] == ["a.img"]
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_node_that_saves_by_programs_refuses_it(self, tmp_path: Path) -> None:
+        from node_agent.drivers.containers.driver import DockerDriver
+
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 60), 1.0, None)
+            await node.driver.hold("a")
+            image = node.budget.image_dir / "a.img"
+            await node.driver.save("a", None, image)
+            other = Node(
+                DockerDriver(url=self._url, save="program"),
+                replace(node.budget, node="other", state_dir=tmp_path / "other"), self.within_s,
+            )  # fmt: skip
+            try:
+                await other.open()
+                assert other.facts is not None
+                assert "save:program" in other.facts.capabilities
+                with pytest.raises(DriverError, match="cannot take back: the agent was told save=program"):
+                    await other.driver.start(self.spec("a", 60), 1.0, image)
+                assert other.driver.sample() == []
+            finally:
+                await other.driver.close()
+
+        self.on_nodes(tmp_path, 1, scenario)
+
+
+@pytest.fixture(scope="module")
+def why_no_criu(experimental_engine: EngineAt) -> str:
+    """What a driver says that tried it; empty if it works."""
+    from node_agent.drivers.containers.driver import DockerDriver
+
+    async def main() -> str:
+        with tempfile.TemporaryDirectory(prefix="agent-") as name:
+            folder = Path(name)
+            driver = DockerDriver(url=experimental_engine.url)
+            try:
+                budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
+                facts = await driver.open(budget, lambda _happening: None)
+            finally:
+                await driver.close()
+            assert ("save:criu" in facts.capabilities) is not ("save:program" in facts.capabilities)
+            assert ("save:criu" in facts.capabilities) is (not driver.why_not_whole)
+            return driver.why_not_whole
+
+    return asyncio.run(main())
+
+
+def test_where_criu_does_not_work_programs_save_themselves(
+    tmp_path: Path, experimental_engine: EngineAt, why_no_criu: str
+) -> None:
+    """A driver is what its trial says; an engine that nobody told to be experimental is asked for nothing."""
+    from node_agent.drivers.containers.driver import DockerDriver
+
+    async def main() -> None:
+        driver = DockerDriver(url=experimental_engine.url)
+        budget = NodeBudget("n", 1.0, 1000, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-t-")
+        try:
+            await driver.open(budget, lambda _happening: None)
+            assert driver.sample() == []
+            program = ProgramSpec("eatcpu", 10**9, 200, 1)
+            spec = GuestSpec(guest="g", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=96, program=program)
+            await driver.start(spec, 1.0, None)
+            at = await driver.hold("g")
+            await driver.save("g", at, tmp_path / "i" / "g.img")
+            assert is_frozen(tmp_path / "i" / "g.img") is (not why_no_criu)
+            await driver.start(spec, 1.0, tmp_path / "i" / "g.img")
+            assert (await driver.hold("g") or 0) >= (at or 0)
+        finally:
+            await driver.close()
+
+    asyncio.run(main())
+
+
+def test_a_way_of_saving_that_is_not_known_is_told() -> None:
+    from node_agent.drivers.make import make_driver
+
+    with pytest.raises(UserError, match="save = 'disk': expected auto or program"):
+        make_driver("docker", {"save": "disk"})
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK's, of a connection that is refused
 def test_an_engine_that_does_not_answer_is_told(tmp_path: Path) -> None:
     from node_agent.drivers.containers.driver import DockerDriver
-    from node_agent.drivers.protocol import NodeBudget
 
     budget = NodeBudget("n", 1.0, 100, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-")
     with pytest.raises(DriverError, match="Docker: "):

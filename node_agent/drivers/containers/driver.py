@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
-from node_agent.drivers.containers.engine import Engine
-from node_agent.drivers.process import ProcessDriver
+from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
+from node_agent.drivers.native import rank_spec
+from node_agent.drivers.process import ProcessDriver, socket_name
 from node_agent.drivers.procs.guest import House, State
 from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
-from testbed.bus.messages import GuestSpec
+from node_agent.drivers.sealed import seal, written_back
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.errors import UserError
+
+SAVES = ("auto", "program")
+TRIALS = 3
+TRIAL = ProgramSpec("eatcpu", 10**12, 200, 1)
+TRIAL_MIB = 64
+TRIAL_WITHIN_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class DockerDriver(ProcessDriver):
@@ -22,24 +37,69 @@ class DockerDriver(ProcessDriver):
 
     A container sees this machine's programs and libraries read-only, and the folders of its node; it has the guest's
     memory as its limit, and no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
-    network and shared memory. Guests are saved by their programs' own checkpoints.
+    network and shared memory.
+
+    Where a guest of its own comes back from its own image when the driver opens (`save` is `auto`, by default), guests
+    that are alone are saved whole, by CRIU; those of MPI jobs, and all others (`save` is `program`), by their programs'
+    own checkpoints. The capabilities `save:criu` and `save:program` tell which.
     """
 
     name = "docker"
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, save: str = "auto") -> None:
         super().__init__()
+        if save not in SAVES:
+            raise UserError(f"driver docker: save = {save!r}: expected {' or '.join(SAVES)}")
         self._url = url
         self._engine = Engine(url)
         self._container_caps: ContainerCaps | None = None
+        self._save = save
+        self.why_not_whole = "the driver is not open"
+        self._wholes: set[str] = set()  # guests whose containers can be saved whole
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
         """See `Driver.open`: containers that an earlier agent of this node left are removed."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         version = await self._engine.open(budget)
         await self._engine.make_image()
+        frozen.sweep(budget.image_dir)
         facts = await super().open(budget, tell)
-        return replace(facts, versions={**facts.versions, "docker": version})
+        self.why_not_whole = "the agent was told save=program" if self._save == "program" else await self._try_whole()
+        if self.why_not_whole:
+            _log.info("guests are saved by their programs: %s", self.why_not_whole)
+        capabilities = (*facts.capabilities, "save:program" if self.why_not_whole else "save:criu")
+        return replace(facts, capabilities=capabilities, versions={**facts.versions, "docker": version})
+
+    async def _try_whole(self) -> str:
+        """Save a small guest and take it back, several times; return why that does not work, or nothing if it does."""
+        if not self._engine.experimental:
+            return 'the engine is not told {"experimental": true} in its daemon.json'
+        self.why_not_whole = ""
+        budget, tell = self._opened()[0], self._tell
+        self._tell = lambda _happening: None
+        name = f"{budget.prefix}{budget.node}-criu"
+        image = budget.image_dir / f"{name.lower()}.img"
+        spec = rank_spec(name, TRIAL, 0, TRIAL_MIB)
+        try:
+            async with asyncio.timeout(TRIAL_WITHIN_S):
+                await self.start(spec, 1.0, None)
+                for _ in range(TRIALS):
+                    before = await self.hold(name)
+                    await self.save(name, before, image)
+                    await self.start(spec, 1.0, image)
+                    after = await self.hold(name)
+                    if before is None or after is None or after < before:
+                        return f"a guest saved at iteration {before} came back at {after}"
+                    await self.release(name)
+        except DriverError as error:
+            return str(error)
+        except TimeoutError:
+            return f"a guest was not saved and taken back {TRIALS} times within {TRIAL_WITHIN_S:g} s"
+        finally:
+            await self.stop(name)
+            image.unlink(missing_ok=True)
+            self._tell = tell
+        return ""
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: containers are known by their labels."""
@@ -64,9 +124,22 @@ class DockerDriver(ProcessDriver):
         """See `Driver.save`; an image in the machine's memory counts as memory of the container that writes it."""
         there = self._get(guest)
         container = self._container_caps and self._container_caps.container(guest)
-        if container and there.state is State.HELD:
-            await self._engine.make_room(container, there.spec.memory_mib)
+        if not container or there.state is not State.HELD:
+            return await super().save(guest, at, image)
+        if guest in self._wholes:
+            return await there.save_whole(lambda: self._write(there.spec, container, image))
+        await self._engine.make_room(container, there.spec.memory_mib)
         return await super().save(guest, at, image)
+
+    async def _write(self, spec: GuestSpec, container: str, image: Path) -> SaveReport:
+        begin_s = time.monotonic()
+        with frozen.scratch(image) as folder:
+            files = await self._engine.checkpoint(container, folder)
+            async with written_back(image):
+                await asyncio.to_thread(frozen.pack, files, spec, image)
+        written_s = time.monotonic() - begin_s
+        sealed = await seal(image)
+        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -86,6 +159,19 @@ class DockerDriver(ProcessDriver):
     ) -> ContainerChild:  # fmt: skip
         if self._container_caps is None:
             raise DriverError("the driver is not open")
-        container = await self._engine.make(spec, image, argv, env, folder)
+        written = image is not None and frozen.is_frozen(image)
+        if written and self.why_not_whole:
+            raise DriverError(f"image {image} is of a container as a whole, which this node cannot take back: "
+                              f"{self.why_not_whole}")  # fmt: skip
+        lay = None
+        if written or (image is None and spec.program.ranks == 1 and not self.why_not_whole):
+            env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{socket_name(spec.guest)}"}
+            container = await self._engine.make_whole(spec, argv, env)
+            self._wholes.add(spec.guest)
+            if image is not None:
+                lay = partial(frozen.unpack, image, spec)
+        else:
+            container = await self._engine.make(spec, image, argv, env, folder)
+            self._wholes.discard(spec.guest)
         self._container_caps.house(spec.guest, container)
-        return ContainerChild(self._engine, container, await self._engine.start(container), on_output)
+        return ContainerChild(self._engine, container, await self._engine.start(container, lay), on_output)

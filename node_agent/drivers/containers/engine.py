@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from docker.types import Mount
 
 CALL_S = 60.0
+CHECKPOINT_S = 900.0  # bounds a thread's life: how long a save or a start may take is the caller's matter
 PERIOD_US = 100_000
 _IMAGE = "dfrs-testbed/scratch:1"
 _DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
@@ -29,6 +30,8 @@ _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc
 _SHARED = "/dev/shm"  # noqa: S108  # the machine's own, with its inter-process communication
 _OVERHEAD_MIB = 64  # of interpreter and proxy, beside the guest's own memory
 _OWNER, _GUEST = "dfrs.node", "dfrs.guest"
+_CHECKPOINT = "guest"
+WHOLE_FOLDER = "/dfrs"  # where a container that is saved whole sees its node's folder, on whatever node it is
 T = TypeVar("T")
 
 
@@ -39,6 +42,8 @@ class Engine:
         self._url = url
         self._client: DockerClient | None = None
         self._budget: NodeBudget | None = None
+        self._root = Path()
+        self.experimental = False  # only such an engine writes containers down
 
     async def open(self, budget: NodeBudget) -> str:
         """Connect, and return the engine's version."""
@@ -51,7 +56,10 @@ class Engine:
         except ImportError:
             raise DriverError("driver docker: needs the extra `docker`: pip install 'dfrs-testbed[docker]'") from None
         self._client = docker.DockerClient(self._url) if self._url else docker.from_env()
-        return str(self._client.version()["Version"])
+        facts = self._client.info()
+        self._root = Path(facts["DockerRootDir"])
+        self.experimental = bool(facts.get("ExperimentalBuild"))
+        return str(facts["ServerVersion"])
 
     async def make_image(self) -> None:
         """Make the empty image of all containers, if it is not there."""
@@ -91,43 +99,82 @@ class Engine:
     async def make(
         self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
     ) -> str:
-        """Make a container for a command, which may read `image` wherever that is; return its id."""
-        return await self._call(lambda: self._make(spec, image, argv, env, folder))
+        """Make a container for a command, which may read `image` wherever that is; return its id.
+
+        It has the machine's own process ids, shared memory and network: by these MPI finds ranks beside each other.
+        """
+        budget = self._there()
+        mounts = [(str(path), str(path)) for path in sorted({budget.state_dir, budget.image_dir, folder})]
+        machines = {"network_mode": "host", "ipc_mode": "host", "pid_mode": "host"}
+        return await self._call(lambda: self._make(spec, image, argv, env, str(folder), mounts, machines))
+
+    async def make_whole(self, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str]) -> str:
+        """Make a container for a command that is alone in it and looks the same on every node; return its id."""
+        mounts = [(str(self._there().state_dir), WHOLE_FOLDER)]
+        return await self._call(
+            lambda: self._make(spec, None, argv, env, WHOLE_FOLDER, mounts, {"network_mode": "none"})
+        )
 
     def _make(
-        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
-    ) -> str:
-        """Make it with the machine's own process ids: by these MPI's shared memory finds ranks beside each other."""
-        budget = self._there()
+        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: str,
+        own: Sequence[tuple[str, str]], spaces: Mapping[str, str],
+    ) -> str:  # fmt: skip
         labels = {
             _OWNER: self._owner, _GUEST: spec.guest, "dfrs.run": spec.run, "dfrs.job": str(spec.job),
             "dfrs.task": str(spec.task), "dfrs.lease": spec.lease,
         }  # fmt: skip
         container: Container = self._opened().containers.create(
             _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
-            working_dir=str(folder), user=f"{os.getuid()}:{os.getgid()}", read_only=True,
-            mounts=_mounts((budget.state_dir, budget.image_dir, folder), image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # its own
-            network_mode="host", ipc_mode="host", pid_mode="host", cap_drop=["ALL"], security_opt=["no-new-privileges"],
-            **_memory(spec.memory_mib), init=False,
+            working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
+            mounts=_mounts(own, image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # its own
+            cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
         return str(container.id)
 
-    async def start(self, container: str) -> int:
-        """Start a container, and return the process id of its command; one that does not start is removed."""
+    async def start(self, container: str, lay: Callable[[Path], None] | None = None) -> int:
+        """Start a container, and return the process id of its command; one that does not start is removed.
+
+        With `lay` it goes on from what that writes into the folder that it is given: CRIU's files of another.
+        """
 
         def start() -> int:
             found = self._opened().containers.get(container)
-            found.start()
+            if lay is None:
+                found.start()
+            else:
+                lay(self._root / "containers" / str(found.id) / "checkpoints" / _CHECKPOINT)
+                self._post(f"/containers/{found.id}/start?checkpoint={_CHECKPOINT}")
             found.reload()
             return int(found.attrs["State"]["Pid"])
 
         try:
-            return await self._call(start)
+            return await self._call(start, CALL_S if lay is None else CHECKPOINT_S)
         except BaseException:  # also one that is starting while the caller gives up
             with contextlib.suppress(DriverError):
                 await asyncio.shield(self._call(lambda: _remove(self._opened().containers.get(container))))
             raise
+
+    async def checkpoint(self, container: str, folder: Path) -> Path:
+        """Write a container's processes to a folder by CRIU, and let them go on; return where in it its files are."""
+
+        def write() -> None:
+            order = {"CheckpointID": _CHECKPOINT, "CheckpointDir": str(folder), "Exit": False}
+            self._post(f"/containers/{container}/checkpoints", order)
+
+        await self._call(write, CHECKPOINT_S)
+        return folder / _CHECKPOINT
+
+    def _post(self, path: str, body: object = None) -> None:
+        """Ask for what the SDK has no call for."""
+        api = self._opened().api
+        answer = api.post(f"{api.base_url}/v{api.api_version}{path}", json=body, timeout=CHECKPOINT_S)
+        if not answer.ok:
+            try:
+                reason = str(answer.json()["message"])
+            except (ValueError, KeyError):
+                reason = answer.reason
+            raise DriverError(f"Docker: {reason}")
 
     async def ended(self, container: str) -> tuple[int, bytes]:
         """Wait for the end of a container; return its exit code and the last of what it printed, and remove it."""
@@ -177,13 +224,13 @@ class Engine:
             raise DriverError("the driver is not open")
         return self._client
 
-    async def _call(self, act: Callable[[], T]) -> T:
+    async def _call(self, act: Callable[[], T], within_s: float = CALL_S) -> T:
         """Call the engine in a thread, within a deadline; its errors become `DriverError`."""
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(within_s):
                 return await asyncio.to_thread(act)
         except TimeoutError:
-            raise DriverError(f"the Docker engine does not answer within {CALL_S:g} s") from None
+            raise DriverError(f"the Docker engine does not answer within {within_s:g} s") from None
         except DriverError:
             raise
         except Exception as error:  # the SDK raises its own and those of three HTTP libraries
@@ -207,14 +254,17 @@ def _memory(memory_mib: int) -> dict[str, str]:
     return {"mem_limit": f"{limit_mib}m", "memswap_limit": f"{2 * limit_mib}m"}
 
 
-def _mounts(own: Iterable[Path], image: Path | None) -> list[Mount]:
-    """Return what a container sees of this machine; unlike volumes, mounts of what is not there are refused."""
+def _mounts(own: Iterable[tuple[str, str]], image: Path | None) -> list[Mount]:
+    """Return what a container sees of this machine; unlike volumes, mounts of what is not there are refused.
+
+    `own` are folders with where it sees them.
+    """
     from docker.types import Mount  # noqa: PLC0415  # an extra
 
-    folders = set(map(str, own))
-    mounts = [Mount(path, path, type="bind", read_only=True) for path in _read_only()]
-    mounts += [Mount(path, path, type="bind") for path in sorted(folders)]
-    if image is not None and image.exists() and not any(image.is_relative_to(seen) for seen in (*folders, _SHARED)):
+    system = [(path, str(Path(path).resolve())) for path in _read_only()]  # CRIU mounts no source that is a link
+    mounts = [Mount(seen, path, type="bind", read_only=True) for seen, path in system]
+    mounts += [Mount(seen, path, type="bind") for path, seen in own]
+    if image is not None and image.exists() and not any(image.is_relative_to(path) for path in (*dict(own), _SHARED)):
         mounts.append(Mount(str(image), str(image), type="bind", read_only=True))
     return mounts
 

@@ -29,6 +29,7 @@ from node_agent.guests.pace import supersteps_of
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
+_BACK_WITHIN_S = 10.0  # a program that was parked, and could not be written
 
 
 class House(Protocol):
@@ -90,6 +91,8 @@ class ProcessGuest:
         self._held_at = 0
         self._made = False
         self._saved = False
+        self._parked = False  # its channel is closed, its processes may be ending: by `save_whole`
+        self._whole = False  # its processes are ended because they were written
         self._stopping = False
         self._trouble = ""
         self._usage = Usage()
@@ -199,6 +202,37 @@ class ProcessGuest:
             if self.state is State.SAVING:
                 self.state = State.HELD
                 self._saved = False
+
+    async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
+        """Have `write` write the guest's processes as they are, then end them; on failure the guest is held still."""
+        self._must_be(State.HELD)
+        self.state = State.SAVING
+        self._parked = True
+        try:
+            await self._link.park()
+            report = await write()
+            self._saved = self._whole = True
+        finally:
+            self._parked = False
+            if not self._saved:
+                await asyncio.shield(self._call_back())
+        self._kill()
+        await asyncio.shield(self.gone)
+        return report
+
+    async def _call_back(self) -> None:
+        self._check_end()
+        if self.state is State.ENDED:
+            return
+        await self._link.listen()
+        joined = asyncio.ensure_future(self._link.joined.wait())
+        await asyncio.wait((joined, self.gone), timeout=_BACK_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        joined.cancel()
+        if self._link.open:
+            self.state = State.HELD
+        elif not self.gone.done():
+            self._trouble = self._trouble or f"it did not call again within {_BACK_WITHIN_S:g} s"
+            self._kill()
 
     async def stop(self) -> None:
         """Destroy the guest."""
@@ -344,10 +378,12 @@ class ProcessGuest:
         """Draw the conclusion once all processes have ended and all that was said was heard."""
         if self.state is State.ENDED or self._link.open or any(not child.exited.done() for child in self._children):
             return
+        if self._parked and not self._stopping:
+            return
         if not self._inside.is_set() or (not self._children and not self._stopping):
             return
         codes = [child.exited.result() for child in self._children]
-        well = all(code == 0 for code in codes)
+        well = self._whole or all(code == 0 for code in codes)
         was, self.state = self.state, State.ENDED
         if self._stopping or (well and (self._saved or self._done)):
             self._trouble = ""

@@ -38,7 +38,7 @@ class GuestLink:
     """A UNIX socket for one program: the first process of this user that connects; others are turned away.
 
     `on_message` gets what it says and what of it is malformed, `on_closed` is called when it hangs up. `pid` is the
-    program's process id, as the kernel tells it.
+    program's process id, as the kernel tells it. `joined` is set while one is connected.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class GuestLink:
         self._server: asyncio.Server | None = None
         self._connection: _Connection | None = None
         self._transport: asyncio.Transport | None = None
+        self._parked: asyncio.Future[None] | None = None
+        self.joined = asyncio.Event()
 
     @property
     def open(self) -> bool:
@@ -73,12 +75,22 @@ class GuestLink:
             raise DriverError(f"cannot send {kind}: no program is connected")
         self._transport.write(encode(kind, **fields))
 
-    def close(self) -> None:
-        """Hang up and stop listening; `on_closed` is not called."""
-        self._on_closed = lambda: None
+    async def park(self) -> None:
+        """Have the program hang up; it calls again once there is somebody to `listen`. `on_closed` is not called."""
+        self._stop_listening()
+        self._parked = asyncio.get_running_loop().create_future()
+        self.send("park")
+        await self._parked
+
+    def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def close(self) -> None:
+        """Hang up and stop listening; `on_closed` is not called."""
+        self._on_closed = lambda: None
+        self._stop_listening()
         if self._transport is not None:
             self._transport.abort()
         self.path.unlink(missing_ok=True)
@@ -91,6 +103,8 @@ class GuestLink:
             transport.abort()
             return
         self._connection, self._transport, self.pid = connection, transport, pid
+        self._parked = None
+        self.joined.set()
 
     def heard(self, connection: _Connection, message: Message | ChannelError) -> None:
         """Pass a message on."""
@@ -101,4 +115,10 @@ class GuestLink:
         """Note that the program hung up."""
         if connection is self._connection:
             self._transport = None
-            self._on_closed()
+            self.joined.clear()
+            if self._parked is None:
+                self._on_closed()
+            else:
+                self._connection = None
+                if not self._parked.done():  # whoever waits may have given up
+                    self._parked.set_result(None)

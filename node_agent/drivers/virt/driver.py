@@ -24,11 +24,11 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
 )
+from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.accelerator import choose_accelerator
 from node_agent.drivers.virt.domain import CONSOLES, Machine, Place, domain_xml, moved_xml, network_of, owner_of
 from node_agent.drivers.virt.guest import Patience, State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.images import seal, written_back
 from node_agent.drivers.virt.migration import Migration, migration_target
 from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.guests.image import GuestImage, current

@@ -1,0 +1,125 @@
+"""Images of whole containers: what CRIU wrote of their processes, in one file.
+
+An image is a tar archive. Its first member, `dfrs-container.json`, says whose it is; the others are CRIU's files. A
+program's own checkpoint begins otherwise (`node_agent.programs.image.MAGIC`), so that one file tells which it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.programs.image import MAGIC
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+_ABOUT = "dfrs-container.json"
+_FORMAT = 1
+_COPY_BYTES = 4 << 20
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class About(msgspec.Struct, frozen=True):
+    """Whose image it is; a program's memory goes on as what it was, whatever is asked for later."""
+
+    format: int
+    guest: str
+    job: int
+    task: int
+    program: ProgramSpec
+    memory_mib: int
+
+    @classmethod
+    def of(cls, spec: GuestSpec) -> About:
+        """Return what an image of that guest says."""
+        return cls(_FORMAT, spec.guest, spec.job, spec.task, spec.program, spec.memory_mib)
+
+
+def is_frozen(image: Path) -> bool:
+    """Return whether a file is the image of a whole container; raises `DriverError` if it cannot be read."""
+    try:
+        with image.open("rb") as file:
+            return file.read(len(MAGIC)) != MAGIC
+    except OSError as error:
+        raise DriverError(f"image {image}: {error.strerror}") from error
+
+
+@contextmanager
+def scratch(image: Path) -> Iterator[Path]:
+    """Yield a new folder beside an image, on the same disk, that is gone after the block; raises `DriverError`."""
+    folder = image.with_name(f"{image.name}.criu")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise DriverError(f"image {image}: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove from a folder of images what killed agents left of saves under way."""
+    for left in folder.glob("*.criu"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
+    """Write CRIU's files to an image, which has its name once it is whole; raises `DriverError`. Blocks."""
+    partial = image.with_name(f"{image.name}.part")
+    try:
+        with tarfile.TarFile(partial, "w", copybufsize=_COPY_BYTES) as tar:
+            about = msgspec.json.encode(About.of(spec))
+            entry = tarfile.TarInfo(_ABOUT)
+            entry.size = len(about)
+            tar.addfile(entry, io.BytesIO(about))
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+                    path.unlink()  # so that no more than one file is there twice
+        partial.chmod(0o600)
+        partial.replace(image)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DriverError(f"image {image}: {error.strerror or error}") from error
+
+
+def unpack(image: Path, spec: GuestSpec, folder: Path) -> None:
+    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks."""
+    try:
+        with tarfile.open(image, "r:") as tar:
+            first = tar.next()
+            about = tar.extractfile(first) if first is not None and first.name == _ABOUT else None
+            if about is None:
+                raise DriverError(f"image {image}: expected a container's, which begins with {_ABOUT}")
+            found, wanted = msgspec.json.decode(about.read(), type=About), About.of(spec)
+            if found != wanted:
+                raise DriverError(f"image {image}: it is of {found}; expected {wanted}")
+            while (entry := tar.next()) is not None:
+                _lay(tar, entry, folder)
+    except (tarfile.TarError, msgspec.DecodeError) as error:
+        raise DriverError(f"image {image}: {error}") from error
+    except OSError as error:
+        raise DriverError(f"image {image}: {error.strerror or error}") from error
+
+
+def _lay(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
+    """Write one file; only plain files in plain folders can be in an image, whatever an archive can hold."""
+    parts = entry.name.split("/")
+    if not entry.isreg() or not all(_FILE_NAME.fullmatch(part) for part in parts):
+        raise DriverError(f"an image holds {entry.name!r}: expected files with plain names")
+    path = folder.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    source = tar.extractfile(entry)
+    if source is None:
+        raise DriverError(f"an image holds {entry.name!r}, which cannot be read")
+    with source, path.open("xb") as file:
+        shutil.copyfileobj(source, file, _COPY_BYTES)

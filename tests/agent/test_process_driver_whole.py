@@ -1,0 +1,112 @@
+"""Programs that are parked so that others may write them down, on real processes: written, not written, gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from driver_conformance import Node
+from test_process_driver import TestProcessDriver as _Base
+
+from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.protocol import DriverError, SaveReport
+
+pytestmark = pytest.mark.slow
+
+REPORT = SaveReport(1, "digest", 0.0, 0.0, 0.0)
+
+
+class TestParked:
+    suite = _Base()
+
+    async def held(self, node: Node, seconds: float = 60) -> ProcessGuest:
+        """Return a guest that has worked and stands still."""
+        await node.driver.start(self.suite.spec("a", seconds), 0.5, None)
+        await node.until("a", "progress")
+        await node.driver.hold("a")
+        guest: ProcessGuest = node.driver._guests["a"]  # type: ignore[attr-defined]
+        return guest
+
+    def test_one_that_could_not_be_written_is_held_and_goes_on_to_the_same_end(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            spec = self.suite.spec("a", 0.4)
+            await node.driver.start(spec, 1.0, None)
+            straight = (await node.until("a", "done")).detail["checksum"]
+            guest = await self.held(node, 0.4)
+
+            async def write() -> SaveReport:
+                assert not guest._link.open, "nothing ties it to the agent while it is written"
+                raise DriverError("no room")
+
+            for _ in range(3):
+                with pytest.raises(DriverError, match="no room"):
+                    await guest.save_whole(write)
+                assert node.state("a") == "held"
+            assert await node.driver.hold("a") == guest._held_at
+            await node.driver.release("a")
+            assert (await node.until("a", "done")).detail["checksum"] == straight
+            assert node.happenings == []
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_one_that_was_written_is_ended_without_a_word(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            guest = await self.held(node)
+
+            async def write() -> SaveReport:
+                assert node.state("a") == "saving"
+                return REPORT
+
+            assert await guest.save_whole(write) == REPORT
+            assert node.state("a") is None
+            assert node.happenings == []
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_one_that_ends_while_it_is_written_has_failed(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            guest = await self.held(node)
+
+            async def write() -> SaveReport:
+                guest._children[0].kill()
+                await guest._children[0].exited
+                raise DriverError("it is gone")
+
+            with pytest.raises(DriverError, match="it is gone"):
+                await guest.save_whole(write)
+            assert "killed by SIGKILL" in str((await node.until("a", "failed")).detail["reason"])
+            assert node.state("a") is None
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_one_may_be_stopped_meanwhile(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            guest = await self.held(node)
+            writing = asyncio.Event()
+
+            async def write() -> SaveReport:
+                writing.set()
+                await asyncio.Event().wait()
+                return REPORT
+
+            saving = asyncio.create_task(guest.save_whole(write))
+            await writing.wait()
+            await node.driver.stop("a")
+            assert node.state("a") is None
+            saving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await saving
+            assert not {"done", "failed"} & set(node.events("a"))
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_program_that_runs_is_not_parked(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            guest = await self.held(node)
+            await node.driver.release("a")
+            with pytest.raises(DriverError, match="expected held"):
+                await guest.save_whole(lambda: asyncio.sleep(0, REPORT))
+            assert node.state("a") == "running"
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
