@@ -43,6 +43,16 @@ class TestDockerDriver(DriverConformance):
 
         return DockerDriver(url=self._url)
 
+    def limits_mib(self) -> list[int]:
+        """Ask the engine what memory the containers may have."""
+        import docker
+
+        client = docker.DockerClient(self._url)
+        try:
+            return [found.attrs["HostConfig"]["Memory"] >> 20 for found in client.containers.list()]
+        finally:
+            client.close()
+
     def test_a_guest_is_saved_to_memory_beside_itself(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             stores = ImageStores(node.budget.image_dir)
@@ -51,6 +61,10 @@ class TestDockerDriver(DriverConformance):
                 spec = msgspec.structs.replace(self.spec("a", 60), memory_mib=400)
                 await node.driver.start(spec, 1.0, None)
                 at = await node.driver.hold("a")
+                before = self.limits_mib()
+                with pytest.raises(DriverError, match="nowhere"):
+                    await node.driver.save("a", at, tmp_path / "nowhere" / "a.img")
+                assert self.limits_mib() == before
                 report = await node.driver.save("a", at, stores.place("a.img", "memory", spec.memory_mib))
                 assert report.bytes > 300 << 20
             finally:

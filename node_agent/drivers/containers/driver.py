@@ -128,8 +128,12 @@ class DockerDriver(ProcessDriver):
             return await super().save(guest, at, image)
         if guest in self._wholes:
             return await there.save_whole(lambda: self._write(there.spec, container, image))
-        await self._engine.make_room(container, there.spec.memory_mib)
-        return await super().save(guest, at, image)
+        await self._engine.limit_memory(container, 2 * there.spec.memory_mib)  # the image may be in memory, too
+        try:
+            return await super().save(guest, at, image)
+        finally:
+            if there.state is State.HELD:  # it was not saved, and goes on
+                await self._engine.limit_memory(container, there.spec.memory_mib)
 
     async def _write(self, spec: GuestSpec, container: str, image: Path) -> SaveReport:
         begin_s = time.monotonic()

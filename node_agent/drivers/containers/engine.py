@@ -202,11 +202,11 @@ class Engine:
 
         await self._call(update)
 
-    async def make_room(self, container: str, memory_mib: int) -> None:
-        """Let a container of a guest of `memory_mib` fill as much of the machine's shared memory, too: that counts."""
+    async def limit_memory(self, container: str, memory_mib: int) -> None:
+        """Give a container's command that much memory, what it fills of the machine's shared memory included."""
 
         def update() -> None:
-            self._opened().api.update_container(container, **_memory(2 * memory_mib))
+            self._opened().api.update_container(container, **_memory(memory_mib))
 
         await self._call(update)
 
