@@ -11,13 +11,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import xxhash
+
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
 from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
 from node_agent.drivers.native import rank_spec
-from node_agent.drivers.process import ProcessDriver, socket_name
+from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import House, State
 from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
@@ -152,6 +154,10 @@ class DockerDriver(ProcessDriver):
             await self._engine.sweep()
         self._engine.close()
 
+    def socket_name(self, guest: str) -> str:
+        """See `ProcessDriver.socket_name`; a program that is read back calls where it called, on whatever node."""
+        return f"{xxhash.xxh32_hexdigest(guest.encode())}.sock"
+
     @property
     def house(self) -> House:
         """Containers."""
@@ -169,7 +175,7 @@ class DockerDriver(ProcessDriver):
                               f"{self.why_not_whole}")  # fmt: skip
         lay = None
         if written or (image is None and spec.program.ranks == 1 and not self.why_not_whole):
-            env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{socket_name(spec.guest)}"}
+            env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{self.socket_name(spec.guest)}"}
             container = await self._engine.make_whole(spec, argv, env)
             self._wholes.add(spec.guest)
             if image is not None:
