@@ -64,7 +64,7 @@ class DockerDriver(ProcessDriver):
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         version = await self._engine.open(budget)
         await self._engine.make_image()
-        frozen.sweep(budget.image_dir)
+        await asyncio.to_thread(frozen.sweep, budget.image_dir)
         facts = await super().open(budget, tell)
         self.why_not_whole = "the agent was told save=program" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
@@ -169,7 +169,7 @@ class DockerDriver(ProcessDriver):
     ) -> ContainerChild:  # fmt: skip
         if self._container_caps is None:
             raise DriverError("the driver is not open")
-        written = image is not None and frozen.is_frozen(image)
+        written = image is not None and await asyncio.to_thread(frozen.is_frozen, image)
         if written and self.why_not_whole:
             raise DriverError(f"image {image} is of a container as a whole, which this node cannot take back: "
                               f"{self.why_not_whole}")  # fmt: skip
