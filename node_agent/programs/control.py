@@ -120,7 +120,7 @@ class Control:
         """Hang up and call again; between two calls there is nothing that ties this process to another."""
         self._socket.close()
         for _ in range(_CALLS):
-            time.sleep(_CALL_EVERY_S)
+            time.sleep(_CALL_EVERY_S)  # nothing tells when somebody listens: a watch would tie it to this machine
             with contextlib.suppress(OSError):
                 self._socket = self._call()
                 break

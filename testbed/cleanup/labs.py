@@ -17,8 +17,8 @@ def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
     if os.geteuid() != 0:
         return []
     from testbed.box.down import list_lab, remove_lab  # noqa: PLC0415  # heavy where there is none
-    from testbed.box.state import find, only_command  # noqa: PLC0415  # as above
-    from testbed.box.sweep import known_labs, processes_of  # noqa: PLC0415  # as above
+    from testbed.box.state import find, only_command  # noqa: PLC0415  # needed by root alone, as the one above
+    from testbed.box.sweep import known_labs, processes_of  # noqa: PLC0415  # needed by root alone, as well
 
     found: list[Leftover] = []
     for name in known_labs():

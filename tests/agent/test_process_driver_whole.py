@@ -9,6 +9,7 @@ import pytest
 from driver_conformance import Node
 from test_process_driver import TestProcessDriver as _Base
 
+from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.protocol import DriverError, SaveReport
 
@@ -25,8 +26,8 @@ class TestParked:
         await node.driver.start(self.suite.spec("a", seconds), 0.5, None)
         await node.until("a", "progress")
         await node.driver.hold("a")
-        guest: ProcessGuest = node.driver._guests["a"]  # type: ignore[attr-defined]
-        return guest
+        assert isinstance(node.driver, ProcessDriver)
+        return node.driver._guests["a"]
 
     def test_one_that_could_not_be_written_is_held_and_goes_on_to_the_same_end(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:

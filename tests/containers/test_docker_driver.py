@@ -29,19 +29,24 @@ def docker_engine() -> Iterator[EngineAt]:
         yield found
 
 
-class TestDockerDriver(DriverConformance):
+class Containers(DriverConformance):
+    """What the suite needs to know of containers, whichever way they are saved; `_url` is that of an engine."""
+
     memory_mib = 96
     units_a_second = 40_000
     units_per_iteration = 200
-
-    @pytest.fixture(autouse=True)
-    def _engine(self, docker_engine: EngineAt) -> None:
-        self._url = docker_engine.url
+    _url: str
 
     def make(self) -> Driver:
         from node_agent.drivers.containers.driver import DockerDriver
 
         return DockerDriver(url=self._url)
+
+
+class TestDockerDriver(Containers):
+    @pytest.fixture(autouse=True)
+    def _engine(self, docker_engine: EngineAt) -> None:
+        self._url = docker_engine.url
 
     def limits_mib(self) -> list[int]:
         """Ask the engine what memory the containers may have."""
@@ -79,23 +84,14 @@ def experimental_engine() -> Iterator[EngineAt]:
         yield found
 
 
-class TestWholeContainers(DriverConformance):
-    """Containers that CRIU writes down; where it does not work here, the reason is what a test is skipped with."""
-
-    memory_mib = 96
-    units_a_second = 40_000
-    units_per_iteration = 200
+class TestWholeContainers(Containers):
+    """Containers that CRIU writes down: only where this machine's CRIU can, which kernel and version decide."""
 
     @pytest.fixture(autouse=True)
     def _engine(self, experimental_engine: EngineAt, why_no_criu: str) -> None:
-        if why_no_criu:
+        if why_no_criu:  # what the driver does then is tested below, on every machine
             pytest.skip(f"CRIU saves no container here: {why_no_criu}")
         self._url = experimental_engine.url
-
-    def make(self) -> Driver:
-        from node_agent.drivers.containers.driver import DockerDriver
-
-        return DockerDriver(url=self._url)
 
     def test_images_are_of_whole_containers(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:

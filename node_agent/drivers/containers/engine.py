@@ -126,7 +126,7 @@ class Engine:
         container: Container = self._opened().containers.create(
             _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
             working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
-            mounts=_mounts(own, image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # its own
+            mounts=_mounts(own, image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # nobody else sees a container's own
             cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
