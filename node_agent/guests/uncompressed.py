@@ -20,24 +20,22 @@ _UNPACKED_WITHIN_S = 120.0
 _log = logging.getLogger(__name__)
 
 
-def uncompressed(image: GuestImage, folder: Path) -> Path:
-    """Return the kernel as an ELF file in `folder`, made once an image; the image's own one where that cannot be done.
+def uncompressed(image: GuestImage) -> Path:
+    """Return the kernel as an ELF file beside the image, made once; the image's own one where that cannot be done.
 
     LZ4 and Zstandard need the programs of those names.
     """
-    made = folder / f"vmlinux-{image.key}"
+    made = image.folder / "vmlinux"
     if made.exists():
         return made
+    fresh = image.folder / f"vmlinux-{os.getpid()}.new"
     try:
-        elf = unpack_kernel(image.kernel.read_bytes())
+        fresh.write_bytes(unpack_kernel(image.kernel.read_bytes()))
+        fresh.replace(made)
     except (OSError, ValueError, lzma.LZMAError, zlib.error, subprocess.SubprocessError) as error:
+        fresh.unlink(missing_ok=True)
         _log.info("guests boot the compressed kernel, which takes Xen longer: %s", error)
         return image.kernel
-    for old in folder.glob("vmlinux-*"):
-        old.unlink(missing_ok=True)
-    fresh = folder / f"vmlinux-{os.getpid()}.new"
-    fresh.write_bytes(elf)
-    fresh.replace(made)
     return made
 
 

@@ -290,7 +290,8 @@ class VirtualGuest:
         """The guest is not here any more; what it left goes, too."""
         self.state = State.ENDED
         self.detach()
-        self._console.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
+            self._console.unlink()
 
     # --- what it tells
 
@@ -389,7 +390,8 @@ class VirtualGuest:
                 await self.on_domain(lambda found: found.destroy())
             if await self._hypervisor.find(self.name, self._patience.call_s) is not None:
                 raise DriverError(f"guest {self.name} is still there after it was destroyed")
-        self._console.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
+            self._console.unlink()
 
     def words(self) -> str:
         """Return the last lines of the guest's processes and of its console, for a message."""

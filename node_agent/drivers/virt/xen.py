@@ -105,7 +105,8 @@ class Xen:
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """See `Platform.open`."""
-        kernel = await hypervisor.in_thread(lambda: uncompressed(image, budget.state_dir))
+        del budget
+        kernel = await hypervisor.in_thread(lambda: uncompressed(image))
         scheduler = await hypervisor.call(self.patience.call_s, _scheduler)
         self._guests = _Guests(kernel, image.initramfs, scheduler)
         return f"cap:{scheduler}", f"accel:xen-{self._type}"
