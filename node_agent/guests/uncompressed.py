@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import lzma
 import os
@@ -33,7 +34,8 @@ def uncompressed(image: GuestImage) -> Path:
         fresh.write_bytes(unpack_kernel(image.kernel.read_bytes()))
         fresh.replace(made)
     except (OSError, ValueError, lzma.LZMAError, zlib.error, subprocess.SubprocessError) as error:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         _log.info("guests boot the compressed kernel, which takes Xen longer: %s", error)
         return image.kernel
     return made

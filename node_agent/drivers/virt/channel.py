@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.protocol import DriverError
-from node_agent.drivers.virt.terminal import Hangup, connect
+from node_agent.drivers.virt.terminal import Hangup, Terminal, connect
 from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, encode
 
 REPEAT_AFTER_S = 1.0
@@ -122,9 +122,9 @@ class GuestChannel:
             self.detach()
 
     def _overhear(self, line: bytes) -> None:
-        """Have the guest tell again what may have been in a line that was no frame."""
+        """Have the guest tell again what may have been in a line that was no frame, where that can be after `attach`."""
         self.overheard = [*self.overheard[1 - _OVERHEARD_LINES :], line.decode(errors="replace").strip()]
-        if self._asking is None or self._asking.done():
+        if isinstance(self._writer, Terminal) and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_again(), name=f"ask {self._guest} again")
 
     async def _ask_again(self) -> None:

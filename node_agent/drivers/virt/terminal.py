@@ -20,17 +20,19 @@ class Hangup(Protocol):
         """Hang up, for reading, too."""
 
 
-class _Terminal:
-    """A pseudo-terminal: one transport for each direction."""
+class Terminal:
+    """See `Hangup`: a pseudo-terminal, with one transport for each direction. Others may print on it, too."""
 
     def __init__(self, reading: asyncio.ReadTransport, writing: asyncio.WriteTransport) -> None:
         self._reading = reading
         self._writing = writing
 
     def write(self, data: bytes) -> None:
+        """See `Hangup.write`."""
         self._writing.write(data)
 
     def close(self) -> None:
+        """See `Hangup.close`."""
         self._reading.close()
         self._writing.abort()  # what a guest did not take yet would keep it open
 
@@ -53,4 +55,4 @@ async def _open_terminal(path: Path, limit_bytes: int) -> tuple[asyncio.StreamRe
         writing, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(os.dup(descriptor), "wb", 0))
     finally:
         os.close(descriptor)
-    return reader, _Terminal(reading, writing)
+    return reader, Terminal(reading, writing)
