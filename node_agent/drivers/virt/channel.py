@@ -122,7 +122,7 @@ class GuestChannel:
             self.detach()
 
     def _overhear(self, line: bytes) -> None:
-        """Have the guest tell again what may have been in a line that was no frame, where that can be after `attach`."""
+        """Have the guest tell again what may have been in a line that was no frame, where others print, too."""
         self.overheard = [*self.overheard[1 - _OVERHEARD_LINES :], line.decode(errors="replace").strip()]
         if isinstance(self._writer, Terminal) and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_again(), name=f"ask {self._guest} again")
