@@ -228,7 +228,9 @@ async def open_bench(
             except UserError as error:
                 raise UserError(f"{error}{last_words(place)}") from error
             await fleet.wait_until_empty(scenario.deadlines.announce_s)
-            core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
+            core = await fleet.call(
+                0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + max(20.0, scenario.deadlines.command_s)
+            )
             bench = Bench(scenario, fleet, tag, msgspec.convert(core["units_per_core_s"], float))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")
             try:

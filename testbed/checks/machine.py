@@ -15,7 +15,7 @@ _DRIVERS_OF_THEIR_OWN_NAME = frozenset({"process", "null"})
 
 
 def accelerator_of(facts: NodeFacts) -> str:
-    """Return `kvm` or `tcg` (emulated) for virtual machines that say so, else an empty text."""
+    """Return `kvm`, `tcg` (emulated), `xen-pv` or `xen-pvh` for virtual machines, else an empty text."""
     return next((c.removeprefix("accel:") for c in facts.capabilities if c.startswith("accel:")), "")
 
 
@@ -25,10 +25,10 @@ def hypervisors_of(facts: NodeFacts) -> frozenset[str]:
     The driver's name, and what runs the guests: `kvm`, `qemu` where they are emulated, `xen`.
     """
     names = {facts.driver}
-    if accelerator := accelerator_of(facts):
-        names.add("kvm" if accelerator == "kvm" else "qemu")
-    elif "xen" in facts.versions:
+    if "xen" in facts.versions:
         names.add("xen")
+    elif accelerator := accelerator_of(facts):
+        names.add("kvm" if accelerator == "kvm" else "qemu")
     return frozenset(names)
 
 

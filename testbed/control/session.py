@@ -235,7 +235,9 @@ class _Session:
             self._recorder.calibration(_by_name(rates))
             return rates
         self._display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
-        core = await fleet.call(0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + 20)
+        core = await fleet.call(
+            0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + max(20.0, self._scenario.deadlines.command_s)
+        )
         core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
         operations = Operations(fleet, self._scenario.deadlines)
         speeds: list[float] = []
