@@ -36,7 +36,7 @@ def list_lab(lab: str) -> list[str]:
     found = []
     known = _known(lab, lambda _line: None)
     for node in known.nodes if known is not None else ():
-        if node.has_hypervisor and node.socket.exists():
+        if node.has_libvirtd and node.socket.exists():
             with contextlib.suppress(TestbedError):
                 found += [f"domain {domain} on {node.name}" for domain in domains(node)]
     return [*found, *(part.name for layer in reversed(leftovers(lab)) for part in layer)]

@@ -57,6 +57,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
             from node_agent.guests.image import build  # noqa: PLC0415  # as above
 
             build(progress=_say)  # what its guests boot; nothing to do when it is there
+        if any(node.is_nested for node in spec.nodes):
+            from testbed.box.xen import image  # noqa: PLC0415  # as above
+
+            image.build(_say)
         _, made = bring_up(spec, scenario, _say)
     found = report(spec.lab)
     if as_json:
