@@ -273,6 +273,7 @@ class Agent:
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
+            await self._driver.refresh()
             post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
 
     async def _tell(self, bus: Bus, listener: Listener) -> None:

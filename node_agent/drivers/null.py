@@ -211,6 +211,9 @@ class NullDriver:
         await asyncio.sleep(cpu_s)
         return UNITS_PER_CORE_S
 
+    async def refresh(self) -> None:
+        """See `Driver.refresh`: there is nothing to fetch."""
+
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`."""
         for found in self._guests.values():

@@ -213,6 +213,9 @@ class ProcessDriver:
         address = self._opened()[0].address
         return await run_native(program, seconds, cap_cores, f"native-{self._count}", make, address)
 
+    async def refresh(self) -> None:
+        """See `Driver.refresh`: files tell it at once."""
+
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`."""
         return [guest.sample() for guest in self._guests.values()]

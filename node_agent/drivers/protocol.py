@@ -174,6 +174,9 @@ class Driver(Protocol):
     async def calibrate(self, cpu_s: float) -> float:
         """Return work units a core does in a second of CPU time."""
 
+    async def refresh(self) -> None:
+        """Fetch what `sample` tells, as far as that takes longer than reading a file; within a few seconds."""
+
     def sample(self) -> list[GuestSample]:
         """Read what every guest used so far; cheap, called once a second.
 

@@ -35,10 +35,10 @@ class GuestImage:
     versions: dict[str, str]
 
 
-def command_line(name: str, address: str | None = None) -> str:
+def command_line(name: str, address: str | None = None, console: str = "ttyS0") -> str:
     """Return the kernel command line of a guest; `address` is that of its first network card, as `10.77.1.5/16`."""
     network = "" if address is None else f" dfrs.ip={address}"
-    return f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on dfrs.name={name}{network}"
+    return f"console={console} quiet panic=-1 mitigations=off random.trust_cpu=on dfrs.name={name}{network}"
 
 
 def default_cache() -> Path:

@@ -1,8 +1,8 @@
-r"""The language between an agent and the agent inside a virtual machine: frames over a virtio-serial port.
+r"""The language between an agent and the agent inside a virtual machine: frames over a virtio-serial port or a console.
 
 The stream survives save, restore and migration of the machine, but its host end does not: bytes that QEMU had read and
 nobody fetched are lost, and a frame may be cut in the middle. So every frame says whether it is whole, what matters
-is told again to whoever attaches, and orders may be repeated.
+is told again to whoever attaches, and orders may be repeated. On Xen's console the kernel prints among the frames.
 
 A frame is one line of at most `MAX_FRAME_BYTES` bytes with its ``\n``::
 
@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -119,6 +119,11 @@ def encode(kind: str, fields: Iterable[tuple[str, object]] = ()) -> bytes:
     return frame
 
 
+def is_frame(line: str) -> bool:
+    """Whether a line looks like a frame, whole or not: on a console that is nothing for people."""
+    return line.startswith(_MAGIC.decode())
+
+
 def repeated(name: str, values: Sequence[object]) -> list[tuple[str, object]]:
     """Return the fields of a list."""
     return [(name, value) for value in values]
@@ -144,10 +149,14 @@ def _decode(line: bytes) -> Frame | None:
 
 
 class Reader:
-    """Turns a byte stream into frames; `skipped` counts what was none. Memory stays bounded whatever arrives."""
+    """Turns a byte stream into frames; `skipped` counts what was none. Memory stays bounded whatever arrives.
 
-    def __init__(self) -> None:
+    `overhear` gets each line that is no frame: damaged ones, and on a console what the kernel prints.
+    """
+
+    def __init__(self, overhear: Callable[[bytes], None] = lambda _line: None) -> None:
         self.skipped = 0
+        self._overhear = overhear
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -159,6 +168,7 @@ class Reader:
             frame = _decode(line) or _decode(line[max(line.rfind(_MAGIC), 0) :])
             if frame is None:
                 self.skipped += 1
+                self._overhear(line)
             else:
                 frames.append(frame)
         if len(rest) > MAX_FRAME_BYTES:

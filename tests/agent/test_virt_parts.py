@@ -209,7 +209,7 @@ def test_threads_of_a_connection_that_never_came_about_are_let_go():
         await hypervisor.close()
         await hypervisor.close()  # again is no error
         with pytest.raises(RuntimeError, match="after shutdown"):
-            await hypervisor._in_thread(lambda: None)
+            await hypervisor.in_thread(lambda: None)
 
     asyncio.run(main())
 
@@ -225,7 +225,7 @@ def test_threads_are_let_go_whatever_hanging_up_comes_to(monkeypatch: pytest.Mon
         with contextlib.nullcontext() if hangs else pytest.raises(RuntimeError, match="broken"):
             await hypervisor.close()
         with pytest.raises(RuntimeError, match="after shutdown"):
-            await hypervisor._in_thread(lambda: None)
+            await hypervisor.in_thread(lambda: None)
         if over is not None:
             over.set()
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.virt.terminal import Hangup, connect
 from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, encode
 
 REPEAT_AFTER_S = 1.0
 CONNECT_EVERY_S = 0.05
+_AGAIN_WITHIN_S = 10.0
+_OVERHEARD_LINES = 5
 _ANSWERS = ("ok", "attached", "refused")
 
 
@@ -24,11 +27,13 @@ class GuestChannel:
         self._hear = hear
         self._seq = 0
         self._order = 0
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: Hangup | None = None
         self._reading: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[Frame] | None = None
         self._ordering = asyncio.Lock()
+        self._asking: asyncio.Task[None] | None = None
         self.heard_s = 0.0  # the loop's time of the last frame
+        self.overheard: list[str] = []  # the last lines that were no frames
 
     @property
     def attached(self) -> bool:
@@ -36,15 +41,15 @@ class GuestChannel:
         return self._writer is not None
 
     async def attach(self, path: Path, deadline_s: float) -> None:
-        """Connect to the guest's socket and have it tell what was missed; raises `DriverError`.
+        """Connect to the guest's socket or console and have it tell what was missed; raises `DriverError`.
 
-        QEMU listens before the guest has booted; what is sent until then waits in the port.
+        Both are there before the guest has booted; what is sent until then waits, or is sent again.
         """
         self.detach()
         end_s = asyncio.get_running_loop().time() + deadline_s
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(str(path), limit=4 * MAX_FRAME_BYTES)
+                reader, writer = await connect(path, 4 * MAX_FRAME_BYTES)
                 break
             except OSError as error:
                 if asyncio.get_running_loop().time() > end_s:
@@ -60,6 +65,9 @@ class GuestChannel:
 
     def detach(self) -> None:
         """Hang up; the guest keeps what it tells meanwhile."""
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
@@ -103,7 +111,7 @@ class GuestChannel:
                 self._answer = None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        frames = Reader()
+        frames = Reader(self._overhear)
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 self.heard_s = asyncio.get_running_loop().time()
@@ -112,6 +120,16 @@ class GuestChannel:
         if self._reading is asyncio.current_task():
             self._reading = None
             self.detach()
+
+    def _overhear(self, line: bytes) -> None:
+        """Have the guest tell again what may have been in a line that was no frame."""
+        self.overheard = [*self.overheard[1 - _OVERHEARD_LINES :], line.decode(errors="replace").strip()]
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask_again(), name=f"ask {self._guest} again")
+
+    async def _ask_again(self) -> None:
+        with contextlib.suppress(DriverError):
+            await self.order("attach", [("after", self._seq)], _AGAIN_WITHIN_S)
 
     def _take(self, frame: Frame) -> None:
         with contextlib.suppress(WireError):

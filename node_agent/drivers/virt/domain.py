@@ -49,10 +49,29 @@ def mac_of(address: str) -> str:
     return ":".join(f"{byte:02x}" for byte in b"\x52\x54" + packed)
 
 
-def _child(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
+def child(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
+    """Add an element to another one, and return it."""
     element = ET.SubElement(parent, tag, attributes)
     element.text = text
     return element
+
+
+def domain_head(kind: str, spec: GuestSpec, node: str) -> ET.Element:
+    """Return a domain of a libvirt type with what all of ours have: name, owner, memory, what its end leads to."""
+    root = ET.Element("domain", type=kind)
+    child(root, "name", spec.guest)
+    metadata = child(root, "metadata")
+    ET.SubElement(
+        metadata, f"{{{METADATA}}}guest",
+        {
+            "run": spec.run, "job": str(spec.job), "task": str(spec.task), "node": node, "address": spec.address,
+            "lease": spec.lease,
+        },
+    )  # fmt: skip
+    child(root, "memory", str(spec.memory_mib), unit="MiB")
+    for event in ("on_poweroff", "on_reboot", "on_crash"):
+        child(root, event, "destroy")
+    return root
 
 
 def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> str:
@@ -61,48 +80,41 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
     Its virtual CPUs are as many as its program has workers, all uncapped; disks it has none: its memory holds all of
     it. Run, job, task, node and lease are in its metadata.
     """
-    root = ET.Element("domain", type=machine.accelerator)
-    _child(root, "name", spec.guest)
-    metadata = _child(root, "metadata")
-    ET.SubElement(
-        metadata, f"{{{METADATA}}}guest",
-        {
-            "run": spec.run, "job": str(spec.job), "task": str(spec.task), "node": node, "address": spec.address,
-            "lease": spec.lease,
-        },
-    )  # fmt: skip
-    _child(root, "memory", str(spec.memory_mib), unit="MiB")
-    vcpu = _child(root, "vcpu", str(spec.program.workers))
+    root = domain_head(machine.accelerator, spec, node)
+    vcpu = child(root, "vcpu", str(spec.program.workers))
     if machine.pin:
         vcpu.set("cpuset", machine.pin)
     if place.partition:
-        _child(_child(root, "resource"), "partition", place.partition)
-    boot = _child(root, "os")
-    _child(boot, "type", "hvm", arch="x86_64", machine=machine.machine)
-    _child(boot, "kernel", str(machine.kernel))
-    _child(boot, "initrd", str(machine.initramfs))
-    _child(boot, "cmdline", command_line(spec.guest, spec.address or None))
-    _child(_child(root, "features"), "acpi")
+        child(child(root, "resource"), "partition", place.partition)
+    boot = child(root, "os")
+    child(boot, "type", "hvm", arch="x86_64", machine=machine.machine)
+    child(boot, "kernel", str(machine.kernel))
+    child(boot, "initrd", str(machine.initramfs))
+    child(boot, "cmdline", command_line(spec.guest, spec.address or None))
+    child(child(root, "features"), "acpi")
     if machine.accelerator == "kvm":
-        _child(root, "cpu", mode="host-model")
-    for event, then in (("on_poweroff", "destroy"), ("on_reboot", "destroy"), ("on_crash", "destroy")):
-        _child(root, event, then)
-    devices = _child(root, "devices")
-    serial = _child(devices, "serial", type="file")
-    _child(serial, "source", path=str(console_path(spec.guest)))
-    _child(serial, "target", port="0")
+        child(root, "cpu", mode="host-model")
+    devices = child(root, "devices")
+    serial = child(devices, "serial", type="file")
+    child(serial, "source", path=str(console_path(spec.guest)))
+    child(serial, "target", port="0")
     # no path: libvirt then chooses one on each node; with a fixed one a migration deletes its destination's socket
-    channel = _child(devices, "channel", type="unix")
-    _child(channel, "source", mode="bind")
-    _child(channel, "target", type="virtio", name=CHANNEL)
-    _child(devices, "controller", type="usb", model="none")
-    _child(devices, "memballoon", model="none")
+    channel = child(devices, "channel", type="unix")
+    child(channel, "source", mode="bind")
+    child(channel, "target", type="virtio", name=CHANNEL)
+    child(devices, "controller", type="usb", model="none")
+    child(devices, "memballoon", model="none")
     if spec.address and place.bridge:
-        interface = _child(devices, "interface", type="bridge")
-        _child(interface, "mac", address=mac_of(spec.address))
-        _child(interface, "source", bridge=place.bridge)
-        _child(interface, "model", type="virtio")
+        child(add_interface(devices, spec.address, place.bridge), "model", type="virtio")
     return ET.tostring(root, encoding="unicode")
+
+
+def add_interface(devices: ET.Element, address: str, bridge: str) -> ET.Element:
+    """Give a domain a card on a bridge; its hardware address is that of the guest's address."""
+    interface = child(devices, "interface", type="bridge")
+    child(interface, "mac", address=mac_of(address))
+    child(interface, "source", bridge=bridge)
+    return interface
 
 
 def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> str:
@@ -120,7 +132,7 @@ def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> st
     if resource is not None:
         root.remove(resource)
     if place.partition:
-        _child(_child(root, "resource"), "partition", place.partition)
+        child(child(root, "resource"), "partition", place.partition)
     bridge = root.find("devices/interface/source")
     if bridge is not None and place.bridge:
         bridge.set("bridge", place.bridge)

@@ -25,12 +25,13 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.drivers.sealed import seal, written_back
-from node_agent.drivers.virt.accelerator import choose_accelerator
-from node_agent.drivers.virt.domain import CONSOLES, Machine, Place, domain_xml, moved_xml, network_of, owner_of
-from node_agent.drivers.virt.guest import Patience, State, VirtualGuest
+from node_agent.drivers.virt.domain import Place, network_of, owner_of
+from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.migration import Migration, migration_target
 from node_agent.drivers.virt.native import NativePrograms, left_programs
+from node_agent.drivers.virt.platform import Platform
+from node_agent.drivers.virt.qemu import Qemu
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
@@ -60,22 +61,22 @@ class LibvirtDriver:
         self, uri: str = "qemu:///system", migration_uri: str = "", partition: str = "", bridge: str = "",
         accel: str = "auto", root: str = "/", pin: str = "", image: str = "",
     ) -> None:  # fmt: skip
-        if accel not in ("auto", "kvm", "tcg"):
-            raise DriverError(f"option accel = {accel!r}: expected auto, kvm or tcg")
+        place = Place(partition, bridge)
+        self._set_up(Qemu(place, accel, pin), uri, migration_uri, place, root, image)
+
+    def _set_up(self, platform: Platform, uri: str, migration_uri: str, place: Place, root: str, image: str) -> None:
+        self._platform = platform
         self._uri = uri
         self._migration_uri = migration_uri
-        self._place = Place(partition, bridge)
-        self._accel = accel
-        self._pin = pin
+        self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
-        self._patience = Patience()
+        self._patience = platform.patience
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
         self._migrations: dict[str, Migration] = {}
         self._budget: NodeBudget | None = None
         self._hypervisor: Hypervisor | None = None
-        self._machine: Machine | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
         self._tell: Callable[[Happening], None] = lambda _happening: None
@@ -87,20 +88,18 @@ class LibvirtDriver:
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         image = await asyncio.to_thread(current, self._image_folder)
-        self._image = image
         self._hypervisor = Hypervisor(self._uri, self, self._root)
         await self._hypervisor.open(self._patience.call_s)
-        consoles = self._hypervisor.file(CONSOLES)
+        consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         await self._sweep()
-        accelerator = await choose_accelerator(self._accel, self._hypervisor, budget, image)
-        self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
+        platform = await self._platform.open(self._hypervisor, budget, image)
+        self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
-        versions = await self._hypervisor.call(self._patience.call_s, _versions)
+        versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
         target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
         capabilities = [
-            "start", "cap", "cap:vcpu_quota", "save", "whole", "checksums",
-            f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}",
+            "start", "cap", "save", "whole", "checksums", *platform,
             *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
             *(["native"] if self._native is not None else []),
         ]  # fmt: skip
@@ -142,7 +141,11 @@ class LibvirtDriver:
         """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
         budget, hypervisor = self._reached()
         domains = await hypervisor.call(self._patience.call_s, _list_owners)
-        left = [owner for owner in domains if owner["node"] == budget.node and owner["guest"] not in self._guests]
+        left = [
+            owner
+            for owner in domains
+            if owner["guest"] not in self._guests and (owner["node"] == budget.node or not self._platform.shared)
+        ]
         for owner in left:
             if not dry_run:
                 _log.warning("destroying the left guest %s", owner["guest"])
@@ -156,7 +159,7 @@ class LibvirtDriver:
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
         _, hypervisor = self._reached()
-        return VirtualGuest(spec, cap_cores, hypervisor, self._patience, self._tell, self._forget)
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._tell, self._forget)
 
     # --- lives
 
@@ -184,34 +187,35 @@ class LibvirtDriver:
         self._forget(guest)
 
     async def _create(self, guest: VirtualGuest) -> None:
-        budget, hypervisor, machine, image = self._opened()
+        _, _, image = self._opened()
         if guest.spec.memory_mib < image.floor_mib:
             raise DriverError(
                 f"guest {guest.name}: memory_mib = {guest.spec.memory_mib}: expected at least {image.floor_mib}"
             )
-        xml = domain_xml(guest.spec, budget.node, machine, self._place)
-        await hypervisor.call(self._patience.call_s, lambda connection: connection.createXML(xml, 0))
-        await guest.boot()
+        await self._create_domain(guest)
         if guest.spec.program.ranks == 1:
             await guest.run([PROGRAMS[guest.spec.program.name]])
             await guest.made()
 
+    async def _create_domain(self, guest: VirtualGuest) -> None:
+        budget, hypervisor, _ = self._opened()
+        xml = self._platform.domain_xml(guest.spec, budget.node)
+        await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
+        await guest.boot()
+
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
-        budget, hypervisor, _, _ = self._opened()
-        path = str(image)
+        budget, hypervisor, _ = self._opened()
         try:
-            xml = await hypervisor.call(
-                self._patience.call_s, lambda connection: connection.saveImageGetXMLDesc(path, 0)
+            owner = await hypervisor.call(
+                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
             )
         except DriverError as error:
-            raise DriverError(f"image {path}: {error}") from error
-        found = owner_of(xml).get("guest")
-        if found != guest.name:
-            raise DriverError(f"image {path} is of guest {found}: expected {guest.name}")
-        here = moved_xml(xml, budget.node, self._place, guest.spec.lease)
+            raise DriverError(f"image {image}: {error}") from error
+        if owner.get("guest") != guest.name:
+            raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
         await hypervisor.call(
             self._patience.memory_s,
-            lambda connection: connection.restoreFlags(path, here, libvirt.VIR_DOMAIN_SAVE_PAUSED),
+            lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
         )
         await guest.appear()
         guest.state = State.HELD
@@ -285,7 +289,7 @@ class LibvirtDriver:
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Driver.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
-            _, hypervisor, _, _ = self._opened()
+            _, hypervisor, _ = self._opened()
             if await hypervisor.find(spec.guest, self._patience.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
             if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
@@ -312,7 +316,7 @@ class LibvirtDriver:
 
     async def calibrate(self, cpu_s: float) -> float:
         """See `Driver.calibrate`; in a guest of its own, uncapped."""
-        budget, _, _, image = self._opened()
+        budget, _, image = self._opened()
         spec = GuestSpec(
             guest=f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], run="", job=0, task=0, cpu_cores=1.0,
             memory_mib=image.floor_mib,
@@ -321,9 +325,7 @@ class LibvirtDriver:
         guest = self._guests[spec.guest] = self._new(spec, 1.0)
         said: list[str] = []
         try:
-            xml = domain_xml(spec, budget.node, self._opened()[2], self._place)
-            await self._opened()[1].call(self._patience.call_s, lambda connection: connection.createXML(xml, 0))
-            await guest.boot()
+            await self._create_domain(guest)
             pid = await guest.run(["/bin/eatcpu", "calibrate", f"{cpu_s:g}"], said.append)
             async with asyncio.timeout(20 * cpu_s + self._patience.order_s):
                 await guest.exit_of(pid)
@@ -336,6 +338,11 @@ class LibvirtDriver:
             if name == "units_per_core_s":
                 return float(value)
         raise DriverError(f"calibration in a guest printed {said}")
+
+    async def refresh(self) -> None:
+        """See `Driver.refresh`."""
+        guests = list(self._guests.values())
+        await asyncio.gather(*(guest.look() for guest in guests))
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
@@ -371,7 +378,7 @@ class LibvirtDriver:
 
     async def _check_end(self, guest: VirtualGuest) -> None:
         """The word may be of an earlier domain of that name: ask."""
-        _, hypervisor, _, _ = self._opened()
+        _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
             if await hypervisor.find(guest.name, self._patience.call_s) is None and not guest.leaving:
                 guest.fail("its virtual machine ended by itself")
@@ -396,7 +403,7 @@ class LibvirtDriver:
         self._beside(self._reconcile(), "reconcile with libvirt")
 
     async def _reconcile(self) -> None:
-        _, hypervisor, _, _ = self._opened()
+        _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
             there = {owner["guest"] for owner in await hypervisor.call(self._patience.call_s, _list_owners)}
             for name in [name for name in self._guests if name not in there]:
@@ -409,10 +416,10 @@ class LibvirtDriver:
             raise DriverError("the driver is not open")
         return self._budget, self._hypervisor
 
-    def _opened(self) -> tuple[NodeBudget, Hypervisor, Machine, GuestImage]:
-        if self._image is None or self._machine is None:
+    def _opened(self) -> tuple[NodeBudget, Hypervisor, GuestImage]:
+        if self._image is None:
             raise DriverError("the driver is not open")
-        return (*self._reached(), self._machine, self._image)
+        return (*self._reached(), self._image)
 
     def _get(self, guest: str) -> VirtualGuest:
         if guest not in self._guests:
@@ -422,13 +429,6 @@ class LibvirtDriver:
     def _forget(self, guest: VirtualGuest) -> None:
         if self._guests.get(guest.name) is guest:
             del self._guests[guest.name]
-
-
-def _versions(connection: libvirt.virConnect) -> dict[str, str]:
-    def text(number: int) -> str:
-        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
-
-    return {"libvirt": text(connection.getLibVersion()), "qemu": text(connection.getVersion())}
 
 
 def _native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | None:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -17,18 +16,18 @@ import msgspec
 
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
 from node_agent.drivers.virt.channel import GuestChannel
-from node_agent.drivers.virt.domain import PERIOD_US, channel_path, console_path
-from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.platform import Platform, Vcpus
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
-from node_agent.guests.wire import Frame, WireError
+from node_agent.guests.wire import Frame, WireError, is_frame
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 T = TypeVar("T")
 
-LEAST_QUOTA_US = 1000  # the kernel's own bound
 _TAIL_LINES = 5
+_TAIL_BYTES = 16_384  # frames may be among the lines
+_LOOK_WITHIN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -45,17 +44,6 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a driver waits, in seconds."""
-
-    call_s: float = 30.0  # for libvirt
-    boot_s: float = 90.0  # for a guest's first word
-    order_s: float = 30.0  # for a guest to answer
-    memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
-    silence_s: float = 60.0  # without a beat of a guest that runs
-
-
 class VirtualGuest:
     """A domain and what is known of it. When it ends by itself, `forget` is called first, then the end is told.
 
@@ -63,7 +51,7 @@ class VirtualGuest:
     """
 
     def __init__(
-        self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, patience: Patience,
+        self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
         tell: Callable[[Happening], None], forget: Callable[[VirtualGuest], None],
     ) -> None:  # fmt: skip
         self.spec = spec
@@ -71,13 +59,14 @@ class VirtualGuest:
         self.state = State.BOOTING
         self._cap_cores = cap_cores
         self._hypervisor = hypervisor
-        self._patience = patience
+        self._platform = platform
+        self._patience = platform.patience
         self._tell = tell
         self._forget = forget
         self._loop = asyncio.get_running_loop()
-        self._console = hypervisor.file(console_path(self.name))
+        self._console = hypervisor.file(platform.console_path(self.name))
         self._channel = GuestChannel(self.name, self._hear)
-        self._groups: VcpuGroups | None = None
+        self._vcpus: Vcpus | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._listeners: list[Callable[[str], None]] = []
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -97,9 +86,9 @@ class VirtualGuest:
     # --- its domain
 
     async def appear(self) -> None:
-        """Take over the running or paused domain: find its control groups."""
+        """Take over the running or paused domain."""
         self.created = True
-        self._groups = await asyncio.to_thread(vcpu_groups, self._hypervisor.file(pid_path(self.name)))
+        self._vcpus = await asyncio.to_thread(self._platform.vcpus, self.name, self._hypervisor)
 
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
         """Run `function(domain)` in a thread; raises `DriverError`."""
@@ -108,7 +97,7 @@ class VirtualGuest:
     async def attach(self, deadline_s: float) -> None:
         """Open the control channel and catch up with what the guest told meanwhile."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
-        await self._channel.attach(self._hypervisor.file(channel_path(xml)), deadline_s)
+        await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
         self._beats_at_s = self._loop.time()
 
     async def boot(self) -> None:
@@ -162,17 +151,21 @@ class VirtualGuest:
     async def _apply_cap(self) -> float:
         self._applying = True
         try:
-            return await self._set_quota(self._cap_cores)
+            return await self._set(self._cap_cores)
         finally:
             self._applying = False
 
-    async def _set_quota(self, wanted: float) -> float:
-        each = wanted / self.spec.program.workers
-        # a whole core a virtual CPU is all it can use, and the node's own quota allows no larger one
-        quota_us = -1 if each >= 1 else max(LEAST_QUOTA_US, round(each * PERIOD_US))
-        values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
-        await self.on_domain(lambda domain: domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE))
-        found = await asyncio.to_thread(self._read_cap)
+    async def _set(self, wanted: float) -> float:
+        vcpus, each = self._made(), wanted / self.spec.program.workers
+
+        def set_and_read(domain: libvirt.virDomain) -> float | None:
+            vcpus.set_cap(domain, each)
+            return vcpus.cap_cores()
+
+        try:
+            found = await self.on_domain(set_and_read)
+        except OSError as error:
+            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
         if not self._is_right(found, wanted):
             raise DriverError(f"guest {self.name}: cap {wanted} cores was read back as {found}")
         return wanted if found is None else found
@@ -182,13 +175,10 @@ class VirtualGuest:
             return wanted >= self.spec.program.workers
         return abs(found - wanted) <= 0.01 + 0.01 * wanted
 
-    def _read_cap(self) -> float | None:
-        if self._groups is None:
-            raise DriverError(f"guest {self.name}: its control groups are not known yet")
-        try:
-            return self._groups.cap_cores()
-        except OSError as error:
-            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
+    def _made(self) -> Vcpus:
+        if self._vcpus is None:
+            raise DriverError(f"guest {self.name}: its virtual CPUs are not known yet")
+        return self._vcpus
 
     async def _repair(self, found: float | None) -> None:
         """Somebody else changed the cap (a reload of systemd does): say so and set it again."""
@@ -247,7 +237,9 @@ class VirtualGuest:
         self._must_be(State.HELD)
         self.state, self.leaving = State.SAVING, True
         begin_s = self._loop.time()
-        saving = asyncio.ensure_future(self.on_domain(lambda domain: domain.save(str(image)), self._patience.memory_s))
+        saving = asyncio.ensure_future(
+            self.on_domain(lambda domain: self._platform.save(domain, image), self._patience.memory_s)
+        )
         try:
             await asyncio.shield(saving)
         except BaseException:
@@ -257,7 +249,7 @@ class VirtualGuest:
         await self.departed()
         return elapsed_s
 
-    async def _give_up_save(self, saving: asyncio.Future[int], image: Path) -> None:
+    async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> None:
         if not saving.done():
             with contextlib.suppress(DriverError):
                 await self.on_domain(lambda domain: domain.abortJob())
@@ -265,6 +257,8 @@ class VirtualGuest:
         if saving.done() and not saving.cancelled():
             saving.exception()
         if await self._come_back(State.HELD):
+            with contextlib.suppress(DriverError):
+                await self.on_domain(_suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
 
     def depart(self) -> None:
@@ -399,22 +393,24 @@ class VirtualGuest:
 
     def words(self) -> str:
         """Return the last lines of the guest's processes and of its console, for a message."""
-        lines = list(self._said[-_TAIL_LINES:])
+        console = self._channel.overheard
         with contextlib.suppress(OSError):
-            data = self._console.read_bytes()[-4096:]
-            lines += data.decode(errors="replace").replace("\r", "").strip().splitlines()[-_TAIL_LINES:]
+            data = self._console.read_bytes()[-_TAIL_BYTES:]
+            console = data.decode(errors="replace").replace("\r", "").strip().splitlines()
+        lines = [*self._said[-_TAIL_LINES:], *[line for line in console if not is_frame(line)][-_TAIL_LINES:]]
         return f"; it printed: {' | '.join(lines)}" if lines else ""
 
     # --- what it uses
 
     def sample(self) -> GuestSample:
-        """Read what it has used and whether its cap is what it should be; notices a guest that fell silent."""
+        """Tell what it has used and whether its cap is what it should be; notices a guest that fell silent."""
         rss_mib = 0.0
-        if self._groups is not None:
-            rss_mib = resident_mib(self._groups.pid)
+        if self._vcpus is not None:
             with contextlib.suppress(OSError, DriverError, ValueError):
-                self._cpu_s = max(self._cpu_s, self._groups.cpu_s())
-                self._look_after()
+                seen = self._vcpus.seen()
+                rss_mib = seen.rss_mib
+                self._cpu_s = max(self._cpu_s, seen.cpu_s)
+                self._look_after(seen.cap_cores)
         units, mono_ns = self._progress
         steps = self._steps
         if steps is not None:
@@ -424,26 +420,30 @@ class VirtualGuest:
             read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
 
+    async def look(self) -> None:
+        """See to it that `sample` is new."""
+        if self._vcpus is not None and self.state is not State.ENDED:
+            with contextlib.suppress(OSError, DriverError, TimeoutError):
+                async with asyncio.timeout(_LOOK_WITHIN_S):
+                    await self._hypervisor.in_thread(self._vcpus.look)
+
     def meter(self) -> Meter:
-        """See `Driver.meter`: the time of its virtual CPUs' threads, which the kernel counts up at each tick."""
-        groups = self._groups
-        if groups is None:
-            raise DriverError(f"guest {self.name}: its control groups are not known yet")
+        """See `Driver.meter`."""
+        vcpus = self._made()
 
         def read() -> Reading:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.name} has ended")
             try:
-                return Reading(groups.cpu_s(), self._progress[0])
+                return Reading(vcpus.cpu_s(), self._progress[0])
             except (OSError, ValueError, IndexError) as error:
                 raise DriverError(f"guest {self.name} has ended: {error}") from error
 
         return read
 
-    def _look_after(self) -> None:
-        if self.state is not State.RUNNING or self._groups is None:
+    def _look_after(self, found: float | None) -> None:
+        if self.state is not State.RUNNING:
             return
-        found = self._groups.cap_cores()
         idle = not self._applying and (self._repairing is None or self._repairing.done())
         if idle and not self._is_right(found, self._cap_cores):
             self._repairing = self._loop.create_task(self._repair(found), name=f"cap of {self.name}")

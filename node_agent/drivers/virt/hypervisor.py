@@ -46,6 +46,11 @@ def _run_event_loop() -> None:
         _loop_runs = True
 
 
+def version_text(number: int) -> str:
+    """Return a version as libvirt packs it in words: 9.0.0."""
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
 class Listener(Protocol):
     """Who hears what libvirt tells; called in the event loop."""
 
@@ -106,13 +111,13 @@ class Hypervisor:
             if connection is not None:
                 with contextlib.suppress(libvirt.libvirtError, TimeoutError):
                     async with asyncio.timeout(HANG_UP_WITHIN_S):
-                        await self._in_thread(connection.close)
+                        await self.in_thread(connection.close)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _connect(self) -> None:
-        connection = await self._in_thread(partial(libvirt.open, self.uri))
-        await self._in_thread(partial(self._watch, connection))
+        connection = await self.in_thread(partial(libvirt.open, self.uri))
+        await self.in_thread(partial(self._watch, connection))
         self._connection = connection
         self._up.set()
 
@@ -167,14 +172,25 @@ class Hypervisor:
         try:
             async with asyncio.timeout(deadline_s):
                 await self._up.wait()
-                return await self._in_thread(partial(function, self._connection))
+                return await self.in_thread(partial(function, self._connection))
         except TimeoutError:
             state = "did not answer" if self._up.is_set() else "is away"
             raise DriverError(f"libvirt at {self.uri} {state} for {deadline_s:g} s") from None
         except libvirt.libvirtError as error:
             raise DriverError(f"libvirt: {error}") from error
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
+    def now(self, name: str, function: Callable[[Any], T]) -> T:
+        """Run `function(domain)` at once, for who is in a thread already; raises `DriverError`."""
+        connection = self._connection
+        if connection is None:
+            raise DriverError(f"libvirt at {self.uri} is away")
+        try:
+            return function(connection.lookupByName(name))
+        except libvirt.libvirtError as error:
+            raise DriverError(f"libvirt: {error}") from error
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run a function in one of this connection's threads."""
         return await self._loop.run_in_executor(self._threads, function)
 
     async def find(self, name: str, deadline_s: float) -> Any | None:

@@ -1,0 +1,99 @@
+"""What differs between the hypervisors behind libvirt, as the driver and its guests see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import libvirt
+
+from node_agent.drivers.protocol import NodeBudget
+from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.guests.image import GuestImage
+from testbed.bus.messages import GuestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a driver waits, in seconds."""
+
+    call_s: float = 30.0  # for libvirt
+    boot_s: float = 90.0  # for a guest's first word
+    order_s: float = 30.0  # for a guest to answer
+    memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
+    silence_s: float = 60.0  # without a beat of a guest that runs
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A domain as it was looked at last: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
+    and the memory it occupies.
+    """  # noqa: D205  # one sentence
+
+    cap_cores: float | None
+    cpu_s: float
+    rss_mib: float
+
+
+class Vcpus(Protocol):
+    """A running domain's virtual CPUs. All methods but `seen` may block, and raise `OSError` or `DriverError`."""
+
+    def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
+        """Cap each virtual CPU; 1 core and more is no cap."""
+
+    def cap_cores(self) -> float | None:
+        """Return the sum of the caps in cores as it is now, None without one."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that they have used by now."""
+
+    def look(self) -> None:
+        """See to it that `seen` is new."""
+
+    def seen(self) -> Seen:
+        """Return what was seen last, at once; raises `OSError`, `ValueError` or `DriverError` for what has gone."""
+
+
+class Platform(Protocol):
+    """One hypervisor. Methods that take a domain or a connection block: they are called in threads."""
+
+    @property
+    def consoles(self) -> Path:
+        """The folder of the guests' consoles, on the hypervisor's file system."""
+
+    @property
+    def patience(self) -> Patience:
+        """How long to wait for it."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether agents of several nodes may use one hypervisor, each knowing its own domains."""
+
+    async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
+        """Find out how guests run; returns that as capabilities."""
+
+    def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
+        """Return the versions of what takes part, by name."""
+
+    def console_path(self, guest: str) -> Path:
+        """Return the file that a guest's console is written to."""
+
+    def domain_xml(self, spec: GuestSpec, node: str) -> str:
+        """Return the domain of a guest: uncapped, with as many virtual CPUs as its program has workers, no disk."""
+
+    def control_path(self, xml: str) -> Path:
+        """Return the socket or terminal of a running domain's control channel; `DriverError` while there is none."""
+
+    def vcpus(self, guest: str, hypervisor: Hypervisor) -> Vcpus:
+        """Return the virtual CPUs of a running or paused domain; raises `DriverError`."""
+
+    def save(self, domain: libvirt.virDomain, image: Path) -> None:
+        """Write a paused domain to a file, and end it."""
+
+    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
+        """Return `domain.owner_of` of a saved domain."""
+
+    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
+        """Make a saved domain anew, paused and uncapped, as one of this node."""

@@ -1,0 +1,116 @@
+"""QEMU, with KVM or emulating: quotas of control groups cap its virtual CPUs, and the kernel counts their time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import libvirt
+
+from node_agent.drivers.protocol import DriverError, NodeBudget
+from node_agent.drivers.virt.accelerator import choose_accelerator
+from node_agent.drivers.virt.domain import (
+    CONSOLES,
+    PERIOD_US,
+    Machine,
+    Place,
+    channel_path,
+    console_path,
+    domain_xml,
+    moved_xml,
+    owner_of,
+)
+from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
+from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
+from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.guests.image import GuestImage
+from testbed.bus.messages import GuestSpec
+
+LEAST_QUOTA_US = 1000  # the kernel's own bound
+
+
+@dataclass(frozen=True, slots=True)
+class QemuVcpus:
+    """See `Vcpus`: set through libvirt, read from the kernel's files."""
+
+    groups: VcpuGroups
+
+    def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
+        """See `Vcpus.set_cap`."""
+        # a whole core a virtual CPU is all it can use, and the node's own quota allows no larger one
+        quota_us = -1 if each_cores >= 1 else max(LEAST_QUOTA_US, round(each_cores * PERIOD_US))
+        values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
+        domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    def cap_cores(self) -> float | None:
+        """See `Vcpus.cap_cores`."""
+        return self.groups.cap_cores()
+
+    def cpu_s(self) -> float:
+        """See `Vcpus.cpu_s`: the time of the threads, which the kernel counts up at each tick."""
+        return self.groups.cpu_s()
+
+    def look(self) -> None:
+        """See `Vcpus.look`: files are read when they are asked for."""
+
+    def seen(self) -> Seen:
+        """See `Vcpus.seen`."""
+        return Seen(self.groups.cap_cores(), self.groups.cpu_s(), resident_mib(self.groups.pid))
+
+
+class Qemu:
+    """See `Platform`."""
+
+    consoles = CONSOLES
+    patience = Patience()
+    shared = True
+
+    def __init__(self, place: Place, accel: str, pin: str) -> None:
+        if accel not in ("auto", "kvm", "tcg"):
+            raise DriverError(f"option accel = {accel!r}: expected auto, kvm or tcg")
+        self._place = place
+        self._accel = accel
+        self._pin = pin
+        self._machine: Machine | None = None
+
+    async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
+        """See `Platform.open`."""
+        accelerator = await choose_accelerator(self._accel, hypervisor, budget, image)
+        self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
+        return "cap:vcpu_quota", f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}"
+
+    def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
+        """See `Platform.versions`."""
+        return {"libvirt": version_text(connection.getLibVersion()), "qemu": version_text(connection.getVersion())}
+
+    def console_path(self, guest: str) -> Path:
+        """See `Platform.console_path`."""
+        return console_path(guest)
+
+    def domain_xml(self, spec: GuestSpec, node: str) -> str:
+        """See `Platform.domain_xml`."""
+        if self._machine is None:
+            raise DriverError("the driver is not open")
+        return domain_xml(spec, node, self._machine, self._place)
+
+    def control_path(self, xml: str) -> Path:
+        """See `Platform.control_path`."""
+        return channel_path(xml)
+
+    def vcpus(self, guest: str, hypervisor: Hypervisor) -> QemuVcpus:
+        """See `Platform.vcpus`."""
+        return QemuVcpus(vcpu_groups(hypervisor.file(pid_path(guest))))
+
+    def save(self, domain: libvirt.virDomain, image: Path) -> None:
+        """See `Platform.save`."""
+        domain.save(str(image))
+
+    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
+        """See `Platform.image_owner`."""
+        return owner_of(connection.saveImageGetXMLDesc(str(image), 0))
+
+    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
+        """See `Platform.restore`."""
+        here = moved_xml(connection.saveImageGetXMLDesc(str(image), 0), node, self._place, lease)
+        connection.restoreFlags(str(image), here, libvirt.VIR_DOMAIN_SAVE_PAUSED)

@@ -1,0 +1,208 @@
+"""Xen through libvirt: caps of the credit schedulers, guests that are paravirtual, their control channel a console."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import libvirt
+
+from node_agent.drivers.protocol import DriverError, NodeBudget
+from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head, owner_of
+from node_agent.drivers.virt.driver import LibvirtDriver
+from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
+from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.guests.image import GuestImage, command_line
+from node_agent.guests.uncompressed import uncompressed
+from testbed.bus.messages import GuestSpec
+
+CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
+WEIGHT = 256  # Xen's own default, the same for all guests: only their caps tell them apart
+_SCHEDULERS = ("credit", "credit2")
+_HEADER = struct.Struct("<16sII40x")  # libvirt, src/libxl/libxl_conf.h: magic, version, length of the XML
+_MAGIC = b"libvirt-xml\n \0 \r"
+
+
+@dataclass(frozen=True, slots=True)
+class _Guests:
+    """How guests run here, known once the driver is open."""
+
+    kernel: Path
+    initramfs: Path
+    scheduler: str
+
+
+class XenVcpus:
+    """See `Vcpus`: all of it is asked of the hypervisor, which counts CPU time in nanoseconds."""
+
+    def __init__(self, guest: str, hypervisor: Hypervisor, vcpus: int) -> None:
+        self._guest = guest
+        self._hypervisor = hypervisor
+        self._vcpus = vcpus
+        self._lock = threading.Lock()
+        self._seen = Seen(None, 0.0, 0.0)
+        self.look()
+
+    def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
+        """See `Vcpus.set_cap`. A cap is of the domain, in percent of one physical CPU; 0 is none."""
+        percent = 0 if each_cores >= 1 else max(1, round(each_cores * self._vcpus * 100))
+        # with flags, and with each single value, libvirt's libxl driver refuses
+        domain.setSchedulerParameters({"cap": percent, "weight": WEIGHT})
+
+    def cap_cores(self) -> float | None:
+        """See `Vcpus.cap_cores`."""
+        self.look()
+        return self.seen().cap_cores
+
+    def cpu_s(self) -> float:
+        """See `Vcpus.cpu_s`."""
+        return self._hypervisor.now(self._guest, _cpu_s)
+
+    def look(self) -> None:
+        """See `Vcpus.look`."""
+        seen = self._hypervisor.now(self._guest, lambda domain: Seen(_cap_cores(domain), *_use(domain)))
+        with self._lock:
+            self._seen = seen
+
+    def seen(self) -> Seen:
+        """See `Vcpus.seen`."""
+        with self._lock:
+            return self._seen
+
+
+def _cap_cores(domain: libvirt.virDomain) -> float | None:
+    percent = int(domain.schedulerParameters()["cap"])
+    return percent / 100 if percent else None
+
+
+def _use(domain: libvirt.virDomain) -> tuple[float, float]:
+    _state, _most_kib, memory_kib, _vcpus, cpu_ns = domain.info()
+    return cpu_ns / 1e9, memory_kib / 1024
+
+
+def _cpu_s(domain: libvirt.virDomain) -> float:
+    return _use(domain)[0]
+
+
+class Xen:
+    """See `Platform`. A hypervisor belongs to one agent: what it made elsewhere still says so after a restore here."""
+
+    consoles = CONSOLES
+    # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
+    patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0)
+    shared = False
+
+    def __init__(self, place: Place, guest_type: str) -> None:
+        if guest_type not in ("pv", "pvh"):
+            raise DriverError(f"option guest_type = {guest_type!r}: expected pv or pvh")
+        self._place = place
+        self._type = guest_type
+        self._guests: _Guests | None = None
+
+    async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
+        """See `Platform.open`."""
+        kernel = await hypervisor.in_thread(lambda: uncompressed(image, budget.state_dir))
+        scheduler = await hypervisor.call(self.patience.call_s, _scheduler)
+        self._guests = _Guests(kernel, image.initramfs, scheduler)
+        return f"cap:{scheduler}", f"accel:xen-{self._type}"
+
+    def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
+        """See `Platform.versions`."""
+        return {
+            "libvirt": version_text(connection.getLibVersion()), "xen": version_text(connection.getVersion()),
+            "xen-scheduler": self._made().scheduler,
+        }  # fmt: skip
+
+    def console_path(self, guest: str) -> Path:
+        """See `Platform.console_path`."""
+        return CONSOLES / f"guest-{guest}.log"
+
+    def domain_xml(self, spec: GuestSpec, node: str) -> str:
+        """See `Platform.domain_xml`."""
+        guests = self._made()
+        root = domain_head("xen", spec, node)
+        child(root, "vcpu", str(spec.program.workers))
+        boot = child(root, "os")
+        kind = {"pv": ("linux", "xenpv"), "pvh": ("hvm", "xenpvh")}[self._type]
+        child(boot, "type", kind[0], arch="x86_64", machine=kind[1])
+        child(boot, "kernel", str(guests.kernel))
+        child(boot, "initrd", str(guests.initramfs))
+        child(boot, "cmdline", command_line(spec.guest, spec.address or None, "hvc0"))
+        devices = child(root, "devices")
+        child(child(devices, "console", type="pty"), "target", type="xen", port="0")
+        if spec.address and self._place.bridge:
+            add_interface(devices, spec.address, self._place.bridge)
+        return ET.tostring(root, encoding="unicode")
+
+    def control_path(self, xml: str) -> Path:
+        """See `Platform.control_path`: the terminal of its console, another one in each life."""
+        source = ET.fromstring(xml).find("devices/console[@type='pty']/source")  # noqa: S314  # the hypervisor's own
+        if source is None or not source.get("path"):
+            raise DriverError("the domain has no console with a terminal")
+        return Path(source.attrib["path"])
+
+    def vcpus(self, guest: str, hypervisor: Hypervisor) -> XenVcpus:
+        """See `Platform.vcpus`."""
+        return XenVcpus(guest, hypervisor, hypervisor.now(guest, lambda domain: int(domain.info()[3])))
+
+    def save(self, domain: libvirt.virDomain, image: Path) -> None:
+        """See `Platform.save`. A paravirtual guest takes part in being saved: it runs until it has been asked to."""
+        domain.resume()
+        domain.save(str(image))
+
+    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
+        """See `Platform.image_owner`; libvirt cannot say it for Xen."""
+        del connection
+        return owner_of(image_xml(image))
+
+    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
+        """See `Platform.restore`. The domain stays as it was written: libvirt changes none for Xen."""
+        del node, lease
+        connection.restoreFlags(str(image), None, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+
+    def _made(self) -> _Guests:
+        if self._guests is None:
+            raise DriverError("the driver is not open")
+        return self._guests
+
+
+def _scheduler(connection: libvirt.virConnect) -> str:
+    for domain in connection.listAllDomains():  # domain 0 is always there
+        kind = str(domain.schedulerType()[0])
+        if kind not in _SCHEDULERS:
+            raise DriverError(f"Xen's scheduler {kind} has no caps: expected {' or '.join(_SCHEDULERS)}")
+        return kind
+    raise DriverError("Xen has no domain 0")
+
+
+def image_xml(image: Path) -> str:
+    """Return the domain in a file that libvirt's Xen driver saved; raises `DriverError`."""
+    try:
+        with image.open("rb") as file:
+            magic, _version, length = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC:
+                raise DriverError("it was not saved by libvirt from Xen")
+            text = file.read(length)
+    except (OSError, struct.error) as error:
+        raise DriverError(f"it cannot be read: {error}") from error
+    if len(text) < length:
+        raise DriverError(f"its domain is cut off after {len(text)} of {length} bytes")
+    return text.rstrip(b"\0").decode(errors="replace")
+
+
+class XenDriver(LibvirtDriver):
+    """See `Driver`. Options, all text: `uri` of libvirt; `bridge` of its guests; `guest_type` (pv, pvh); `image`, a
+    folder that `testbed image build` made.
+    """  # noqa: D205  # the summary is a list of options
+
+    name = "xen"
+
+    def __init__(
+        self, uri: str = "xen:///system", bridge: str = "xenbr0", guest_type: str = "pv", image: str = ""
+    ) -> None:
+        place = Place(bridge=bridge)
+        self._set_up(Xen(place, guest_type), uri, "", place, "/", image)
