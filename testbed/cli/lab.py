@@ -181,6 +181,8 @@ def _print(found: LabReport) -> None:
     )  # fmt: skip
     for node in found.nodes:
         daemon = "-" if node.libvirtd_answers is None else str(node.libvirtd_pid or "dead")
+        if node.machine_pid is not None:
+            daemon = f"in machine {node.machine_pid}"
         table.add_row(
             node.node, node.driver, daemon if node.libvirtd_answers in {None, True} else f"{daemon} silent",
             f"{node.agent_pid or 'dead'}{'' if node.agent_online else ' offline'}", node.address, f"{node.cpus:g}",

@@ -5,19 +5,19 @@ It is made anew for each lab, and mounted after a saved state was loaded: the st
 
 from __future__ import annotations
 
-import compileall
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from py_compile import PycInvalidationMode
 
 import node_agent
 import testbed
 from node_agent.guests.image import GuestImage, current
+from node_agent.guests.uncompressed import uncompressed
 from testbed.box.commands import run
 from testbed.box.spec import BoxSpec, store_dir
 from testbed.box.xen.dom0 import AGENT_FILES
@@ -73,7 +73,7 @@ class AgentDisk:
 
 
 def fill(root: Path, image: GuestImage) -> None:
-    """Put into a new folder what the agent is and needs: `python`, compiled, and `guest-image`."""
+    """Put into a new folder what the agent is and needs: `python`, compiled, `guest-image`, and its kernel unpacked."""
     python = root / "python"
     python.mkdir(parents=True)
     for package in (testbed, node_agent):
@@ -83,12 +83,10 @@ def fill(root: Path, image: GuestImage) -> None:
         _copy(distribution(name), python, everything=True)
     _copy(distribution(PROJECT), python, everything=False)  # what tells which driver has which name
     # Nothing can be compiled where it runs: that disk is read only, and an emulated processor takes long.
-    if not compileall.compile_dir(
-        python, quiet=2, workers=0, stripdir=str(root), prependdir=AGENT_FILES,
-        invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
-    ):  # fmt: skip
-        raise RunError(f"agent disk: {python}: not all of it can be compiled")
+    settings = ("-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", AGENT_FILES)
+    run(sys.executable, "-m", "compileall", *settings, str(python), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image")
+    uncompressed(image, root)  # as the agent wants it in the end
 
 
 def closure(roots: Iterable[str]) -> set[str]:
@@ -116,7 +114,7 @@ def _copy(source: Distribution, into: Path, *, everything: bool) -> None:
     """Copy the files of a distribution; or only what says what it is, as its code may be elsewhere."""
     for file in source.files or ():
         is_metadata = file.parts[0].endswith((".dist-info", ".egg-info"))
-        if file.parts[0] == ".." or "__pycache__" in file.parts or not (everything or is_metadata):
+        if {"..", "__pycache__", "tests"} & set(file.parts) or not (everything or is_metadata):
             continue
         target = into.joinpath(*file.parts)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,14 +19,17 @@ from testbed.errors import RunError
 BRIDGE = "xenbr0"
 OUTSIDE = "10.0.2.2"  # by which QEMU lets the control domain reach the loopback interface of the machine outside
 AGENT_FILES = "/opt/dfrs"
+AGENT_STATE = "/var/lib/dfrs/agent"
 _URI = "xen:///system"
 _PID_FILE = "/run/dfrs-agent.pid"
-_ASK_WITHIN_S = 20.0
-_BECOME_WITHIN_S = 60.0
+_ASK_WITHIN_S = 60.0  # an emulated processor takes seconds to log in, more when it has other work
+_BECOME_WITHIN_S = 90.0
 # $1 host name, $2 address with prefix length, $3 hardware address; standard input: randomness, then the time.
 # Every node is loaded from one saved state: without fresh randomness all of them would draw the same numbers.
 _BECOME = f"""
 mount -t ext4 -o ro /dev/vdb {AGENT_FILES}
+mkdir -p {AGENT_STATE}
+ln -s {AGENT_FILES}/vmlinux-* {AGENT_STATE}
 hostname "$1"
 ip link set eth1 address "$3"
 ip link add {BRIDGE} address "$3" type bridge
@@ -51,7 +54,8 @@ done
 kill -KILL "$pid"
 """
 _TELL_GUESTS = f"""
-for domain in $(virsh -c {_URI} list --name); do
+names=$(virsh -c {_URI} list --name)
+for domain in $names; do
   echo "domain $domain"
   virsh -c {_URI} schedinfo "$domain" 2> /dev/null || true
 done
@@ -83,7 +87,8 @@ class Dom0:
         settings = {
             "BatchMode": "yes", "IdentitiesOnly": "yes", "StrictHostKeyChecking": "yes", "HostKeyAlias": HOST_NAME,
             "UserKnownHostsFile": self._folder / "known_hosts", "GlobalKnownHostsFile": "/dev/null",
-            "LogLevel": "ERROR", "ConnectTimeout": 10, "ServerAliveInterval": 10, "ServerAliveCountMax": 6,
+            "LogLevel": "ERROR", "ConnectTimeout": round(_ASK_WITHIN_S),
+            "ServerAliveInterval": 10, "ServerAliveCountMax": 6,
         }  # fmt: skip
         return [
             *(program("ssh"), "-F", "none", "-i", str(self._folder / "key"), "-p", port),

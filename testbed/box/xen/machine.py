@@ -27,6 +27,7 @@ STORE_FOLDERS = ("log",)
 _TAP = "xen0"
 _ROLE = "machine"
 _BOOT_WITHIN_S: dict[Accelerator, float] = {"kvm": 60.0, "tcg": 420.0}
+_TRY_S = 10.0
 _MONITOR_WITHIN_S = 20.0
 _LOADED_WITHIN_S = 120.0
 _ANSWER_WITHIN_S = 60.0
@@ -126,7 +127,7 @@ class XenMachine:
         dom0 = Dom0(self.node)
 
         def over() -> bool:
-            return not self._runs(process) or dom0.answers()
+            return not self._runs(process) or dom0.answers(_TRY_S)
 
         if not wait_until(over, within_s) or not self._runs(process):
             raise RunError(f"{self.name}: not up after {within_s:g} s{last_line(self._console)}")
