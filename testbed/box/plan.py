@@ -33,7 +33,7 @@ def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lamb
         [Folders(store_dir(spec.lab), (*_inside(rooms, STORE_FOLDERS), *_inside(nested, machine.STORE_FOLDERS)))],
         [
             *(Fabric(spec), Broker(spec, journal)),
-            *(Partition(spec, node) for node in virtual),
+            *(Partition(spec, node) for node in [*virtual, *nested]),
             *([AgentDisk(spec)] if nested else []),
         ],
         [NodeNetwork(spec, node) for node in spec.nodes],

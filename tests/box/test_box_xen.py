@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_agent.guests.recipe_debian import Package
+from testbed.box import partition as partition_module
 from testbed.box.commands import CommandError
+from testbed.box.partition import Hierarchies, Partition
 from testbed.box.plan import layers_of
 from testbed.box.spec import NodeSpec
 from testbed.box.state import BoxState, Journal
@@ -281,10 +283,23 @@ def test_a_nested_node_has_a_machine_where_others_have_a_libvirtd():
     assert [name for name in names if name.endswith("dfrs-x-b")] == [
         "network dfrs-x-b", "namespaces dfrs-x-b", "agent dfrs-x-b",
     ]  # fmt: skip
-    assert "agent disk x" in names
+    assert {"agent disk x", "partition dfrs-x-a.partition"} <= set(names)
     libvirt = spec_of(scenario(("libvirt",)))
     others = [part.name for layer in layers_of(libvirt, Journal(BoxState(libvirt, "", 1))) for part in layer]
     assert not [name for name in others if name.startswith(("agent disk", "machine"))]
+
+
+def test_a_nested_node_comes_before_foreign_load_but_has_no_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(partition_module, "here", lambda: Hierarchies({}, tmp_path))
+    spec = spec_of(scenario())
+    capacity = Partition(spec, spec.nodes[0])
+    assert capacity.quota_us is None
+    capacity.make()
+    folder = tmp_path / "dfrs-x-a.partition"
+    assert (folder / "cpu.max").read_text() == "max 100000"
+    assert int((folder / "cpu.weight").read_text()) == 800
+    (folder / "cpu.weight").write_text("100")  # somebody else has changed it
+    assert not capacity.there()
 
 
 def test_the_scenario_of_nested_nodes_is_whole():

@@ -18,6 +18,7 @@ import node_agent
 import testbed
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.uncompressed import uncompressed
+from node_agent.guests.unpack import unpacked
 from testbed.box.commands import run
 from testbed.box.spec import BoxSpec, store_dir
 from testbed.box.xen.dom0 import AGENT_FILES
@@ -85,7 +86,9 @@ def fill(root: Path, image: GuestImage) -> None:
     # Nothing can be compiled where it runs: that disk is read only, and an emulated processor takes long.
     settings = ("-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", AGENT_FILES)
     run(sys.executable, "-m", "compileall", *settings, str(python), timeout_s=_MAKE_WITHIN_S)
-    shutil.copytree(image.folder, root / "guest-image")
+    shutil.copytree(image.folder, root / "guest-image" / image.key)
+    (root / "guest-image" / "current").symlink_to(image.key)
+    unpacked(current(root / "guest-image"))  # the agent makes it beside the image, where it cannot write
     uncompressed(image, root)  # as the agent wants it in the end
 
 

@@ -1,7 +1,7 @@
-"""Starts the machine of a node: `python -m testbed.box.xen.launch NAMESPACE BRIDGE TAP COMMAND...`.
+"""Starts the machine of a node: `python -m testbed.box.xen.launch NODE BRIDGE TAP COMMAND...`, by its full name.
 
-The machine is on the network of the computer, where the broker is; its second card is a port of a bridge in another
-network namespace. A network device belongs to the namespace in which it is opened, and ends with its file.
+The machine is on the network of the computer, where the broker is; its second card is a port of a bridge in the network
+namespace of the node. A network device belongs to the namespace in which it is opened, and ends with its file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from testbed.box.commands import run
+from testbed.box.partition import join_partition
 from testbed.box.xen.hardware import TAP_FD
 
 _CLONE_NEWNET = 0x40000000
@@ -37,10 +38,11 @@ def _enter(namespace: int) -> None:
 
 
 def main() -> None:
-    """Open the device in its namespace, and become the command."""
-    namespace, bridge, tap, *command = sys.argv[1:]
+    """Open the device in the node's namespace, and become the command, in the node's partition."""
+    node, bridge, tap, *command = sys.argv[1:]
+    join_partition(node, os.getpid())
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
-    other = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
+    other = os.open(Path("/run/netns") / node, os.O_RDONLY)
     _enter(other)
     device = open_tap(tap)
     run("ip", "link", "set", tap, "master", bridge, "up")
