@@ -11,6 +11,7 @@ from testbed.box.plan import layers_of
 from testbed.box.spec import STORE_ROOT
 from testbed.box.state import BoxState, Journal, find
 from testbed.box.sweep import leftovers
+from testbed.box.xen.dom0 import Dom0
 from testbed.errors import TestbedError
 
 
@@ -36,9 +37,12 @@ def list_lab(lab: str) -> list[str]:
     found = []
     known = _known(lab, lambda _line: None)
     for node in known.nodes if known is not None else ():
-        if node.has_hypervisor and node.socket.exists():
+        if node.has_libvirtd and node.socket.exists():
             with contextlib.suppress(TestbedError):
                 found += [f"domain {domain} on {node.name}" for domain in domains(node)]
+        elif node.is_nested:
+            with contextlib.suppress(TestbedError):
+                found += [f"domain {domain} on {node.name}" for domain, _cap in Dom0(node).guests()]
     return [*found, *(part.name for layer in reversed(leftovers(lab)) for part in layer)]
 
 

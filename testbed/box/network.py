@@ -42,13 +42,20 @@ def _is_up(links: dict[str, dict[str, Any]], name: str) -> bool:
     return "UP" in links.get(name, {}).get("flags", [])
 
 
-def _hardware_address(node: NodeSpec) -> str:
-    """Return a fixed hardware address for a node's bridge.
+def hardware_address(node: NodeSpec, *, inside: bool = False) -> str:
+    """Return a fixed hardware address for a node's bridge; `inside` is that of the bridge in a nested node.
 
     By default it is the lowest of its ports', which changes as guests come and go and when a node is made again, and
     the other nodes would send to the earlier one for a minute.
     """
-    return ":".join(f"{byte:02x}" for byte in (0x02, 0xDF, *ipaddress.IPv4Address(node.host).packed))
+    first = 0x06 if inside else 0x02
+    return ":".join(f"{byte:02x}" for byte in (first, 0xDF, *ipaddress.IPv4Address(node.host).packed))
+
+
+def is_port(namespace: str, name: str) -> bool:
+    """Whether an interface is up, and a port of the bridge in a namespace; raises `CommandError` without that."""
+    links = _show(namespace)
+    return _is_up(links, name) and links[name].get("master") == BRIDGE
 
 
 def _make_bridge(namespace: str, *settings: str) -> None:
@@ -111,7 +118,7 @@ class NodeNetwork:
         links = _show(self.node.full_name)
         addresses = [f"{a['local']}/{a['prefixlen']}" for a in links.get(BRIDGE, {}).get("addr_info", [])]
         return (
-            self.node.address in addresses
+            (self.node.is_nested or self.node.address in addresses)
             and all(_is_up(_show(namespace), link) for namespace, link in self._ends)
             and all(self._is_limited(namespace, link) for namespace, link in self._ends)
         )
@@ -123,9 +130,10 @@ class NodeNetwork:
             self._drop_link()
             run("ip", "-n", own, "address", "flush", "dev", BRIDGE)
         else:
-            _make_bridge(own, "address", _hardware_address(self.node))
+            _make_bridge(own, "address", hardware_address(self.node))
             self._drop_link()  # of an earlier namespace that some process keeps alive
-        run("ip", "-n", own, "address", "add", self.node.address, "dev", BRIDGE)
+        if not self.node.is_nested:  # that one has its address in the machine that it is
+            run("ip", "-n", own, "address", "add", self.node.address, "dev", BRIDGE)
         run(
             *("ip", "link", "add", _UPLINK, "netns", own, "type", "veth"),
             *("peer", "name", self._port, "netns", fabric),

@@ -19,7 +19,10 @@ _PERIOD_US = 100_000
 # So much against 1024 of everything that is not in the lab: foreign load takes little of a node under measurement. The
 # quota bounds what this can take from others.
 _SHARES = 65_536
-_WEIGHT = 6_400  # the same ratio on version 2, where the default is 100
+# A machine with a hypervisor of its own has no quota: time that is taken from it there looks like time that its guests
+# have had. Without one, it must leave something to the broker and the controller.
+_NESTED_SHARES = 8_192
+_WEIGHT_OF_SHARES = 100 / 1024  # the defaults of version 2 and of version 1
 _EMPTY_WITHIN_S = 5.0
 
 
@@ -70,7 +73,10 @@ def here() -> Hierarchies:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The control group of one node: a quota of its cores and the emulators' headroom, and a high weight."""
+    """The control group of one node: a quota of its cores and the emulators' headroom, and a high weight.
+
+    That of a nested node has no quota, and a lower weight.
+    """
 
     spec: BoxSpec
     node: NodeSpec
@@ -81,21 +87,29 @@ class Partition:
         return f"partition {self.node.full_name}{SUFFIX}"
 
     @property
-    def quota_us(self) -> int:
-        """CPU time in a period of 0.1 s."""
-        return round(self.node.cpus * (1 + self.spec.emulator_headroom_frac) * _PERIOD_US)
+    def quota_us(self) -> int | None:
+        """CPU time in a period of 0.1 s; None is no limit."""
+        return (
+            None if self.node.is_nested else round(self.node.cpus * (1 + self.spec.emulator_headroom_frac) * _PERIOD_US)
+        )
 
     def _settings(self, groups: Hierarchies) -> dict[Path, str]:
         name = self.node.full_name + SUFFIX
+        quota_us = self.quota_us
+        shares = _NESTED_SHARES if self.node.is_nested else _SHARES
         if groups.kind == "v2":
+            limit = "max" if quota_us is None else str(quota_us)
             folder = _v2(groups) / name
-            return {folder / "cpu.max": f"{self.quota_us} {_PERIOD_US}", folder / "cpu.weight": str(_WEIGHT)}
+            return {
+                folder / "cpu.max": f"{limit} {_PERIOD_US}",
+                folder / "cpu.weight": str(round(shares * _WEIGHT_OF_SHARES)),
+            }
         cpu, cpuset = groups.v1["cpu"], groups.v1["cpuset"]
         return {
             **{cpuset / name / file: _text(cpuset / file) for file in ("cpuset.cpus", "cpuset.mems")},
             cpu / name / "cpu.cfs_period_us": str(_PERIOD_US),
-            cpu / name / "cpu.cfs_quota_us": str(self.quota_us),
-            cpu / name / "cpu.shares": str(_SHARES),
+            cpu / name / "cpu.cfs_quota_us": str(-1 if quota_us is None else quota_us),
+            cpu / name / "cpu.shares": str(shares),
         }
 
     def there(self) -> bool:
@@ -126,6 +140,12 @@ class Partition:
     def remove(self) -> list[str]:
         """See `Part.remove`."""
         return remove_partition(self.node.full_name + SUFFIX)
+
+
+def join_partition(node: str, pid: int) -> None:
+    """Put a process into the partition of a node, by the node's full name; raises `OSError` if there is none."""
+    for root in here().roots:
+        (root / (node + SUFFIX) / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def partitions() -> list[str]:

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from testbed.box.hypervisor import Libvirtd
 from testbed.box.network import Fabric, NodeNetwork
 from testbed.box.partition import Partition
 from testbed.box.parts import Folders, Part
 from testbed.box.room import RUN_FOLDERS, STORE_FOLDERS, Room
 from testbed.box.services import Broker, NodeAgent
-from testbed.box.spec import BoxSpec, lab_dir, store_dir
+from testbed.box.spec import BoxSpec, NodeSpec, lab_dir, store_dir
 from testbed.box.state import Journal
+from testbed.box.xen import machine
+from testbed.box.xen.agent import XenAgent
+from testbed.box.xen.agent_disk import AgentDisk
+from testbed.box.xen.machine import XenMachine
 
 Layers = list[list[Part]]
 
 
-def layers_of(spec: BoxSpec, journal: Journal) -> Layers:
-    """Return the parts of a lab; each layer needs those before it, removal goes the other way."""
-    virtual = [node for node in spec.nodes if node.has_hypervisor]
-    run_folders = ("broker", *(f"{node.name}/{name}" for node in spec.nodes for name in RUN_FOLDERS))
-    store_folders = tuple(f"{node.name}/{name}" for node in spec.nodes for name in STORE_FOLDERS)
+def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lambda _line: None) -> Layers:
+    """Return the parts of a lab; each layer needs those before it, removal goes the other way.
+
+    `say` gets a line for what takes longer than is expected of a part.
+    """
+    nested = [node for node in spec.nodes if node.is_nested]
+    rooms = [node for node in spec.nodes if not node.is_nested]
+    virtual = [node for node in rooms if node.has_libvirtd]
     return [
-        [Folders(lab_dir(spec.lab), run_folders)],
-        [Folders(store_dir(spec.lab), store_folders)],
-        [Fabric(spec), Broker(spec, journal), *(Partition(spec, node) for node in virtual)],
+        [Folders(lab_dir(spec.lab), ("broker", *_inside(rooms, RUN_FOLDERS), *_inside(nested, machine.RUN_FOLDERS)))],
+        [Folders(store_dir(spec.lab), (*_inside(rooms, STORE_FOLDERS), *_inside(nested, machine.STORE_FOLDERS)))],
+        [
+            *(Fabric(spec), Broker(spec, journal)),
+            *(Partition(spec, node) for node in [*virtual, *nested]),
+            *([AgentDisk(spec)] if nested else []),
+        ],
         [NodeNetwork(spec, node) for node in spec.nodes],
-        [Room(node, journal) for node in spec.nodes],
+        [*(Room(node, journal) for node in rooms), *(XenMachine(spec, node, journal, say) for node in nested)],
         [Libvirtd(node, journal) for node in virtual],
-        [NodeAgent(node, journal) for node in spec.nodes],
+        [agent_of(node, journal) for node in spec.nodes],
     ]
+
+
+def agent_of(node: NodeSpec, journal: Journal) -> NodeAgent:
+    """Return the agent of a node."""
+    return XenAgent(node, journal) if node.is_nested else NodeAgent(node, journal)
+
+
+def _inside(nodes: list[NodeSpec], folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{node.name}/{name}" for node in nodes for name in folders)

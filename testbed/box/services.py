@@ -142,5 +142,5 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib)),
         *("--state-dir", str(node.run_dir / "agent"), "--image-dir", str(node.image_dir), "--broker-from-stdin"),
         "--no-claim",  # `testbed lab down` removes all of it
-        *(word for key, value in options.items() if node.has_hypervisor for word in ("--option", f"{key}={value}")),
+        *(word for key, value in options.items() if node.has_libvirtd for word in ("--option", f"{key}={value}")),
     ]

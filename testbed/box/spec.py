@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 RUN_ROOT = Path("/run/dfrs-testbed")
 STORE_ROOT = Path("/var/lib/dfrs-testbed")
 WITHOUT_HYPERVISOR = frozenset({"process", "null"})
+NESTED = "xen"  # the driver of nodes that are whole machines, with a hypervisor of their own in them
 
 
 def prefix(lab: str) -> str:
@@ -48,8 +50,18 @@ class NodeSpec:
 
     @property
     def has_hypervisor(self) -> bool:
-        """Whether a libvirtd belongs to it."""
+        """Whether its guests are virtual machines."""
         return self.driver not in WITHOUT_HYPERVISOR
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is a virtual machine itself, with hypervisor, libvirtd and agent in it."""
+        return self.driver == NESTED
+
+    @property
+    def has_libvirtd(self) -> bool:
+        """Whether a libvirtd of this machine belongs to it."""
+        return self.has_hypervisor and not self.is_nested
 
     @property
     def run_dir(self) -> Path:
@@ -79,13 +91,17 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class BoxSpec:
-    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s a node and direction; None is no limit)."""
+    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s a node and direction; None is no limit).
+
+    `xen_scheduler` is that of the hypervisors in nested Xen nodes.
+    """
 
     lab: str
     nodes: tuple[NodeSpec, ...]
     broker: str
     link_mbit_per_s: float | None
     emulator_headroom_frac: float
+    xen_scheduler: Literal["credit", "credit2"] = "credit"
 
     @property
     def fabric(self) -> str:

@@ -9,11 +9,12 @@ from testbed.box.hypervisor import Libvirtd, cap_cores, domains
 from testbed.box.online import agents_online
 from testbed.box.order import is_there
 from testbed.box.partition import here
-from testbed.box.plan import layers_of
-from testbed.box.processes import alive
-from testbed.box.services import Broker, NodeAgent
+from testbed.box.plan import agent_of, layers_of
+from testbed.box.processes import ProcessId, alive
+from testbed.box.services import Broker
 from testbed.box.spec import NodeSpec
 from testbed.box.state import BoxState, Journal, find
+from testbed.box.xen.dom0 import Dom0
 from testbed.errors import TestbedError
 
 _LISTEN_S = 2.0
@@ -29,7 +30,10 @@ class DomainStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node: process ids are None where nothing runs; `libvirtd_answers` is None where none belongs."""
+    """A node: process ids are None where nothing runs; `libvirtd_answers` is None where none belongs.
+
+    A nested node has a `machine_pid`, and no socket: its libvirtd runs in it, and answers by ssh.
+    """
 
     node: str
     driver: str
@@ -42,6 +46,7 @@ class NodeReport:
     agent_pid: int | None
     agent_online: bool
     domains: tuple[DomainStatus, ...]
+    machine_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +88,36 @@ def report(lab: str) -> LabReport:
     ]
     if state.phase != "up":
         missing.append(f"lab {lab}: its making was not completed (phase {state.phase})")
-    pid = broker.process.pid if broker.process is not None and alive(broker.process) else None
-    return LabReport(lab, state.phase, state.scenario, pid, here().kind, nodes, tuple(missing))
+    return LabReport(lab, state.phase, state.scenario, _pid(broker.process), here().kind, nodes, tuple(missing))
 
 
 def _node(node: NodeSpec, journal: Journal, online: bool) -> NodeReport:
-    daemon, agent = Libvirtd(node, journal), NodeAgent(node, journal)
-    runs = node.has_hypervisor and alive(daemon.process)
-    answers = (runs and daemon.answers()) if node.has_hypervisor else None
+    if node.is_nested:
+        return _nested(node, journal, online)
+    daemon = Libvirtd(node, journal)
+    answers = (alive(daemon.process) and daemon.answers()) if node.has_libvirtd else None
     return NodeReport(
         node.name, node.driver, node.cpus, node.memory_mib, node.address,
-        str(node.socket) if node.has_hypervisor else None,
-        daemon.process.pid if runs and daemon.process is not None else None, answers,
-        agent.process.pid if agent.process is not None and alive(agent.process) else None, online,
-        tuple(_domains(node)) if answers else (),
+        str(node.socket) if node.has_libvirtd else None,
+        _pid(daemon.process) if node.has_libvirtd else None, answers,
+        _pid(agent_of(node, journal).process), online, tuple(_domains(node)) if answers else (),
     )  # fmt: skip
+
+
+def _nested(node: NodeSpec, journal: Journal, online: bool) -> NodeReport:
+    machine = f"machine {node.full_name}"
+    try:
+        guests = [DomainStatus(*guest) for guest in Dom0(node).guests()] if alive(journal.process(machine)) else None
+    except TestbedError:
+        guests = None
+    return NodeReport(
+        node.name, node.driver, node.cpus, node.memory_mib, node.address, None, None, guests is not None,
+        _pid(agent_of(node, journal).process), online, tuple(guests or ()), _pid(journal.process(machine)),
+    )  # fmt: skip
+
+
+def _pid(process: ProcessId | None) -> int | None:
+    return process.pid if process is not None and alive(process) else None
 
 
 def _domains(node: NodeSpec) -> list[DomainStatus]:

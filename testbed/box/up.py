@@ -13,14 +13,15 @@ import psutil
 from testbed.box.down import remove_lab
 from testbed.box.online import agents_online
 from testbed.box.order import make_in_order
-from testbed.box.plan import layers_of
+from testbed.box.plan import agent_of, layers_of
 from testbed.box.processes import last_line
-from testbed.box.services import NodeAgent, free_port
+from testbed.box.services import free_port
 from testbed.box.spec import BoxSpec
 from testbed.box.state import BoxState, Journal, check_distinct, find
 from testbed.errors import RunError, TestbedError, UserError
 
 _ONLINE_WITHIN_S = 30.0
+_NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor reads all the code first
 
 
 def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
@@ -58,7 +59,7 @@ def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple
     try:
         if not was_up:
             journal.phase("making")
-        made = make_in_order(layers_of(spec, journal), journal, say)
+        made = make_in_order(layers_of(spec, journal, say), journal, say)
         _wait_for_agents(journal, say)
         journal.phase("up")
     except BaseException as error:
@@ -76,15 +77,16 @@ def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple
 
 def _wait_for_agents(journal: Journal, say: Callable[[str], None]) -> None:
     state = journal.state
-    agents = {node.name: NodeAgent(node, journal) for node in state.nodes}
+    agents = {node.name: agent_of(node, journal) for node in state.nodes}
+    within_s = _NESTED_ONLINE_WITHIN_S if any(node.is_nested for node in state.nodes) else _ONLINE_WITHIN_S
 
     def all_live() -> bool:
         return all(agent.there() for agent in agents.values())
 
-    online = asyncio.run(agents_online(state.broker_url, state.lab, agents, _ONLINE_WITHIN_S, all_live))
+    online = asyncio.run(agents_online(state.broker_url, state.lab, agents, within_s, all_live))
     for name, agent in agents.items():
         if not agent.there():
             raise RunError(f"{agent.name}: it ended{last_line(agent.log)}")
         if name not in online:
-            raise RunError(f"{agent.name}: not announced after {_ONLINE_WITHIN_S:g} s{last_line(agent.log)}")
+            raise RunError(f"{agent.name}: not announced after {within_s:g} s{last_line(agent.log)}")
     say(f"{len(agents)} agents online")

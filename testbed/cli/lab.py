@@ -57,6 +57,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
             from node_agent.guests.image import build  # noqa: PLC0415  # as above
 
             build(progress=_say)  # what its guests boot; nothing to do when it is there
+        if any(node.is_nested for node in spec.nodes):
+            from testbed.box.xen import image  # noqa: PLC0415  # as above
+
+            image.build(_say)
         _, made = bring_up(spec, scenario, _say)
     found = report(spec.lab)
     if as_json:
@@ -177,6 +181,8 @@ def _print(found: LabReport) -> None:
     )  # fmt: skip
     for node in found.nodes:
         daemon = "-" if node.libvirtd_answers is None else str(node.libvirtd_pid or "dead")
+        if node.machine_pid is not None:
+            daemon = f"in machine {node.machine_pid}"
         table.add_row(
             node.node, node.driver, daemon if node.libvirtd_answers in {None, True} else f"{daemon} silent",
             f"{node.agent_pid or 'dead'}{'' if node.agent_online else ' offline'}", node.address, f"{node.cpus:g}",

@@ -126,12 +126,14 @@ class BoxTable(_Table):
 
     Guests get addresses on `guest_network`, whose last 256 belong to the nodes. `link_mbit_per_s` limits the link of
     each node, in each direction. A node's quota is `emulator_headroom_frac` above its cores: caps hold for virtual
-    CPUs, and the other threads of their emulators need some time too.
+    CPUs, and the other threads of their emulators need some time too. `xen_scheduler` is that of the hypervisors in
+    nodes with driver `xen`, which are whole virtual machines.
     """
 
     guest_network: str = "10.77.0.0/16"
     link_mbit_per_s: Positive | None = None
     emulator_headroom_frac: Annotated[float, Field(ge=0, le=1)] = 0.1
+    xen_scheduler: Literal["credit", "credit2"] = "credit"
 
     @field_validator("guest_network")
     @classmethod
