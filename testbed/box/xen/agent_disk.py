@@ -88,8 +88,9 @@ def fill(root: Path, image: GuestImage) -> None:
     run(sys.executable, "-m", "compileall", *settings, str(python), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image" / image.key)
     (root / "guest-image" / "current").symlink_to(image.key)
-    unpacked(current(root / "guest-image"))  # the agent makes it beside the image, where it cannot write
-    uncompressed(image, root)  # as the agent wants it in the end
+    there = current(root / "guest-image")
+    unpacked(there)  # both the agent makes beside the image, where it cannot write
+    uncompressed(there)
 
 
 def closure(roots: Iterable[str]) -> set[str]:

@@ -29,7 +29,6 @@ _BECOME_WITHIN_S = 90.0
 _BECOME = f"""
 mount -t ext4 -o ro /dev/vdb {AGENT_FILES}
 mkdir -p {AGENT_STATE}
-ln -s {AGENT_FILES}/vmlinux-* {AGENT_STATE}
 hostname "$1"
 ip link set eth1 address "$3"
 ip link add {BRIDGE} address "$3" type bridge
