@@ -23,6 +23,7 @@ AGENT_STATE = "/var/lib/dfrs/agent"
 _URI = "xen:///system"
 _PID_FILE = "/run/dfrs-agent.pid"
 _ASK_WITHIN_S = 60.0  # an emulated processor takes seconds to log in, more when it has other work
+_LOGIN_WITHIN_S = 20.0
 _BECOME_WITHIN_S = 90.0
 # $1 host name, $2 address with prefix length, $3 hardware address; standard input: randomness, then the time.
 # Every node is loaded from one saved state: without fresh randomness all of them would draw the same numbers.
@@ -101,6 +102,14 @@ class Dom0:
             return run(*self.command(words), timeout_s=timeout_s)
         except CommandError as error:
             raise self._failure(error.ending, error.said) from error
+
+    def lets_in(self) -> bool:
+        """Whether it can be logged in to."""
+        try:
+            self.ask("true", _LOGIN_WITHIN_S)
+        except RunError:
+            return False
+        return True
 
     def answers(self, timeout_s: float = _ASK_WITHIN_S) -> bool:
         """Whether its libvirtd does what it is asked."""

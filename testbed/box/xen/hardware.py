@@ -64,9 +64,10 @@ class Shape:
     def key(self) -> str:
         """Return the name of its saved state: 16 hexadecimal digits."""
         version = run(_PROGRAM, "--version").splitlines()[0]
-        return sha256(json.dumps([version, self.hypervisor_arguments, *self.devices]).encode())[:16]
+        return sha256(json.dumps([_SAVING, version, self.hypervisor_arguments, *self.devices]).encode())[:16]
 
 
+_SAVING = 2  # of the way in which states are saved: another one needs another number
 _PROGRAM = "qemu-system-x86_64"
 
 

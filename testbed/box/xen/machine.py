@@ -67,6 +67,8 @@ class XenMachine:
         make_overlay(self._disk, state.disk, "qcow2")
         process = self._start(image, shape, self._disk, state)
         self._wait_running(process, _LOADED_WITHIN_S)
+        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # what was loaded takes a moment to hear the network again
+            raise RunError(f"{self.name}: nobody can log in{last_line(self._console)}")
         dom0.become(hardware_address(self.node, inside=True))
         if not wait_until(dom0.answers, _ANSWER_WITHIN_S):
             raise RunError(f"{self.name}: its libvirtd does not answer{last_line(self._console)}")
@@ -162,6 +164,6 @@ class XenMachine:
             return False
         try:
             with Monitor(self._monitor) as monitor:
-                return monitor.status() == "running"
+                return monitor.go_on()
         except RunError:
             return False

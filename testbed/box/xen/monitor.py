@@ -59,8 +59,18 @@ class Monitor:
         """Return how the machine is: `running`, or why it is not."""
         return str(self.ask("query-status")["status"])
 
+    def go_on(self) -> bool:
+        """Let a machine that has been loaded go on; returns whether it runs."""
+        if self.status() == "paused":
+            self.ask("cont")
+        return self.status() == "running"
+
     def save(self, state: Path) -> None:
-        """Write all that the machine knows, compressed, to a file; after that it stands still."""
+        """Stop the machine, and write all that it knows, compressed, to a file.
+
+        One that runs meanwhile is saved wrong now and then, where it is emulated: pages that it changed are left out.
+        """
+        self.ask("stop")
         self.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})  # its own limit is a slow network's
         place = shlex.quote(str(state))
         self.ask("migrate", uri=f"exec:zstd -3 -T0 -q > {place}.part && mv {place}.part {place}")
