@@ -22,6 +22,18 @@ _claims = tempfile.TemporaryDirectory(prefix="dfrs-claims-")
 os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--xen", action="store_true", help="run the tests on nested Xen nodes, too: half an hour more")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--xen"):
+        unless = pytest.mark.skip(reason="nested Xen takes half an hour more: ./scripts/test --xen -m xen")
+        for item in items:
+            if item.get_closest_marker("xen"):
+                item.add_marker(unless)
+
+
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Path]:
     """Return what installs a distribution of one module, by name, code and entry points; it returns the folder."""

@@ -1,0 +1,99 @@
+"""A lab of nested Xen nodes for tests: made by the command, and seen to be gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.box.network import namespaces
+from testbed.box.processes import marked
+from testbed.box.spec import lab_dir, store_dir
+from testbed.box.state import find
+from testbed.box.sweep import leftovers
+from testbed.box.xen.recipe import check_tools
+from testbed.errors import UserError
+
+
+def _missing() -> str:
+    if os.geteuid() != 0:
+        return "a lab in a box needs root"
+    try:
+        check_tools()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+needs_xen = pytest.mark.skipif(bool(_missing()), reason=_missing())
+
+SCENARIO = """
+name = "xen-test"
+lab = "{lab}"
+policy = "FCFS"
+[workload.lublin]
+nodes = 2
+jobs = 3
+seed = 1
+[box]
+guest_network = "10.214.0.0/16"
+[[nodes]]
+name = "a"
+driver = "xen"
+cpus = 0.5
+memory_mib = {memory_mib}
+"""
+COMMAND = Path(__file__).with_name("box_command.py")
+UP_WITHIN_S = 900  # the first time the image is built, and the machine boots
+
+
+class XenLab:
+    """One node; its agent drives Xen, or nothing where the lab alone is tested."""
+
+    def __init__(self, name: str, place: Path, memory_mib: int = 256, *, driven: bool = False) -> None:
+        self.name = name
+        self.file = place / "xen.toml"
+        self.file.write_text(SCENARIO.format(lab=name, memory_mib=memory_mib))
+        self._command = ["-m", "testbed"] if driven else [str(COMMAND)]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *self._command, "lab", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *arguments, code=0):
+        with self.start(*arguments) as child:
+            out, said = child.communicate(timeout=UP_WITHIN_S)
+        assert child.returncode == code, said
+        return out, said
+
+    def up(self):
+        out, _ = self.run("up", str(self.file), "--json")
+        return json.loads(out)
+
+    def status(self, code=0):
+        out, _ = self.run("status", self.name, "--json", code=code)
+        return json.loads(out)[0]
+
+    @property
+    def node(self):
+        return find(self.name).nodes[0]
+
+    def assert_gone(self):
+        name = f"dfrs-{self.name}-"
+        assert marked(self.name) == []
+        assert [found for found in namespaces() if found.startswith(name)] == []
+        assert not lab_dir(self.name).exists()
+        assert not store_dir(self.name).exists()
+        assert leftovers(self.name) == []
+        links = subprocess.check_output(["ip", "-json", "link", "show"], text=True)
+        assert "xen0" not in [link["ifname"] for link in json.loads(links)]
+
+    def end(self) -> None:
+        self.run("down", self.name)
+        self.assert_gone()
