@@ -152,7 +152,8 @@ class Lab:
     def image_folder(self, node: NodeUnderTest) -> Path | None:
         """Return where a node keeps saved guests, if that is on this machine."""
         if self.scenario.box is not None:
-            return next(spec.image_dir for spec in spec_of(self.scenario).nodes if spec.name == node.name)
+            spec = next(spec for spec in spec_of(self.scenario).nodes if spec.name == node.name)
+            return None if spec.is_nested else spec.image_dir
         if next(table.spawn for table in self.scenario.nodes if table.name == node.name):
             return self._place / "images" / node.name
         return None
