@@ -72,6 +72,7 @@ class LibvirtDriver:
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
         self._patience = platform.patience
+        self._building = asyncio.Semaphore(platform.builds_at_once)
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
         self._migrations: dict[str, Migration] = {}
@@ -200,7 +201,8 @@ class LibvirtDriver:
     async def _create_domain(self, guest: VirtualGuest) -> None:
         budget, hypervisor, _ = self._opened()
         xml = self._platform.domain_xml(guest.spec, budget.node)
-        await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
+        async with self._building:
+            await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
         await guest.boot()
 
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
@@ -213,10 +215,11 @@ class LibvirtDriver:
             raise DriverError(f"image {image}: {error}") from error
         if owner.get("guest") != guest.name:
             raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
-        await hypervisor.call(
-            self._patience.memory_s,
-            lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
-        )
+        async with self._building:
+            await hypervisor.call(
+                self._patience.memory_s,
+                lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
+            )
         await guest.appear()
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)

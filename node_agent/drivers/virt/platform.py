@@ -71,6 +71,10 @@ class Platform(Protocol):
     def shared(self) -> bool:
         """Whether agents of several nodes may use one hypervisor, each knowing its own domains."""
 
+    @property
+    def builds_at_once(self) -> int:
+        """How many domains may be created or restored at the same time."""
+
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """Find out how guests run; returns that as capabilities."""
 

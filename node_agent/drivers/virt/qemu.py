@@ -65,6 +65,7 @@ class Qemu:
     consoles = CONSOLES
     patience = Patience()
     shared = True
+    builds_at_once = 32  # QEMU waits for nobody else
 
     def __init__(self, place: Place, accel: str, pin: str) -> None:
         if accel not in ("auto", "kvm", "tcg"):

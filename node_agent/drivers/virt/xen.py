@@ -95,6 +95,7 @@ class Xen:
     # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
     patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0)
     shared = False
+    builds_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do side by side on a slow dom0
 
     def __init__(self, place: Place, guest_type: str) -> None:
         if guest_type not in ("pv", "pvh"):
