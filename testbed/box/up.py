@@ -18,6 +18,7 @@ from testbed.box.processes import last_line
 from testbed.box.services import free_port
 from testbed.box.spec import BoxSpec
 from testbed.box.state import BoxState, Journal, check_distinct, find
+from testbed.box.xen.hardware import OWN_MIB
 from testbed.errors import RunError, TestbedError, UserError
 
 _ONLINE_WITHIN_S = 30.0
@@ -27,9 +28,9 @@ _NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor reads all the code firs
 def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
     """Raise `UserError` if the machine cannot hold the nodes; tell what would spoil measurements on them."""
     machine_mib = psutil.virtual_memory().total >> 20
-    memory_mib = sum(node.memory_mib for node in spec.nodes)
+    memory_mib = sum(node.memory_mib + (OWN_MIB if node.is_nested else 0) for node in spec.nodes)
     if memory_mib > machine_mib:
-        raise UserError(f"lab {spec.lab}: its nodes have {memory_mib} MiB together, this machine {machine_mib}")
+        raise UserError(f"lab {spec.lab}: its nodes take {memory_mib} MiB together, this machine has {machine_mib}")
     cores, cpus = os.cpu_count() or 1, sum(node.cpus for node in spec.nodes)
     if cpus > cores:
         say(f"note: the nodes have {cpus:g} cores together, this machine {cores}: they will slow each other down")

@@ -11,6 +11,7 @@ import sys
 import threading
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 
 from node_agent.guests.recipe_debian import Package
 from testbed.box import partition as partition_module
+from testbed.box import up
 from testbed.box.commands import CommandError
+from testbed.box.network import hardware_address
 from testbed.box.partition import Hierarchies, Partition
 from testbed.box.plan import layers_of
 from testbed.box.spec import NodeSpec
@@ -65,6 +68,26 @@ def test_a_node_is_a_machine_with_room_for_its_guests_and_for_dom0():
     assert shape.memory_mib >= NODE.memory_mib + 512
     assert shape.cpus == math.ceil(NODE.cpus) == 1
     assert Shape.of(NodeSpec("x", "a", 1.5, 1024, "xen", NODE.address), "credit", "tcg").cpus == 2
+
+
+def test_the_machine_must_hold_what_nested_nodes_take_for_themselves(monkeypatch):
+    spec = spec_of(scenario())
+    for there_mib, fits in ((2 * (1024 + hardware.OWN_MIB), True), (2 * (1024 + hardware.OWN_MIB) - 1, False)):
+        monkeypatch.setattr(up.psutil, "virtual_memory", lambda mib=there_mib: SimpleNamespace(total=mib << 20))
+        if fits:
+            up.check_machine(spec, lambda _line: None)
+        else:
+            with pytest.raises(UserError, match=r"its nodes take 3264 MiB together, this machine has 3263"):
+                up.check_machine(spec, lambda _line: None)
+
+
+def test_both_bridges_of_a_nested_node_have_an_address_of_their_own():
+    # one that both had would be taken by the outer one
+    other = NodeSpec("x", "b", 0.8, 1024, "xen", "10.77.255.2/16")
+    addresses = {hardware_address(node, inside=inside) for node in (NODE, other) for inside in (False, True)}
+    assert len(addresses) == 4
+    for address in addresses:
+        assert int(address[:2], 16) & 0b11 == 0b10  # of one card, and given by us
 
 
 def test_a_saved_state_is_used_by_the_same_machine_only(qemu):

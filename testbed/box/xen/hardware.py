@@ -20,7 +20,8 @@ from testbed.box.xen.image import XenImage
 TAP_FD = 9  # the launcher leaves the open tap device there
 AGENT_DISK_MIB = 256
 _DOM0_MIB = 512
-_XEN_MIB = 96  # measured: what the hypervisor keeps for itself, and for each guest
+_XEN_MIB = 96  # measured: the hypervisor keeps 20 for itself, and some for each guest
+OWN_MIB = _DOM0_MIB + _XEN_MIB  # of a machine, beside what its guests have
 Accelerator = Literal["kvm", "tcg"]
 _ACCELERATORS: dict[Accelerator, tuple[str, str]] = {
     # numpy wants what every processor of the last fifteen years has; with all that QEMU can emulate dom0 does not boot
@@ -41,7 +42,7 @@ class Shape:
     @classmethod
     def of(cls, node: NodeSpec, scheduler: str, accelerator: Accelerator) -> Shape:
         """Return the machine of a node: the control domain shares the CPUs with guests, and has memory of its own."""
-        return cls(_DOM0_MIB + _XEN_MIB + node.memory_mib, math.ceil(node.cpus), scheduler, accelerator)
+        return cls(OWN_MIB + node.memory_mib, math.ceil(node.cpus), scheduler, accelerator)
 
     @property
     def hypervisor_arguments(self) -> str:
