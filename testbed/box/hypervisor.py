@@ -31,6 +31,7 @@ def _daemon_settings(node: NodeSpec) -> dict[str, object]:
         "listen_tcp": 1,  # reachable from this lab's network alone; migrations come in here
         "listen_addr": node.host,
         "auth_tcp": "none",
+        "max_client_requests": 64,  # an agent has that many calls under way; with less its keepalive is answered late
         "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
     }
 

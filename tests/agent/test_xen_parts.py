@@ -60,11 +60,19 @@ def test_the_domain_of_a_guest_says_whose_it_is_and_speaks_by_its_console(guest_
     assert {"console=hvc0", "dfrs.name=dfrs-ab12-j3-t1", "dfrs.ip=10.77.1.5/16"} <= set(words)
     assert root.find("devices/interface/source").get("bridge") == "xenbr0"
     assert root.find("devices/interface/mac").get("address") == "52:54:0a:4d:01:05"
+    assert root.find("devices/interface/script") is None
     assert {root.findtext(name) for name in ("on_poweroff", "on_reboot", "on_crash")} == {"destroy"}
     owner = owner_of(text)
     assert (owner["guest"], owner["job"], owner["node"], owner["lease"]) == (
         "dfrs-ab12-j3-t1", "3", "n1", "host:7/0123456789ab",
     )  # fmt: skip
+
+
+def test_a_script_of_the_node_joins_the_card_with_the_bridge():
+    platform = Xen(Place(bridge="xenbr0"), "pv", "vif-quick")
+    platform._guests = _Guests(Path("/k/vmlinux"), Path("/k/initramfs"), "credit")
+    root = ET.fromstring(platform.domain_xml(SPEC, "n1"))  # noqa: S314  # of this project itself
+    assert root.find("devices/interface/script").get("path") == "vif-quick"
 
 
 def test_the_terminal_is_that_of_the_running_domain():

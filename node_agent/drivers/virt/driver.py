@@ -72,7 +72,7 @@ class LibvirtDriver:
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
         self._patience = platform.patience
-        self._building = asyncio.Semaphore(platform.builds_at_once)
+        self._heavy = asyncio.Semaphore(platform.heavy_at_once)
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
         self._migrations: dict[str, Migration] = {}
@@ -89,7 +89,7 @@ class LibvirtDriver:
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         image = await asyncio.to_thread(current, self._image_folder)
-        self._hypervisor = Hypervisor(self._uri, self, self._root)
+        self._hypervisor = Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         await self._hypervisor.open(self._patience.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
@@ -128,7 +128,7 @@ class LibvirtDriver:
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: domains are known by their metadata."""
-        self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root)
+        self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         try:
             await self._hypervisor.open(self._patience.call_s)
             left = await self._sweep(dry_run=dry_run)
@@ -201,7 +201,7 @@ class LibvirtDriver:
     async def _create_domain(self, guest: VirtualGuest) -> None:
         budget, hypervisor, _ = self._opened()
         xml = self._platform.domain_xml(guest.spec, budget.node)
-        async with self._building:
+        async with self._heavy:
             await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
         await guest.boot()
 
@@ -215,7 +215,7 @@ class LibvirtDriver:
             raise DriverError(f"image {image}: {error}") from error
         if owner.get("guest") != guest.name:
             raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
-        async with self._building:
+        async with self._heavy:
             await hypervisor.call(
                 self._patience.memory_s,
                 lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
@@ -269,7 +269,7 @@ class LibvirtDriver:
         del at
         held = self._get(guest)
         try:
-            async with written_back(image):
+            async with self._heavy, written_back(image):
                 written_s = await held.save(image)
         finally:
             if held.state is State.ENDED:  # else it was not written, and is held still

@@ -18,10 +18,9 @@ from node_agent.drivers.protocol import DriverError
 
 T = TypeVar("T")
 
-KEEPALIVE_S = 5
 KEEPALIVE_TRIES = 3
 RECONNECT_EVERY_S = 0.5
-THREADS = 32
+THREADS = 32  # of a libvirt that is asked by its default settings, five calls are under way at once
 HANG_UP_WITHIN_S = 5.0
 _log = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
@@ -70,10 +69,11 @@ class Listener(Protocol):
 class Hypervisor:
     """One libvirt daemon; `root` is where its file system is: another one than ours if it has a mount namespace."""
 
-    def __init__(self, uri: str, listener: Listener, root: Path = Path("/")) -> None:
+    def __init__(self, uri: str, listener: Listener, root: Path = Path("/"), keepalive_s: int = 5) -> None:
         self.uri = uri
         self._root = root
         self._listener = listener
+        self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
         # its own: a hold must not wait for a thread until some save of another guest is over
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="libvirt")
@@ -122,7 +122,7 @@ class Hypervisor:
         self._up.set()
 
     def _watch(self, connection: Any) -> None:
-        connection.setKeepAlive(KEEPALIVE_S, KEEPALIVE_TRIES)
+        connection.setKeepAlive(self._keepalive_s, KEEPALIVE_TRIES)
         connection.registerCloseCallback(self._closed, None)
         connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
         connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job, None)

@@ -72,8 +72,12 @@ class Platform(Protocol):
         """Whether agents of several nodes may use one hypervisor, each knowing its own domains."""
 
     @property
-    def builds_at_once(self) -> int:
-        """How many domains may be created or restored at the same time."""
+    def heavy_at_once(self) -> int:
+        """How many domains may be created, saved or restored at the same time."""
+
+    @property
+    def keepalive_s(self) -> int:
+        """How often libvirt is asked whether it lives; it is given up when it was silent three times in a row."""
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """Find out how guests run; returns that as capabilities."""

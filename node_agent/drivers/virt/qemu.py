@@ -65,7 +65,8 @@ class Qemu:
     consoles = CONSOLES
     patience = Patience()
     shared = True
-    builds_at_once = 32  # QEMU waits for nobody else
+    heavy_at_once = 32  # each is the work of a QEMU of its own
+    keepalive_s = 5
 
     def __init__(self, place: Place, accel: str, pin: str) -> None:
         if accel not in ("auto", "kvm", "tcg"):

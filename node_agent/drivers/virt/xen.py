@@ -95,13 +95,15 @@ class Xen:
     # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
     patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0)
     shared = False
-    builds_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do side by side on a slow dom0
+    heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
+    keepalive_s = 40
 
-    def __init__(self, place: Place, guest_type: str) -> None:
+    def __init__(self, place: Place, guest_type: str, script: str = "") -> None:
         if guest_type not in ("pv", "pvh"):
             raise DriverError(f"option guest_type = {guest_type!r}: expected pv or pvh")
         self._place = place
         self._type = guest_type
+        self._script = script
         self._guests: _Guests | None = None
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
@@ -137,7 +139,9 @@ class Xen:
         devices = child(root, "devices")
         child(child(devices, "console", type="pty"), "target", type="xen", port="0")
         if spec.address and self._place.bridge:
-            add_interface(devices, spec.address, self._place.bridge)
+            card = add_interface(devices, spec.address, self._place.bridge)
+            if self._script:
+                child(card, "script", path=self._script)
         return ET.tostring(root, encoding="unicode")
 
     def control_path(self, xml: str) -> Path:
@@ -197,14 +201,15 @@ def image_xml(image: Path) -> str:
 
 
 class XenDriver(LibvirtDriver):
-    """See `Driver`. Options, all text: `uri` of libvirt; `bridge` of its guests; `guest_type` (pv, pvh); `image`, a
-    folder that `testbed image build` made.
+    """See `Driver`. Options, all text: `uri` of libvirt; `bridge` of its guests, and the `script` that joins them with
+    it (by default Xen's own); `guest_type` (pv, pvh); `image`, a folder that `testbed image build` made.
     """  # noqa: D205  # the summary is a list of options
 
     name = "xen"
 
     def __init__(
-        self, uri: str = "xen:///system", bridge: str = "xenbr0", guest_type: str = "pv", image: str = ""
-    ) -> None:
+        self, uri: str = "xen:///system", bridge: str = "xenbr0", script: str = "", guest_type: str = "pv",
+        image: str = "",
+    ) -> None:  # fmt: skip
         place = Place(bridge=bridge)
-        self._set_up(Xen(place, guest_type), uri, "", place, "/", image)
+        self._set_up(Xen(place, guest_type, script), uri, "", place, "/", image)

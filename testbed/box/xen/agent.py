@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from testbed.box.processes import alive, end, mark, marked, spawn
 from testbed.box.services import NodeAgent
 from testbed.box.spec import NodeSpec
-from testbed.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, Dom0
+from testbed.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, SCRIPT, Dom0
 from testbed.errors import RunError
 
 _AGENT_GRACE_S = 20.0  # it destroys its guests first
@@ -59,5 +59,12 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
         *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
         "--no-claim",  # what it leaves ends with the machine
-        *("--option", f"bridge={BRIDGE}", "--option", f"image={AGENT_FILES}/guest-image"),
+        *(
+            "--option",
+            f"bridge={BRIDGE}",
+            "--option",
+            f"script={SCRIPT}",
+            "--option",
+            f"image={AGENT_FILES}/guest-image",
+        ),
     ]

@@ -17,6 +17,7 @@ from testbed.box.xen.recipe import HOST_NAME
 from testbed.errors import RunError
 
 BRIDGE = "xenbr0"
+SCRIPT = "vif-dfrs"  # joins guests with it
 OUTSIDE = "10.0.2.2"  # by which QEMU lets the control domain reach the loopback interface of the machine outside
 AGENT_FILES = "/opt/dfrs"
 AGENT_STATE = "/var/lib/dfrs/agent"

@@ -129,6 +129,11 @@ def _furnish(root: Path, into: Path) -> None:
     quick.write_text("UsePAM no\nUseDNS no\n", encoding="ascii")
     with (root / "etc/default/xen").open("a", encoding="utf-8") as settings:
         settings.write('XENCONSOLED_ARGS="--log=all --log-dir=/var/log/xen/console"\n')  # what guests say, in files
+    with (root / "etc/libvirt/libvirtd.conf").open("a", encoding="utf-8") as settings:
+        settings.write("max_client_requests = 64\n")  # else what an agent asks at once keeps its keepalive waiting
+    script = root / "etc/xen/scripts/vif-dfrs"
+    shutil.copyfile(FILES / "vif-dfrs", script)
+    script.chmod(0o755)
     drivers = root / "usr/lib/x86_64-linux-gnu/libvirt/connection-driver"
     for name in ("qemu", "nwfilter"):  # libvirtd ends at once where the user of its QEMU driver is not
         (drivers / f"libvirt_driver_{name}.so").unlink(missing_ok=True)
