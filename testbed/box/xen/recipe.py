@@ -19,7 +19,7 @@ from testbed.errors import RunError, UserError
 VERSION = 1  # of this recipe: another node from the same packages and files needs another number
 FILES = Path(__file__).with_name("dom0")
 HOST_NAME = "xen-node"  # by which ssh knows the host key, whatever address and port the node has
-_TOOLS = ("apt-get", "mmdebstrap", "mke2fs", "chroot", "setpriv", "ssh", "ssh-keygen", "zstd", "qemu-img",
+_TOOLS = ("apt-get", "mmdebstrap", "mke2fs", "chroot", "setpriv", "unshare", "ssh", "ssh-keygen", "zstd", "qemu-img",
           "qemu-system-x86_64")  # fmt: skip
 _DISK_MIB = 6144  # sparse; saved guests are on it, too
 _FIRST_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
@@ -73,9 +73,11 @@ def _install(ingredients: Ingredients, scratch: Path, root: Path) -> None:
     sources = scratch / "sources.list"
     sources.write_text("".join(f"{line}\n" for line in ingredients.sources), encoding="utf-8")
     names = ",".join(package.name for package in ingredients.installed)
-    # It must not go on when this process was killed: the next build removes the folder under its feet.
+    # When this process was killed, nothing of it may go on and nothing may stay mounted: the next build removes the
+    # folder. So it has namespaces of its own for both, which end with its first process.
     run(
-        *("setpriv", "--pdeathsig", "KILL", program("mmdebstrap"), "--quiet", "--mode=root", "--variant=apt"),
+        *("setpriv", "--pdeathsig", "KILL", program("unshare"), "--pid", "--fork", "--kill-child", "--mount-proc"),
+        *(program("mmdebstrap"), "--quiet", "--mode=root", "--variant=apt"),
         *('--aptopt=APT::Install-Recommends "false"', f"--include={names}"),
         *(ingredients.release, str(root), str(sources)),
         timeout_s=_INSTALL_WITHIN_S,
