@@ -58,7 +58,7 @@ class Node:
         await self.until(spec.guest, "progress")
 
     def pid(self, guest: str) -> int:
-        return self.driver._guests[guest]._groups.pid
+        return self.driver._guests[guest]._vcpus.groups.pid
 
     def sample(self, guest: str):
         return next((sample for sample in self.driver.sample() if sample.guest == guest), None)
@@ -294,7 +294,7 @@ def test_a_guest_that_is_killed_fails_alone(lab: object, tmp_path: Path):
 def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         spec = serial(1_000_000)
-        one.driver._patience = replace(one.driver._patience, silence_s=1.5)
+        one.driver._platform.patience = replace(one.driver._platform.patience, silence_s=1.5)
         await one.work(spec)
         os.kill(one.pid(spec.guest), signal.SIGSTOP)
         async with asyncio.timeout(30):
