@@ -33,7 +33,7 @@ from node_agent.drivers.protocol import (
 from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
 
-FLOOR_MIB = 56  # a rank with numpy and MPI takes 40 MiB, process manager and proxy beside the first of them 8
+FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine, process manager and proxy beside the first 8
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
 
