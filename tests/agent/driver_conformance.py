@@ -41,6 +41,7 @@ class Node:
         """Wait for an event of a guest; forget it and what the guest did before it."""
         async with asyncio.timeout(self.within_s):
             while event not in self.events(guest):
+                assert not {"done", "failed"} & set(self.events(guest)), (event, self.happenings)
                 self.news.clear()
                 await self.news.wait()
         own = [happening for happening in self.happenings if happening.guest == guest]

@@ -47,7 +47,7 @@ def lab(tmp_path: Path) -> Iterator[XenLab]:
     made.end()
 
 
-def test_the_driver_does_what_every_driver_must(lab: XenLab) -> None:
+def test_the_driver_does_what_every_driver_must(lab: XenLab, tmp_path: Path) -> None:
     lab.up()
     dom0 = Dom0(lab.node)
     unpack = dom0.command(f"mkdir -p {_THERE} && tar -x -C {_THERE} -f -")
@@ -55,11 +55,14 @@ def test_the_driver_does_what_every_driver_must(lab: XenLab) -> None:
     words = (
         f"cd {_THERE}/suite && export PYTHONPATH={_THERE}/python:{AGENT_FILES}/python LC_ALL=C.UTF-8 "
         f"DFRS_TEST_IMAGE={AGENT_FILES}/guest-image DFRS_TEST_BRIDGE={BRIDGE} && "
-        f"python3 -m pytest -q -ra --durations=0 --basetemp={_THERE}/t test_xen_guests.py"
+        f"python3 -m pytest -v -ra --durations=0 --basetemp={_THERE}/t test_xen_guests.py"
     )
-    done = subprocess.run(
-        dom0.command(words), capture_output=True, text=True, timeout=_WITHIN_S, stdin=subprocess.DEVNULL, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert " passed" in done.stdout.splitlines()[-1]
+    said = tmp_path / "suite.txt"  # grows while the suite runs, for who waits
+    with said.open("wb") as out:
+        done = subprocess.run(
+            dom0.command(words), stdout=out, stderr=out, timeout=_WITHIN_S, stdin=subprocess.DEVNULL, check=False
+        )
+    text = said.read_text(encoding="utf-8", errors="replace")
+    assert done.returncode == 0, text
+    assert " passed" in text.splitlines()[-1]
     assert dom0.guests() == []
