@@ -178,6 +178,57 @@ def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: obj
     on_both(lab, tmp_path, play)
 
 
+async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a guest, hold it, and stop waiting for its save as soon as that is under way."""
+    from node_agent.drivers.virt.qemu import Qemu
+
+    loop, began, save = asyncio.get_running_loop(), asyncio.Event(), Qemu.save
+
+    def told(self: Qemu, domain: object, image: Path) -> None:
+        loop.call_soon_threadsafe(began.set)
+        save(self, domain, image)
+
+    monkeypatch.setattr(Qemu, "save", told)
+    await one.driver.start(spec, 1.0, None)
+    await one.driver.hold(spec.guest)
+    saving = asyncio.ensure_future(one.driver.save(spec.guest, None, image))
+    await began.wait()
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+
+
+def test_a_save_that_is_given_up_leaves_the_guest_held(lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def play(one: Node, two: Node) -> None:
+        spec, image = serial(3000), one.images / "a.img"
+        await held_and_given_up(one, spec, image, monkeypatch)
+        assert one.sample(spec.guest).state == "held"
+        assert not image.exists()
+        await one.driver.release(spec.guest)
+        assert await ends([(one, spec)]) == [twin(spec)]
+
+    on_both(lab, tmp_path, play)
+
+
+def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
+    lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def play(one: Node, two: Node) -> None:
+        monkeypatch.setattr("node_agent.drivers.virt.qemu.Qemu.aborts_saves", False)  # as those of Xen cannot be
+        spec, image = serial(3000), one.images / "a.img"
+        await held_and_given_up(one, spec, image, monkeypatch)
+        report = await one.driver.save(spec.guest, None, image)
+        assert report.bytes == image.stat().st_size
+        assert one.driver.sample() == []
+        with pytest.raises(DriverError, match="is not here"):
+            await one.driver.save(spec.guest, None, image)  # it was told once
+        await two.driver.start(spec, 1.0, image)
+        await two.driver.release(spec.guest)
+        assert await ends([(two, spec)]) == [twin(spec)]
+
+    on_both(lab, tmp_path, play)
+
+
 @pytest.mark.parametrize(("ranks", "topology"), [(4, "all-to-all"), (3, "tree")])
 def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: Path, ranks: int, topology: str):
     async def play(one: Node, two: Node) -> None:

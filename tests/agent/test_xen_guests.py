@@ -28,6 +28,7 @@ class TestXenDriver(DriverConformance):
     node_memory_mib = 1024
     memory_mib = 128
     units_a_second = 5_000  # work enough not to end while a guest is asked to be saved, for which it runs
+    watched_least = 10  # each is a call to a hypervisor that is slow to answer
     migration_work_s = 6.0
 
     def make(self) -> Driver:

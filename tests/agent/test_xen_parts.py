@@ -46,7 +46,7 @@ def xen(guest_type: str = "pv") -> Xen:
     return platform
 
 
-@pytest.mark.parametrize(("guest_type", "kind", "machine"), [("pv", "linux", "xenpv"), ("pvh", "hvm", "xenpvh")])
+@pytest.mark.parametrize(("guest_type", "kind", "machine"), [("pv", "linux", "xenpv"), ("pvh", "xenpvh", "xenpvh")])
 def test_the_domain_of_a_guest_says_whose_it_is_and_speaks_by_its_console(guest_type: str, kind: str, machine: str):
     text = xen(guest_type).domain_xml(SPEC, "n1")
     root = ET.fromstring(text)  # noqa: S314  # of this project itself

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab_command import LabCommand
 
 from testbed.box.network import namespaces
 from testbed.box.partition import here
@@ -56,38 +57,16 @@ DOMAIN = """
 <os><type arch='x86_64' machine='pc'>hvm</type></os>
 <devices><interface type='bridge'><source bridge='dfrs0'/></interface></devices></domain>
 """
-COMMAND = Path(__file__).with_name("box_command.py")
 
 
-class Lab:
+class Lab(LabCommand):
     def __init__(self, name, place):
-        self.name = name
-        self.file = place / "box.toml"
+        super().__init__(name, place / "box.toml")
         self.write()
 
     def write(self, driver="libvirt", cpus=0.5):
         nodes = "".join(NODE.format(name=name, driver=driver, cpus=cpus) for name in "ab")
         self.file.write_text(SCENARIO.format(lab=self.name) + nodes)
-
-    def start(self, *arguments):
-        return subprocess.Popen(
-            [sys.executable, str(COMMAND), "lab", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    def run(self, *arguments, code=0):
-        with self.start(*arguments) as child:
-            out, said = child.communicate(timeout=120)
-        assert child.returncode == code, said
-        return out, said
-
-    def up(self):
-        out, _ = self.run("up", str(self.file), "--json")
-        return json.loads(out)
-
-    def status(self, code=0):
-        out, _ = self.run("status", self.name, "--json", code=code)
-        return json.loads(out)[0]
 
     def virsh(self, node, *arguments):
         return subprocess.run(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from lab_command import LabCommand
 
 from testbed.box.network import namespaces
 from testbed.box.processes import marked
@@ -47,38 +47,19 @@ driver = "xen"
 cpus = 0.5
 memory_mib = {memory_mib}
 """
-COMMAND = Path(__file__).with_name("box_command.py")
 UP_WITHIN_S = 900  # the first time the image is built, and the machine boots
 
 
-class XenLab:
+class XenLab(LabCommand):
     """One node; its agent drives Xen, or nothing where the lab alone is tested."""
 
+    within_s = UP_WITHIN_S
+
     def __init__(self, name: str, place: Path, memory_mib: int = 256, *, driven: bool = False) -> None:
-        self.name = name
-        self.file = place / "xen.toml"
+        super().__init__(name, place / "xen.toml")
         self.file.write_text(SCENARIO.format(lab=name, memory_mib=memory_mib))
-        self._command = ["-m", "testbed"] if driven else [str(COMMAND)]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, *self._command, "lab", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    def run(self, *arguments, code=0):
-        with self.start(*arguments) as child:
-            out, said = child.communicate(timeout=UP_WITHIN_S)
-        assert child.returncode == code, said
-        return out, said
-
-    def up(self):
-        out, _ = self.run("up", str(self.file), "--json")
-        return json.loads(out)
-
-    def status(self, code=0):
-        out, _ = self.run("status", self.name, "--json", code=code)
-        return json.loads(out)[0]
+        if driven:
+            self.command = ("-m", "testbed")
 
     @property
     def node(self):

@@ -76,6 +76,7 @@ class LibvirtDriver:
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
         self._migrations: dict[str, Migration] = {}
+        self._saves: dict[str, tuple[Path, asyncio.Task[SaveReport]]] = {}
         self._budget: NodeBudget | None = None
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
@@ -265,9 +266,33 @@ class LibvirtDriver:
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`."""
+        """See `Driver.save`. One that cannot be aborted goes on without who waits, and is found by who asks again."""
         del at
-        held = self._get(guest)
+        under_way = self._saves.get(guest)
+        if under_way is None or under_way[0] != image:
+            writing = asyncio.create_task(self._save(self._get(guest), image), name=f"save {guest}")
+            writing.add_done_callback(_heard)
+            under_way = self._saves[guest] = image, writing
+        saving = under_way[1]
+        try:
+            report = await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            if self._platform.aborts_saves:
+                self._end_save(guest)
+                await asyncio.wait((saving,))
+            raise
+        except BaseException:
+            self._saves.pop(guest, None)
+            raise
+        self._saves.pop(guest, None)
+        return report
+
+    def _end_save(self, guest: str) -> None:
+        _, saving = self._saves.pop(guest, (None, None))
+        if saving is not None:
+            saving.cancel()
+
+    async def _save(self, held: VirtualGuest, image: Path) -> SaveReport:
         try:
             async with self._heavy, written_back(image):
                 written_s = await held.save(image)
@@ -307,6 +332,7 @@ class LibvirtDriver:
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`; also of a guest that has arrived and was not adopted."""
+        self._end_save(guest)
         known = self._guests.get(guest)
         if known is not None:
             await known.destroy()
@@ -441,6 +467,12 @@ def _native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | 
     except (OSError, TestbedError) as error:
         _log.warning("no programs outside guests: %s", error)
         return None
+
+
+def _heard(saving: asyncio.Task[SaveReport]) -> None:
+    """See to it that nobody is warned of a failure that nobody waits for: who asks again is told."""
+    if not saving.cancelled():
+        saving.exception()
 
 
 def _runs(domain: libvirt.virDomain) -> bool:

@@ -38,7 +38,10 @@ class Migration:
 
     def __init__(self, guest: VirtualGuest, target: str, budget_s: float, no_progress_s: float) -> None:
         self._guest = guest
-        self._uri, self._host, self._place, self._node = read_target(target)
+        try:
+            self._uri, self._host, self._place, self._node = read_target(target)
+        except DriverError as error:
+            raise DriverError(f"guest {guest.name}: {error}") from None
         self._budget_s = budget_s
         self._no_progress_s = no_progress_s
         self._loop = asyncio.get_running_loop()

@@ -76,6 +76,10 @@ class Platform(Protocol):
         """How many domains may be created, saved or restored at the same time."""
 
     @property
+    def aborts_saves(self) -> bool:
+        """Whether a save that is under way can be given up."""
+
+    @property
     def keepalive_s(self) -> int:
         """How often libvirt is asked whether it lives; it is given up when it was silent three times in a row."""
 

@@ -66,6 +66,7 @@ class Qemu:
     patience = Patience()
     shared = True
     heavy_at_once = 32  # each is the work of a QEMU of its own
+    aborts_saves = True
     keepalive_s = 5
 
     def __init__(self, place: Place, accel: str, pin: str) -> None:

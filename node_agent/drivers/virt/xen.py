@@ -96,6 +96,7 @@ class Xen:
     patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
+    aborts_saves = False  # libvirt's libxl driver cannot
     keepalive_s = 40
 
     def __init__(self, place: Place, guest_type: str, script: str = "") -> None:
@@ -131,7 +132,7 @@ class Xen:
         root = domain_head("xen", spec, node)
         child(root, "vcpu", str(spec.program.workers))
         boot = child(root, "os")
-        kind = {"pv": ("linux", "xenpv"), "pvh": ("hvm", "xenpvh")}[self._type]
+        kind = {"pv": ("linux", "xenpv"), "pvh": ("xenpvh", "xenpvh")}[self._type]
         child(boot, "type", kind[0], arch="x86_64", machine=kind[1])
         child(boot, "kernel", str(guests.kernel))
         child(boot, "initrd", str(guests.initramfs))
