@@ -78,6 +78,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     help="Saved guests; default STATE_DIR/images.",
 )
 @click.option(
+    "--telemetry-s",
+    type=click.FloatRange(min=0.2, max=60),
+    default=1.0,
+    help="How often the node and its guests are looked at; on slow machines that takes part of what guests could have.",
+)
+@click.option(
     "--die-with-parent",
     is_flag=True,
     help="End when the process that started this one ends, and remove STATE_DIR and IMAGE_DIR then.",
@@ -92,7 +98,7 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
-    die_with_parent: bool, no_claim: bool, debug: bool,
+    telemetry_s: float, die_with_parent: bool, no_claim: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -118,7 +124,7 @@ def cli(
         where = BrokerAddress.parse(address_text, tls_dir)
         config = AgentConfig(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
-            tls_dir=tls_dir if where.tls else None,
+            telemetry_s=telemetry_s, tls_dir=tls_dir if where.tls else None,
         )  # fmt: skip
         agent = _serve(config, where, driver, options)
         asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=die_with_parent))

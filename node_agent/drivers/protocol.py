@@ -107,7 +107,8 @@ class Driver(Protocol):
 
     Capabilities that change how it is driven: `whole`: an image holds the guest with all that runs in it; `live`: a
     guest can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs;
-    `checksums`: `done` carries the checksum that the task must come to; `native`: it runs programs outside guests.
+    `checksums`: `done` carries the checksum that the task must come to; `native`: it runs programs outside guests;
+    `dom0`: this machine is a control domain, whose counters know nothing of the guests' CPU time.
     """
 
     @property

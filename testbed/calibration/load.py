@@ -31,7 +31,9 @@ class LoadMeter:
     _own_s: dict[str, float] = field(default_factory=dict)
 
     def hear(self, node: Node, record: Telemetry, _taken_ns: int) -> None:
-        """Take a node's sample of the second."""
+        """Take a node's sample of the second. A control domain does not know what its machine has to do."""
+        if node.facts is not None and "dom0" in node.facts.capabilities:
+            return
         now = _Seen(record.mono_ns, record.agent_cpu_s, {guest.guest: guest.cpu_s for guest in record.guests})
         last = self._last.get((node.name, record.boot))
         self._last[node.name, record.boot] = now

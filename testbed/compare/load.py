@@ -83,8 +83,9 @@ def _foreign_shares(
     """Return the share of others in each interval between samples of one node of a machine, and its length."""
     watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
     times = _seconds(watched)
-    cores = run.facts.manifest["nodes"][names[0]].get("machine_cores")
-    if times.size < 3 or not cores:
+    facts = run.facts.manifest["nodes"][names[0]]
+    cores = facts.get("machine_cores")
+    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # that one knows only its own time
         return None
     own = np.zeros(times.size)
     for name in names:

@@ -113,7 +113,7 @@ class Xen:
         kernel = await hypervisor.in_thread(lambda: uncompressed(image))
         scheduler = await hypervisor.call(self.patience.call_s, _scheduler)
         self._guests = _Guests(kernel, image.initramfs, scheduler)
-        return f"cap:{scheduler}", f"accel:xen-{self._type}"
+        return f"cap:{scheduler}", f"accel:xen-{self._type}", "dom0"
 
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
         """See `Platform.versions`."""

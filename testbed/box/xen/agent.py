@@ -14,6 +14,7 @@ from testbed.errors import RunError
 _AGENT_GRACE_S = 20.0  # it destroys its guests first
 _SSH_GRACE_S = 2.0
 _HERE = "127.0.0.1"
+_TELEMETRY_S = 5  # each second, it took half of an emulated processor, which guests then had not
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
         *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
         "--no-claim",  # what it leaves ends with the machine
+        *("--telemetry-s", str(_TELEMETRY_S)),
         *(
             "--option",
             f"bridge={BRIDGE}",
