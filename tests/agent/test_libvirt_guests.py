@@ -361,7 +361,7 @@ def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Pat
     from testbed.box.hypervisor import Libvirtd
 
     async def play(one: Node, two: Node) -> None:
-        spec = serial(15_000)
+        spec = serial(40_000)  # it works for longer than libvirtd takes to come back
         await one.work(spec)
         place = next(place for place in lab.state.nodes if place.name == "a")  # type: ignore[attr-defined]
         daemon = Libvirtd(place, lab)  # type: ignore[arg-type]
