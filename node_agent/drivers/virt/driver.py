@@ -266,7 +266,7 @@ class LibvirtDriver:
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`. One that cannot be aborted goes on without who waits, and is found by who asks again."""
+        """See `Driver.save`. What could not be aborted goes on without who waits, and is found by who asks again."""
         del at
         under_way = self._saves.get(guest)
         if under_way is None or under_way[0] != image:
@@ -278,8 +278,10 @@ class LibvirtDriver:
             report = await asyncio.shield(saving)
         except asyncio.CancelledError:
             if self._platform.aborts_saves:
-                self._end_save(guest)
+                saving.cancel()
                 await asyncio.wait((saving,))
+                if saving.cancelled() or saving.exception() is not None:  # else it was written before it could be
+                    self._saves.pop(guest, None)
             raise
         except BaseException:
             self._saves.pop(guest, None)

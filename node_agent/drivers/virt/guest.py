@@ -28,6 +28,7 @@ T = TypeVar("T")
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
 _LOOK_WITHIN_S = 2.0
+_ABORT_EVERY_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -243,23 +244,26 @@ class VirtualGuest:
         try:
             await asyncio.shield(saving)
         except BaseException:
-            await asyncio.shield(self._give_up_save(saving, image))
-            raise
+            if not await asyncio.shield(self._give_up_save(saving, image)):
+                raise
         elapsed_s = self._loop.time() - begin_s
         await self.departed()
         return elapsed_s
 
-    async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> None:
-        if not saving.done():
-            with contextlib.suppress(DriverError):
+    async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
+        """Abort until it has ended; return whether it was written all the same, as that came too late."""
+        ends_s = self._loop.time() + self._patience.call_s
+        while not saving.done() and self._loop.time() < ends_s:
+            with contextlib.suppress(DriverError):  # refused before it has begun in earnest, and once it is done
                 await self.on_domain(lambda domain: domain.abortJob())
-            await asyncio.wait((saving,), timeout=self._patience.call_s)
-        if saving.done() and not saving.cancelled():
-            saving.exception()
+            await asyncio.wait((saving,), timeout=_ABORT_EVERY_S)
+        if saving.done() and not saving.cancelled() and saving.exception() is None:
+            return True
         if await self._come_back(State.HELD):
             with contextlib.suppress(DriverError):
                 await self.on_domain(_suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
+        return False
 
     def depart(self) -> None:
         """A migration begins."""
