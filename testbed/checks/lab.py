@@ -167,11 +167,9 @@ class Lab:
         return guests_in(self.call(node, ListGuests()))
 
     def idle_cores(self, node: NodeUnderTest) -> float:
-        """Return how many cores of a node's machine did nothing, by its latest sample; 0 if nobody knows."""
+        """Return how many cores of a node's machine did nothing, by its latest sample; 0 if there is none."""
         telemetry = self.bench.fleet.nodes[node.index].telemetry
-        if telemetry is None or "dom0" in node.facts.capabilities:
-            return 0.0
-        return (1.0 - telemetry.cpu_frac) * node.facts.machine_cores
+        return 0.0 if telemetry is None else (1.0 - telemetry.cpu_frac) * node.facts.machine_cores
 
     def watch(self, node: NodeUnderTest, jobs: Sequence[Guest], every_s: float, for_s: float) -> Watched:
         """Sample CPU time and work units of the first tasks of jobs on one node every `every_s` for `for_s` seconds."""

@@ -242,6 +242,7 @@ def test_the_agent_in_dom0_is_told_its_bridge_its_image_and_its_address():
     after = dict(itertools.pairwise(words))
     assert after["--driver"] == "xen"
     assert after["--address"] == "10.77.255.1"
+    assert after["--telemetry-s"] == "5"
     assert {"bridge=xenbr0", "image=/opt/dfrs/guest-image", "--no-claim", "--broker-from-stdin"} <= set(words)
 
 

@@ -153,6 +153,19 @@ def test_foreign_load_is_what_neither_guests_nor_agents_used(run: Path) -> None:
     assert names(health(run.with_name("full"), foreign_mean_frac=1.0, foreign_p95_frac=1.0)) == []
 
 
+def test_a_control_domain_says_nothing_of_foreign_load(run: Path) -> None:
+    changes = real(1.0)
+
+    def manifest(about: Entry) -> None:
+        changes["manifest"](about)
+        for facts in about["nodes"].values():
+            facts["capabilities"] = ["start", "dom0"]
+
+    found = health(repeat(run, "dom0", **{**changes, "manifest": manifest}))
+    assert not {"foreign_mean", "foreign_p95"} & set(names(found))
+    assert value(found, "foreign_mean") is None
+
+
 def probed(speed_before: float | None, speed_in_replay: float) -> dict[str, Callable]:
     """Return changes that make a rehearsal one of real nodes whose agents probed their cores."""
     base = real(0.0)

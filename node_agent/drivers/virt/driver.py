@@ -126,6 +126,7 @@ class LibvirtDriver:
         self._hypervisor = None
         self._guests.clear()
         self._arrived.clear()
+        self._saves.clear()
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: domains are known by their metadata."""

@@ -29,6 +29,7 @@ _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
+_ABORT_CALL_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -251,19 +252,26 @@ class VirtualGuest:
         return elapsed_s
 
     async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
-        """Abort until it has ended; return whether it was written all the same, as that came too late."""
-        ends_s = self._loop.time() + self._patience.call_s
-        while not saving.done() and self._loop.time() < ends_s:
-            with contextlib.suppress(DriverError):  # refused before it has begun in earnest, and once it is done
-                await self.on_domain(lambda domain: domain.abortJob())
-            await asyncio.wait((saving,), timeout=_ABORT_EVERY_S)
-        if saving.done() and not saving.cancelled() and saving.exception() is None:
+        """Return whether it was written all the same; else the guest is held again, if it is here."""
+        if await self.abort(saving, self._patience.call_s) and not saving.cancelled() and saving.exception() is None:
             return True
         if await self._come_back(State.HELD):
             with contextlib.suppress(DriverError):
                 await self.on_domain(_suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
         return False
+
+    async def abort(self, job: asyncio.Future[None], within_s: float) -> bool:
+        """Abort what the hypervisor does with the domain until it has ended, one way or the other; say whether it has.
+
+        The hypervisor refuses that before the job has begun in earnest, and once it is as good as done.
+        """
+        ends_s = self._loop.time() + within_s
+        while not job.done() and self._loop.time() < ends_s:
+            with contextlib.suppress(DriverError):
+                await self.on_domain(lambda domain: domain.abortJob(), _ABORT_CALL_S)
+            await asyncio.wait((job,), timeout=_ABORT_EVERY_S)
+        return job.done()
 
     def depart(self) -> None:
         """A migration begins."""

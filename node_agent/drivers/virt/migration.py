@@ -105,7 +105,7 @@ class Migration:
                 self._reason = f"its migration made no progress for {self._no_progress_s:g} s"
             else:
                 continue
-            if not await self._aborted(moving):
+            if not await self._guest.abort(moving, ABORTED_WITHIN_S):
                 raise DriverError(f"{self._reason} and could not be aborted")
             return
 
@@ -118,20 +118,8 @@ class Migration:
                 return float(statistics["data_remaining"])
         return None
 
-    async def _aborted(self, moving: asyncio.Future[None]) -> bool:
-        """Abort until it has ended, one way or the other; return whether it has.
-
-        The hypervisor refuses that before the migration has begun in earnest, and once it is as good as done.
-        """
-        ends_s = self._loop.time() + ABORTED_WITHIN_S
-        while not moving.done() and self._loop.time() < ends_s:
-            with contextlib.suppress(DriverError):
-                await self._guest.on_domain(lambda domain: domain.abortJob(), 10.0)
-            await asyncio.wait((moving,), timeout=LOOK_EVERY_S)
-        return moving.done()
-
     async def _end(self, moving: asyncio.Future[None]) -> None:
         """Do not leave a migration behind that nobody waits for."""
-        await self._aborted(moving)
+        await self._guest.abort(moving, ABORTED_WITHIN_S)
         if moving.done() and not moving.cancelled():
             moving.exception()

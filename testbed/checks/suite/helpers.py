@@ -89,4 +89,4 @@ def check_use(used: float, cap_cores: float, idle_cores: float, doubt: Callable[
         told = f"{used:.3f} cores used under a cap of {cap_cores:.3f}: expected {LEAST_FRAC * cap_cores:.3f} at least"
         if idle_cores >= cap_cores - used:
             pytest.fail(f"{told}; {idle_cores:.2f} cores of the machine were idle")
-        doubt(f"{told}; as far as is known, the machine was busy with other things")
+        doubt(f"{told}; the machine was busy with other things")
