@@ -366,8 +366,9 @@ def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Pat
     from testbed.box.hypervisor import Libvirtd
 
     async def play(one: Node, two: Node) -> None:
-        spec = serial(40_000)  # it works for longer than libvirtd takes to come back
+        spec = serial(40_000)
         await one.work(spec)
+        await one.driver.set_cap(spec.guest, 0.05)  # it works for longer than libvirtd takes to come back
         place = next(place for place in lab.state.nodes if place.name == "a")  # type: ignore[attr-defined]
         daemon = Libvirtd(place, lab)  # type: ignore[arg-type]
         killed, emulator = daemon.process, one.pid(spec.guest)

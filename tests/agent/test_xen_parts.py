@@ -30,8 +30,9 @@ from testbed.bus.messages import GuestSpec, ProgramSpec
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt.channel import GuestChannel
+from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, owner_of
-from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, image_xml
+from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, _set_up_dom0, image_xml
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",
@@ -120,6 +121,50 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
         assert domain.parameters["cap"] >= 1  # 0 would be no cap at all
     assert cpus.seen().cap_cores == cap
     assert (cpus.cpu_s(), cpus.seen().rss_mib) == (12.5, 200)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[int, float, int, list[tuple[int, int]]]:
+    """A machine's cores, those for guests, virtual CPUs of domain 0; guests of (cap in percent, vCPUs) that fit."""
+    cores = draw(st.integers(1, 64))
+    room = most = 100 * cores - 7  # domain 0 has a sixteenth of a core at least
+    guests = []
+    for _ in range(draw(st.integers(1, 12))):
+        vcpus = draw(st.integers(1, 8))
+        percent = draw(st.integers(1, 100 * vcpus))
+        if percent <= room:
+            guests.append((percent, vcpus))
+            room -= percent
+    return cores, draw(st.floats((most - room) / 100, most / 100)), draw(st.integers(1, 16)), guests
+
+
+@given(machines())
+def test_no_share_by_weight_is_below_a_cap_while_caps_fit_the_node(machine):
+    cores, for_guests, dom0_vcpus, guests = machine
+    each = [guest_weight(percent / 100, vcpus) for percent, vcpus in guests]
+    counted = [weight * vcpus for weight, (_percent, vcpus) in zip(each, guests, strict=True)]  # as Xen does
+    dom0 = dom0_weight(cores, for_guests, dom0_vcpus)
+    assert all(1 <= weight <= 65_535 for weight in [*each, dom0])  # what Xen takes
+    whole = sum(counted) + dom0 * dom0_vcpus
+    rounded = 1 + sum(vcpus for _percent, vcpus in guests) / (4096 * cores)
+    for weight, (percent, _vcpus) in zip(counted, guests, strict=True):
+        assert cores * weight / whole * rounded >= percent / 100 * (1 - 1e-9)
+
+
+def test_domain_0_gets_what_is_not_for_guests_and_never_nothing():
+    assert (dom0_weight(1, 0.5, 1), dom0_weight(8, 6, 2), dom0_weight(4, 4, 4)) == (2048, 4096, 64)
+
+
+def test_domain_0_is_set_up_when_the_driver_opens_and_a_scheduler_without_caps_is_refused():
+    domain = _Credit(1)
+    domain.parameters = {"cap": 0, "weight": 2048}
+    domain.schedulerType = lambda: ["credit2", 2]  # type: ignore[attr-defined]
+    connection = SimpleNamespace(lookupByID=[domain].__getitem__, getInfo=lambda: ["x86_64", 900, 1])
+    assert _set_up_dom0(connection, 0.25) == "credit2"
+    assert domain.parameters == {"cap": 0, "weight": 3072}
+    domain.schedulerType = lambda: ["rtds", 2]  # type: ignore[attr-defined]
+    with pytest.raises(DriverError, match="scheduler rtds has no caps: expected credit or credit2"):
+        _set_up_dom0(connection, 0.25)
 
 
 # --- what libvirt saved

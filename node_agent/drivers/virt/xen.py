@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 import xml.etree.ElementTree as ET
@@ -12,6 +13,7 @@ from pathlib import Path
 import libvirt
 
 from node_agent.drivers.protocol import DriverError, NodeBudget
+from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head, owner_of
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
@@ -21,9 +23,9 @@ from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
 
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
-WEIGHT = 256  # Xen's own default, the same for all guests: only their caps tell them apart
 _SCHEDULERS = ("credit", "credit2")
 _HEADER = struct.Struct("<16sII40x")  # libvirt, src/libxl/libxl_conf.h: magic, version, length of the XML
+_log = logging.getLogger(__name__)
 _MAGIC = b"libvirt-xml\n \0 \r"
 
 
@@ -50,8 +52,7 @@ class XenVcpus:
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
         """See `Vcpus.set_cap`. A cap is of the domain, in percent of one physical CPU; 0 is none."""
         percent = 0 if each_cores >= 1 else max(1, round(each_cores * self._vcpus * 100))
-        # with flags, and with each single value, libvirt's libxl driver refuses
-        domain.setSchedulerParameters({"cap": percent, "weight": WEIGHT})
+        _schedule(domain, percent, guest_weight(percent / 100 if percent else self._vcpus, self._vcpus))
 
     def cap_cores(self) -> float | None:
         """See `Vcpus.cap_cores`."""
@@ -72,6 +73,11 @@ class XenVcpus:
         """See `Vcpus.seen`."""
         with self._lock:
             return self._seen
+
+
+def _schedule(domain: libvirt.virDomain, cap_percent: int, weight: int) -> None:
+    # with flags, and with each single value, libvirt's libxl driver refuses
+    domain.setSchedulerParameters({"cap": cap_percent, "weight": weight})
 
 
 def _cap_cores(domain: libvirt.virDomain) -> float | None:
@@ -109,9 +115,10 @@ class Xen:
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """See `Platform.open`."""
-        del budget
         kernel = await hypervisor.in_thread(lambda: uncompressed(image))
-        scheduler = await hypervisor.call(self.patience.call_s, _scheduler)
+        scheduler = await hypervisor.call(
+            self.patience.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
+        )
         self._guests = _Guests(kernel, image.initramfs, scheduler)
         return f"cap:{scheduler}", f"accel:xen-{self._type}", "dom0"
 
@@ -177,13 +184,16 @@ class Xen:
         return self._guests
 
 
-def _scheduler(connection: libvirt.virConnect) -> str:
-    for domain in connection.listAllDomains():  # domain 0 is always there
-        kind = str(domain.schedulerType()[0])
-        if kind not in _SCHEDULERS:
-            raise DriverError(f"Xen's scheduler {kind} has no caps: expected {' or '.join(_SCHEDULERS)}")
-        return kind
-    raise DriverError("Xen has no domain 0")
+def _set_up_dom0(connection: libvirt.virConnect, for_guests_cores: float) -> str:
+    """Give domain 0 what is not for guests, and return the scheduler's name."""
+    domain = connection.lookupByID(0)
+    scheduler = str(domain.schedulerType()[0])
+    if scheduler not in _SCHEDULERS:
+        raise DriverError(f"Xen's scheduler {scheduler} has no caps: expected {' or '.join(_SCHEDULERS)}")
+    weight = dom0_weight(connection.getInfo()[2], for_guests_cores, domain.info()[3])
+    _schedule(domain, int(domain.schedulerParameters()["cap"]), weight)
+    _log.info("Xen's domain 0 has weight %d, as guests may use %g cores", weight, for_guests_cores)
+    return scheduler
 
 
 def image_xml(image: Path) -> str:
