@@ -1,4 +1,4 @@
-"""Real virtual machines on two private libvirtds: what every driver must do, and what only virtual machines can."""
+"""Real virtual machines on two private libvirtds: what only virtual machines can."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_conformance import DriverConformance
-from driver_conformance import Node as ConformanceNode
 from libvirt_box import driver_options, libvirt_box, needs_hypervisor
 
-from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, MigrationReport, NodeBudget
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
@@ -407,30 +405,3 @@ def test_what_an_earlier_agent_left_is_removed(lab: object, tmp_path: Path):
     asyncio.run(vanish())
     assert domains() == [serial(1).guest]
     asyncio.run(come_back())
-
-
-class TestLibvirtDriver(DriverConformance):
-    """What every driver must do, by virtual machines on two nodes."""
-
-    whole = True
-    within_s = 120.0
-    node_memory_mib = 1536
-    memory_mib = 128
-    units_a_second = 8_000
-    migration_work_s = 6.0
-
-    @pytest.fixture(autouse=True)
-    def _lab(self, lab: object) -> None:
-        self._options = [driver_options(lab, "a"), driver_options(lab, "b")]
-        self._made = 0
-
-    def make(self) -> Driver:
-        from node_agent.drivers.virt.driver import LibvirtDriver
-
-        self._made += 1
-        return LibvirtDriver(**self._options[(self._made - 1) % 2])
-
-    def make_again(self, node: ConformanceNode) -> Driver:
-        from node_agent.drivers.virt.driver import LibvirtDriver
-
-        return LibvirtDriver(**self._options[int(node.budget.node.removeprefix("n"))])

@@ -1,0 +1,47 @@
+"""What every driver must do, by real virtual machines on two private libvirtds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from driver_conformance import DriverConformance, Node
+from libvirt_box import driver_options, libvirt_box, needs_hypervisor
+
+from node_agent.drivers.protocol import Driver
+
+pytestmark = [needs_hypervisor, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    with libvirt_box(f"t{os.getpid():x}d", tmp_path_factory.mktemp("lab")) as journal:
+        yield journal
+
+
+class TestLibvirtDriver(DriverConformance):
+    """What every driver must do, by virtual machines on two nodes."""
+
+    whole = True
+    within_s = 120.0
+    node_memory_mib = 1536
+    memory_mib = 128
+    units_a_second = 8_000
+    migration_work_s = 6.0
+
+    @pytest.fixture(autouse=True)
+    def _lab(self, lab: object) -> None:
+        self._options = [driver_options(lab, "a"), driver_options(lab, "b")]
+        self._made = 0
+
+    def make(self) -> Driver:
+        from node_agent.drivers.virt.driver import LibvirtDriver
+
+        self._made += 1
+        return LibvirtDriver(**self._options[(self._made - 1) % 2])
+
+    def make_again(self, node: Node) -> Driver:
+        from node_agent.drivers.virt.driver import LibvirtDriver
+
+        return LibvirtDriver(**self._options[int(node.budget.node.removeprefix("n"))])
