@@ -14,7 +14,7 @@ from testbed.compare.live import LiveRun
 
 Floats = NDArray[np.float64]
 
-_EVERY_S = 1.0  # agents sample once a second
+_EVERY_S = 1.0  # agents sample once a second if they were told nothing else
 
 
 class ForeignLoad(NamedTuple):
@@ -44,7 +44,7 @@ def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
         if not times.size:
             return Sampling(None, None, restarts)
         gaps.append(float(np.diff([begin_s, *times, end_s]).max()))
-        missing.append(1.0 - times.size / max((end_s - begin_s) / _EVERY_S - 1.0, 1.0))
+        missing.append(1.0 - times.size / max((end_s - begin_s) / _every_s(times) - 1.0, 1.0))
     return Sampling(max(0.0, *missing), max(gaps), restarts) if gaps else Sampling(None, None, restarts)
 
 
@@ -126,9 +126,14 @@ def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
         return np.zeros(times_s.size)
     steps = [float(values[0]) if column == "cpu_s" else 0.0]
     steps += [float(b - a if b >= a else b) for a, b in pairwise(values)]
-    first_s = at_s[0] - _EVERY_S  # a guest that is seen for the first time was created since the sample before
+    first_s = at_s[0] - _every_s(at_s)  # a guest that is seen for the first time was created since the sample before
     grown = np.interp(times_s, np.concatenate([[first_s], at_s]), np.concatenate([[0.0], np.cumsum(steps)]))
     return np.asarray(grown, dtype=np.float64)
+
+
+def _every_s(times_s: Floats) -> float:
+    """Return how often samples were taken, by most of them."""
+    return float(np.median(np.diff(times_s))) if times_s.size > 1 else _EVERY_S
 
 
 def _within(run: LiveRun, frame: pl.DataFrame) -> pl.DataFrame:

@@ -94,7 +94,7 @@ _ALL_TAGS = (
 _ALL = (
     Measurement(
         "node",
-        "a node, once a second, as its agent sees it",
+        "a node, once a second unless its agent was told otherwise (`--telemetry-s`), as the agent sees it",
         ("node",),
         (
             Field("cpu_frac", float, "1", "share of the machine's CPU time that was busy since the last point"),
@@ -120,7 +120,7 @@ _ALL = (
     ),
     Measurement(
         "guest",
-        "a guest, once a second",
+        "a guest, as often as its node",
         ("node", "job", "task"),
         (
             Field("cap_cores", float, "cores", "CPU cap in force, as read back"),

@@ -115,6 +115,22 @@ def test_gaps_and_restarts_are_in_the_samples(run: Path) -> None:
     assert value(found, "gap") is None
 
 
+def test_agents_that_look_less_often_miss_nothing(run: Path) -> None:
+    def seldom(lines: list[str]) -> list[str]:
+        own: dict[str, int] = {}
+        kept = []
+        for line in lines:
+            series = line.split(" ")[0]
+            own[series] = own.get(series, 0) + 1
+            if not line.startswith(("node,", "guest,")) or own[series] % 5 == 0:
+                kept.append(line)
+        return kept
+
+    found = health(repeat(run, "seldom", points=seldom))
+    assert "missing" not in names(found)
+    assert value(found, "missing") < 0.1
+
+
 def test_drift_is_found(run: Path) -> None:
     def drift(lines: list[str]) -> list[str]:
         tags, _, time_ns = next(line for line in lines if line.startswith("guest,")).rsplit(" ", 2)
