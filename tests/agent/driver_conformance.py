@@ -179,6 +179,21 @@ class DriverConformance:
 
         self.on_nodes(tmp_path, 1, scenario)
 
+    def test_an_order_that_comes_too_late_fails_after_the_end_was_told(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.spec("a", 1.0), 1.0, None)
+
+            async def go_on() -> None:
+                while True:
+                    await node.driver.set_cap("a", 1.0)
+                    await asyncio.sleep(0.001)
+
+            with pytest.raises(DriverError):
+                await asyncio.wait_for(go_on(), self.within_s)
+            assert node.events("a")[-1] == "done"
+
+        self.on_nodes(tmp_path, 1, scenario)
+
     def test_a_held_guest_stands_still_until_released(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             await node.driver.start(self.spec("a", 0.5), 1.0, None)

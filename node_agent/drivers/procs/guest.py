@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,18 +164,18 @@ class ProcessGuest:
     async def set_cap(self, cap_cores: float) -> float:
         """Set the cap; while the guest is not running it is kept for later."""
         self._cap_cores = cap_cores
-        if self.state is State.ENDED:
-            raise DriverError(f"guest {self.spec.guest} has ended")
-        return await self._apply_cap() if self.state is State.RUNNING else cap_cores
+        async with self._end_told():
+            return await self._apply_cap() if self.state is State.RUNNING else cap_cores
 
     async def hold(self) -> int:
         """Lift the cap and stop at the next consistent point; return it."""
-        self._must_be(State.RUNNING, State.HELD)
-        self.state = State.HELD
-        await self._cap(None)
-        message = await self._ask("hold", "held")
-        self._held_at = int(message.fields["at"])
-        return self._held_at
+        async with self._end_told():
+            self._must_be(State.RUNNING, State.HELD)
+            self.state = State.HELD
+            await self._cap(None)
+            message = await self._ask("hold", "held")
+            self._held_at = int(message.fields["at"])
+            return self._held_at
 
     async def release(self) -> None:
         """Set the cap and go on."""
@@ -364,6 +364,18 @@ class ProcessGuest:
             self._kill()
 
     # --- its end
+
+    @contextlib.asynccontextmanager
+    async def _end_told(self) -> AsyncIterator[None]:
+        """For an order that may come too late: it fails after the end of the guest was told, not before."""
+        try:
+            if self.state is State.ENDED:
+                raise DriverError(f"guest {self.spec.guest} has ended")
+            yield
+        except DriverError:
+            if self._done or self.state is State.ENDED:
+                await asyncio.shield(self.gone)
+            raise
 
     def _hung_up(self) -> None:
         """Give the processes around the program a moment to end with it."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -116,9 +116,8 @@ class VirtualGuest:
             async with asyncio.timeout(self._patience.memory_s):
                 await asyncio.shield(self._ready)
         except TimeoutError:
-            raise DriverError(
-                f"guest {self.name}: no memory after {self._patience.memory_s:g} s{self.words()}"
-            ) from None
+            late = f"no memory after {self._patience.memory_s:g} s"
+            raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._apply_cap()
         await self._order("go", [])
@@ -140,10 +139,9 @@ class VirtualGuest:
 
     async def set_cap(self, cap_cores: float) -> float:
         """Set the cap; return it as the kernel has it."""
-        if self.state is State.ENDED:
-            raise DriverError(f"guest {self.name} has ended")
-        self._cap_cores = cap_cores
-        return await self._apply_cap() if self.state in (State.RUNNING, State.HELD) else cap_cores
+        async with self._end_told():
+            self._cap_cores = cap_cores
+            return await self._apply_cap() if self.state in (State.RUNNING, State.HELD) else cap_cores
 
     @property
     def cap_cores(self) -> float:
@@ -194,9 +192,11 @@ class VirtualGuest:
 
     async def hold(self) -> None:
         """Suspend it."""
-        self._must_be(State.RUNNING, State.HELD)
-        await self.on_domain(_suspend)
-        self.state = State.HELD
+        async with self._end_told():
+            self._must_be(State.RUNNING, State.HELD)
+            await self.on_domain(_suspend)
+            self._must_be(State.RUNNING, State.HELD)  # it may have ended just before
+            self.state = State.HELD
 
     async def release(self) -> None:
         """Let it go on; what it told meanwhile is caught up with beside that."""
@@ -360,6 +360,18 @@ class VirtualGuest:
 
     # --- its end
 
+    @contextlib.asynccontextmanager
+    async def _end_told(self) -> AsyncIterator[None]:
+        """For an order that may come too late: it fails after the end of the guest was told, not before."""
+        try:
+            if self.state is State.ENDED:
+                raise DriverError(f"guest {self.name} has ended")
+            yield
+        except DriverError:
+            if self._ending is not None:
+                await asyncio.wait((self._ending,))
+            raise
+
     def fail(self, reason: str) -> None:
         """Draw the conclusion that the guest cannot go on."""
         reason = f"{reason}{self.words()}"
@@ -470,8 +482,7 @@ def _steps_in(frame: Frame) -> dict[str, int | float]:
     """Return what a frame tells of iterations, nothing if it does not; raises `WireError`."""
     if "steps" not in frame.fields:
         return {}
-    told = {name: frame.number(name) for name in ("longest_s", "compute_s", "comm_s")}
-    return {"steps": frame.count("steps"), **told}
+    return {"steps": frame.count("steps"), **{key: frame.number(key) for key in ("longest_s", "compute_s", "comm_s")}}
 
 
 def _suspend(domain: libvirt.virDomain) -> None:
