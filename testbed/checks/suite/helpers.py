@@ -38,6 +38,12 @@ def most_cores(cap_cores: float) -> float:
     return cap_cores + max(CAP_SLACK_CORES, CAP_SLACK_FRAC * cap_cores)
 
 
+def is_local(lab: Lab, node: NodeUnderTest) -> bool:
+    """Whether a node's files and processes can be looked at from here."""
+    folder = lab.image_folder(node)
+    return folder is not None and folder.is_dir()
+
+
 def local_images(lab: Lab, node: NodeUnderTest) -> Path:
     """Return the folder of a node's saved guests; the check is skipped where that is not on this machine."""
     folder = lab.image_folder(node)

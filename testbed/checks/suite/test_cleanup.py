@@ -9,7 +9,7 @@ import pytest
 
 from testbed.checks.guests import Guest
 from testbed.checks.lab import Lab, NodeUnderTest
-from testbed.checks.suite.helpers import files_of, local_images, processes_of, still_there, until
+from testbed.checks.suite.helpers import files_of, is_local, local_images, processes_of, still_there, until
 
 pytestmark = pytest.mark.hypervisor()
 GONE_WITHIN_S = 10.0
@@ -39,10 +39,12 @@ def test_a_released_lease_leaves_no_guest(guest: Callable[..., Guest], node: Nod
 
     Broken by: agents that wait for the word of a controller that has ended; locks that never expire.
     """
+    local = is_local(lab, node)
     job = guest().__enter__()  # and never left: the lab that could stop it will be another
     job.start()
-    running = processes_of(lab, node, job.name)
-    assert running, "a running job is a process of this machine"
+    running = processes_of(lab, node, job.name) if local else []
+    assert running or not local, "a running job is a process of this machine"
     with lab.away():
         assert until(lambda: not still_there(running), GONE_WITHIN_S), still_there(running)
-    assert job.name not in {found.guest for found in lab.guests_on(node)}
+    # of a node that is elsewhere its agent alone can tell
+    assert until(lambda: job.name not in {found.guest for found in lab.guests_on(node)}, GONE_WITHIN_S)
