@@ -299,9 +299,9 @@ class Specimen:
         self._progressed.clear()
 
     def _hear(self, event: GuestEvent) -> None:
-        if event.event == "progress":
+        if event.event in ("progress", "done"):  # who was restored just before its end may tell nothing else
             self._waiting.discard(event.guest)
-        elif event.event in ("done", "failed"):
+        if event.event in ("done", "failed"):
             self.ends[event.guest] = event
             self._running.discard(event.guest)
             self._live.finished_tasks.add(self.guests.index(event.guest))
