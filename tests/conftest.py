@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from node_agent.programs.segments import SEGMENTS, is_segment, segments_of
+
+_ABANDONED_BEFORE = pytest.StashKey[set[Path]]()
+
 # the same examples at every run and no deadline: a test must not depend on luck or on the machine's load
 settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -32,6 +36,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("xen"):
                 item.add_marker(unless)
+
+
+def _abandoned_segments() -> set[Path]:
+    """Return the shared memory of MPI that no process has mapped: a rank that was killed has left it."""
+    if not SEGMENTS.is_dir():
+        return set()
+    mapped = {path for pid in Path("/proc").iterdir() if pid.name.isdigit() for path in segments_of(int(pid.name))}
+    return {path for path in SEGMENTS.iterdir() if is_segment(path)} - mapped
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_ABANDONED_BEFORE] = _abandoned_segments()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the tests, once all workers have ended, if one has left shared memory behind."""
+    if hasattr(session.config, "workerinput"):
+        return
+    left = _abandoned_segments() - session.config.stash[_ABANDONED_BEFORE]
+    if left:
+        sys.stdout.write(f"\nFAILED: tests have left shared memory behind: {', '.join(sorted(map(str, left)))}\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

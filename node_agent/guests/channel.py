@@ -11,6 +11,7 @@ mistyped field is an error of that line, but for those that may be missing.
 From the program to the agent::
 
     hello        v, pid                         first of all
+    joined       segments                       of a rank when MPI has started: its shared memory
     ready        ballast_mib, touch_s           memory is there (from the image: read and verified); waits for `release`
     released     at                             answers `release`
     progress     units, mono_ns, <steps>        after the first iteration of this life, then at most every 0.5 s
@@ -54,6 +55,7 @@ _NUMBER = (int, float)
 _TEXT_OR_NONE = (str, type(None))
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hello": {"v": int, "pid": int},
+    "joined": {"segments": list},
     "ready": {"ballast_mib": int, "touch_s": _NUMBER},
     "released": {"at": int},
     "progress": {"units": int, "mono_ns": int},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.image import ImageError, ImageReader, write_image
 from node_agent.programs.pace import Pace
+from node_agent.programs.segments import segments_of
 from node_agent.programs.task import Task, TaskError
 from node_agent.programs.words import seed_of
 
@@ -41,6 +43,7 @@ class Life:
             from node_agent.programs.exchange import Exchange  # noqa: PLC0415  # starts MPI
             from node_agent.programs.fabric import Fabric  # noqa: PLC0415  # starts MPI
 
+            control.say("joined", segments=sorted(map(str, segments_of(os.getpid()))))
             self._fabric = Fabric(task)
             self._exchange = Exchange(task, self._fabric, self._while_waiting)
         self._work = program.work(task)

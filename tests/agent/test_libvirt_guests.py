@@ -187,7 +187,7 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
         save(self, domain, image)
 
     monkeypatch.setattr(Qemu, "save", told)
-    await one.driver.start(spec, 1.0, None)
+    await one.driver.start(spec, 0.1, None)  # slow enough not to end before it is held
     await one.driver.hold(spec.guest)
     saving = asyncio.ensure_future(one.driver.save(spec.guest, None, image))
     await began.wait()
@@ -207,6 +207,7 @@ def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monk
             there = two
             assert (await one.driver.save(spec.guest, None, image)).bytes == image.stat().st_size
             await two.driver.start(spec, 1.0, image)
+        await there.driver.set_cap(spec.guest, 1.0)
         await there.driver.release(spec.guest)
         assert await ends([(there, spec)]) == [twin(spec)]
 

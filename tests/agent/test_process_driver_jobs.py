@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from driver_conformance import Node
 from test_process_driver import TestProcessDriver as _Base
 
+from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.protocol import DriverError
+from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
 from node_agent.programs.topology import neighbours
 
 pytestmark = pytest.mark.slow
+
+
+def pid_of(node: Node, guest: str) -> int:
+    """Return the process of a guest's program."""
+    assert isinstance(node.driver, ProcessDriver)
+    pid = node.driver._guests[guest]._link.pid
+    assert pid is not None
+    return pid
 
 
 class TestJobs:
@@ -72,15 +84,9 @@ class TestJobs:
             specs = self.suite.job(60, 3)
             members = list(zip((one, two, two), specs, strict=True))
             await self.suite.start_job(members)
-            # those in the folder may be of jobs that other tests have at work
-            segments = {
-                path
-                for node, spec in members
-                for path in node.driver._guests[spec.guest]._segments  # type: ignore[attr-defined]
-            }
-            assert segments
-            assert all(path.exists() for path in segments)
-            two.driver._guests["m1"]._kill()  # type: ignore[attr-defined]  # from outside, as far as the driver knows
+            segments = {path for node, spec in members for path in segments_of(pid_of(node, spec.guest))}
+            assert segments  # all of them: those in the folder may be of jobs that other tests have at work
+            os.kill(pid_of(two, "m1"), signal.SIGKILL)
             for node, spec in members:
                 reason = (await node.until(spec.guest, "failed")).detail["reason"]
                 assert "exit code" in str(reason) or "SIGKILL" in str(reason)

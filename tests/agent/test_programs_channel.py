@@ -16,6 +16,7 @@ MESSAGES = st.one_of(
     st.builds(lambda units, ns: ("progress", {"units": units, "mono_ns": ns}), st.integers(0), st.integers(0)),
     st.builds(lambda text: ("error", {"message": text}), st.text(max_size=200)),
     st.builds(lambda at, path: ("save", {"at": at, "path": path}), st.integers(0), st.text(max_size=50)),
+    st.builds(lambda paths: ("joined", {"segments": paths}), st.lists(st.text(max_size=20), max_size=3)),
     st.just(("hold", {})),
 )
 

@@ -94,6 +94,10 @@ class _Credit:
     def __init__(self, vcpus: int) -> None:
         self.parameters: dict[str, int] = {}
         self.vcpus = vcpus
+        self.scheduler = "credit"
+
+    def schedulerType(self) -> list[str | int]:  # noqa: N802  # libvirt's name
+        return [self.scheduler, 2]
 
     def setSchedulerParameters(self, values: dict[str, int]) -> None:  # noqa: N802  # libvirt's name
         self.parameters = dict(values)
@@ -158,11 +162,11 @@ def test_domain_0_gets_what_is_not_for_guests_and_never_nothing():
 def test_domain_0_is_set_up_when_the_driver_opens_and_a_scheduler_without_caps_is_refused():
     domain = _Credit(1)
     domain.parameters = {"cap": 0, "weight": 2048}
-    domain.schedulerType = lambda: ["credit2", 2]  # type: ignore[attr-defined]
+    domain.scheduler = "credit2"
     connection = SimpleNamespace(lookupByID=[domain].__getitem__, getInfo=lambda: ["x86_64", 900, 1])
     assert _set_up_dom0(connection, 0.25) == "credit2"
     assert domain.parameters == {"cap": 0, "weight": 3072}
-    domain.schedulerType = lambda: ["rtds", 2]  # type: ignore[attr-defined]
+    domain.scheduler = "rtds"
     with pytest.raises(DriverError, match="scheduler rtds has no caps: expected credit or credit2"):
         _set_up_dom0(connection, 0.25)
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +21,11 @@ from node_agent.drivers.procs.child import Child, Log, Running, ending
 from node_agent.drivers.procs.environment import tethered
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.procs.segments import segments_of
 from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
+from node_agent.programs.segments import is_segment, segments_of
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
@@ -136,13 +136,13 @@ class ProcessGuest:
         self._records.add(child.pid)
         child.exited.add_done_callback(lambda _exited: self._check_end())
 
-    def _note_segments(self) -> None:
-        if self._link.pid is not None and self.spec.program.ranks > 1:
-            self._segments |= segments_of(self._link.pid)
-            self._records.share(self._segments)
+    def _note_segments(self, segments: Iterable[Path]) -> None:
+        self._segments |= {path for path in segments if is_segment(path)}
+        self._records.share(self._segments)
 
     def _kill(self) -> None:
-        self._note_segments()
+        if self._link.pid is not None and self.spec.program.ranks > 1:
+            self._note_segments(segments_of(self._link.pid))  # if it has not come to tell them
         if self._program is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._program, signal.SIGKILL)
@@ -157,7 +157,6 @@ class ProcessGuest:
         if self.state is State.WAITING:
             self.state = State.STARTING
         await self._wait_for("ready")
-        self._note_segments()
         await self.release()
         self._made = True
 
@@ -335,8 +334,9 @@ class ProcessGuest:
                 self._done = (time.monotonic_ns(), fields)
                 self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
+            case "joined":
+                self._note_segments(Path(str(name)) for name in fields["segments"])
             case "error":
-                self._note_segments()
                 self._trouble = self._trouble or str(fields["message"])
             case _:
                 if self._answer is not None and message.kind in self._answer[0] and not self._answer[1].done():

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.drivers.procs.segments import is_segment
+from node_agent.programs.segments import is_segment
 
 _GONE_WITHIN_S = 2.0
 

@@ -31,10 +31,10 @@ from node_agent.drivers.procs.environment import tethered
 from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
 from node_agent.drivers.procs.link import LONGEST_PATH
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.procs.segments import segments_of
 from node_agent.drivers.protocol import DriverError, NativeReport
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import MAX_FRAME_BYTES
+from node_agent.programs.segments import segments_of
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 _READY_WITHIN_S = 30.0

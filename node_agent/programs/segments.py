@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-_FOLDER = Path("/dev/shm")  # noqa: S108  # where the C library puts what `shm_open` makes
+SEGMENTS = Path("/dev/shm")  # noqa: S108  # where the C library puts what `shm_open` makes
 _PREFIX = "mpich_"
 
 
 def is_segment(path: Path) -> bool:
     """Whether a file is one of MPI's shared memory, by where it is and its name."""
-    return path.parent == _FOLDER and path.name.startswith(_PREFIX)
+    return path.parent == SEGMENTS and path.name.startswith(_PREFIX)
 
 
 def segments_of(pid: int) -> set[Path]:
