@@ -26,26 +26,33 @@ class ForeignLoad(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How whole the samples of the nodes are, of the node that has the fewest; None without samples."""
+    """How whole the samples of the nodes are, of the node that has the fewest; None without samples.
+
+    `every_s` is how often that agent samples that does so least often.
+    """
 
     missing_frac: float | None
     longest_gap_s: float | None
+    every_s: float
     restarts: int
 
 
 def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
     """Return how whole the samples are that lie in the replay."""
-    missing, gaps, restarts = [], [], 0
+    missing, gaps, every_s, restarts = [], [], [_EVERY_S], 0
     begin_s, end_s = _replay_s(run)
     for name in run.facts.node_names:
         own = _of(run, nodes, name)
         times = _seconds(own)
         restarts += int((np.diff(own["agent_cpu_s"].to_numpy()) < -1e-9).sum())
         if not times.size:
-            return Sampling(None, None, restarts)
+            return Sampling(None, None, _EVERY_S, restarts)
         gaps.append(float(np.diff([begin_s, *times, end_s]).max()))
-        missing.append(1.0 - times.size / max((end_s - begin_s) / _every_s(times) - 1.0, 1.0))
-    return Sampling(max(0.0, *missing), max(gaps), restarts) if gaps else Sampling(None, None, restarts)
+        every_s.append(_every_s(times))
+        missing.append(1.0 - times.size / max((end_s - begin_s) / every_s[-1] - 1.0, 1.0))
+    if not gaps:
+        return Sampling(None, None, _EVERY_S, restarts)
+    return Sampling(max(0.0, *missing), max(gaps), max(every_s), restarts)
 
 
 def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame) -> ForeignLoad:

@@ -26,7 +26,8 @@ class Limits:
     achieved_least_frac: float = 0.90  # median over windows of achieved over requested CPU
     core_speed_frac: float = 0.05  # by which cores may be faster or slower than when dedicated rates were measured
     missing_samples_frac: float = 0.10
-    sample_gap_s: float = 5.0
+    sample_gap_s: float = 5.0  # or this:
+    sample_gap_samples: float = 2.0  # where agents sample so seldom that it is longer
     loop_late_s: float = 0.25
     clock_step_s: float = 0.5
 
@@ -104,7 +105,8 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     yield Finding("restarts", "restarts of an agent", float(samples.restarts), 0, "")
     yield Finding("missing", "samples of a node that are missing", samples.missing_frac,
                   limits.missing_samples_frac, "", why="no samples")  # fmt: skip
-    yield Finding("gap", "longest time without a sample of a node", samples.longest_gap_s, limits.sample_gap_s, "s",
+    longest_gap_s = max(limits.sample_gap_s, limits.sample_gap_samples * samples.every_s)
+    yield Finding("gap", "longest time without a sample of a node", samples.longest_gap_s, longest_gap_s, "s",
                   why="no samples")  # fmt: skip
     dropped = sum(int(entry["dropped"]) for entry in run.journal if entry["kind"] == "telemetry")
     yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")

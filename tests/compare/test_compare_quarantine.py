@@ -122,13 +122,23 @@ def test_agents_that_look_less_often_miss_nothing(run: Path) -> None:
         for line in lines:
             series = line.split(" ")[0]
             own[series] = own.get(series, 0) + 1
-            if not line.startswith(("node,", "guest,")) or own[series] % 5 == 0:
+            if not line.startswith(("node,", "guest,")) or own[series] % 6 == 0:
                 kept.append(line)
         return kept
 
     found = health(repeat(run, "seldom", points=seldom))
-    assert "missing" not in names(found)
+    assert not {"missing", "gap"} & set(names(found))
     assert value(found, "missing") < 0.1
+    assert value(found, "gap") == pytest.approx(6.0, abs=0.1)
+
+    def silent(lines: list[str]) -> list[str]:
+        kept = seldom(lines)
+        own = [line for line in kept if line.startswith("node,") and "node=node-1" in line]
+        return [line for line in kept if line not in own[2:4]]
+
+    found = health(repeat(run, "seldom-and-silent", points=silent))
+    assert {"missing", "gap"} <= set(names(found))
+    assert value(found, "gap") == pytest.approx(18.0, abs=0.1)
 
 
 def test_drift_is_found(run: Path) -> None:
