@@ -64,6 +64,7 @@ class DriverConformance:
     memory_mib = 64
     ballast_mib = 128  # added where that is to be seen
     units_a_second = 10_000
+    node_cpus = 2.0
     watched_least = 50  # samples in four seconds
     migration_work_s = 3.0  # work enough not to end during a live migration
     units_per_iteration = 100
@@ -85,7 +86,7 @@ class DriverConformance:
                 self.make(),
                 NodeBudget(
                     f"n{index}",
-                    2.0,
+                    self.node_cpus,
                     self.node_memory_mib,
                     tmp_path / f"s{index}",
                     tmp_path / f"images{index}",

@@ -43,7 +43,7 @@ SPEC = GuestSpec(
 
 def xen(guest_type: str = "pv") -> Xen:
     platform = Xen(Place(bridge="xenbr0"), guest_type)
-    platform._guests = _Guests(Path("/k/vmlinux"), Path("/k/initramfs"), "credit")
+    platform._guests = _Guests(Path("/k/vmlinux"), Path("/k/initramfs"), "credit", 6.0)
     return platform
 
 
@@ -71,7 +71,7 @@ def test_the_domain_of_a_guest_says_whose_it_is_and_speaks_by_its_console(guest_
 
 def test_a_script_of_the_node_joins_the_card_with_the_bridge():
     platform = Xen(Place(bridge="xenbr0"), "pv", "vif-quick")
-    platform._guests = _Guests(Path("/k/vmlinux"), Path("/k/initramfs"), "credit")
+    platform._guests = _Guests(Path("/k/vmlinux"), Path("/k/initramfs"), "credit", 6.0)
     root = ET.fromstring(platform.domain_xml(SPEC, "n1"))  # noqa: S314  # of this project itself
     assert root.find("devices/interface/script").get("path") == "vif-quick"
 
@@ -114,7 +114,7 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
     domain = _Credit(vcpus)
     domain.setSchedulerParameters({"cap": 0})
     there = SimpleNamespace(now=lambda _name, function: function(domain))
-    cpus = XenVcpus("x", there, vcpus)
+    cpus = XenVcpus("x", there, vcpus, 6.0)
     cpus.set_cap(domain, each_cores)
     cap = cpus.cap_cores()
     if each_cores >= 1:
@@ -123,6 +123,8 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
     else:
         assert cap == pytest.approx(max(0.01, each_cores * vcpus), abs=0.005 + 1e-9)
         assert domain.parameters["cap"] >= 1  # 0 would be no cap at all
+    owed_cores = min(cap or vcpus, 6.0)  # a guest without a cap comes before others no more than the node promises
+    assert domain.parameters["weight"] == guest_weight(owed_cores, vcpus)
     assert cpus.seen().cap_cores == cap
     assert (cpus.cpu_s(), cpus.seen().rss_mib) == (12.5, 200)
 
@@ -131,7 +133,7 @@ def test_a_cap_is_percent_of_one_physical_cpu_for_the_whole_domain(each_cores: f
 def machines(draw: st.DrawFn) -> tuple[int, float, int, list[tuple[int, int]]]:
     """A machine's cores, those for guests, virtual CPUs of domain 0; guests of (cap in percent, vCPUs) that fit."""
     cores = draw(st.integers(1, 64))
-    room = most = 100 * cores - 7  # domain 0 has a sixteenth of a core at least
+    room = most = 100 * cores - 25  # domain 0 has a quarter of a core at least
     guests = []
     for _ in range(draw(st.integers(1, 12))):
         vcpus = draw(st.integers(1, 8))
@@ -156,7 +158,7 @@ def test_no_share_by_weight_is_below_a_cap_while_caps_fit_the_node(machine):
 
 
 def test_domain_0_gets_what_is_not_for_guests_and_never_nothing():
-    assert (dom0_weight(1, 0.5, 1), dom0_weight(8, 6, 2), dom0_weight(4, 4, 4)) == (2048, 4096, 64)
+    assert (dom0_weight(1, 0.5, 1), dom0_weight(8, 6, 2), dom0_weight(4, 4, 4)) == (2048, 4096, 256)
 
 
 def test_domain_0_is_set_up_when_the_driver_opens_and_a_scheduler_without_caps_is_refused():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 _PER_CORE = 4096  # fine enough for a cap of 1 %; Xen multiplies it with all credits in 32 bits
-_DOM0_LEAST_CORES = 1 / 16  # where everything was promised to guests
+_DOM0_LEAST_CORES = 1 / 4  # where everything was promised to guests: all orders are its work
 
 
 def guest_weight(cores: float, vcpus: int) -> int:

@@ -36,15 +36,17 @@ class _Guests:
     kernel: Path
     initramfs: Path
     scheduler: str
+    most_cores: float  # of all of them: what the node promises
 
 
 class XenVcpus:
     """See `Vcpus`: all of it is asked of the hypervisor, which counts CPU time in nanoseconds."""
 
-    def __init__(self, guest: str, hypervisor: Hypervisor, vcpus: int) -> None:
+    def __init__(self, guest: str, hypervisor: Hypervisor, vcpus: int, most_cores: float) -> None:
         self._guest = guest
         self._hypervisor = hypervisor
         self._vcpus = vcpus
+        self._most_cores = most_cores
         self._lock = threading.Lock()
         self._seen = Seen(None, 0.0, 0.0)
         self.look()
@@ -52,7 +54,8 @@ class XenVcpus:
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
         """See `Vcpus.set_cap`. A cap is of the domain, in percent of one physical CPU; 0 is none."""
         percent = 0 if each_cores >= 1 else max(1, round(each_cores * self._vcpus * 100))
-        _schedule(domain, percent, guest_weight(percent / 100 if percent else self._vcpus, self._vcpus))
+        owed_cores = min(percent / 100 if percent else self._vcpus, self._most_cores)
+        _schedule(domain, percent, guest_weight(owed_cores, self._vcpus))
 
     def cap_cores(self) -> float | None:
         """See `Vcpus.cap_cores`."""
@@ -119,7 +122,7 @@ class Xen:
         scheduler = await hypervisor.call(
             self.patience.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
         )
-        self._guests = _Guests(kernel, image.initramfs, scheduler)
+        self._guests = _Guests(kernel, image.initramfs, scheduler, budget.cpus)
         return f"cap:{scheduler}", f"accel:xen-{self._type}", "dom0"
 
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
@@ -161,7 +164,8 @@ class Xen:
 
     def vcpus(self, guest: str, hypervisor: Hypervisor) -> XenVcpus:
         """See `Platform.vcpus`."""
-        return XenVcpus(guest, hypervisor, hypervisor.now(guest, lambda domain: int(domain.info()[3])))
+        count = hypervisor.now(guest, lambda domain: int(domain.info()[3]))
+        return XenVcpus(guest, hypervisor, count, self._made().most_cores)
 
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
         """See `Platform.save`. A paravirtual guest takes part in being saved: it runs until it has been asked to."""
