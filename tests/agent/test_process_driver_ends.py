@@ -18,6 +18,7 @@ from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
 from node_agent.drivers.protocol import DriverError
+from node_agent.programs.segments import segments_of
 
 pytestmark = pytest.mark.slow
 
@@ -87,10 +88,18 @@ class TestEnds:
             pids = json.loads(agent.stdout.readline())
             assert len(pids) == 6  # a program; manager, two proxies, two ranks
             descriptors = [os.pidfd_open(pid) for pid in pids]
+            segments = {path for pid in pids for path in segments_of(pid)}
             agent.kill()
         for descriptor in descriptors:
             assert select.select([descriptor], [], [], 10.0)[0], "a process outlived its agent"
             os.close(descriptor)
+        assert segments
+        assert all(path.exists() for path in segments)
+
+        async def next_agent(_node: Node) -> None:
+            assert not [path for path in segments if path.exists()]
+
+        self.suite.on_nodes(tmp_path, 1, next_agent)
 
     def test_what_a_killed_agent_wrote_down_is_killed_by_the_next(self, tmp_path: Path) -> None:
         with subprocess.Popen(["sleep", "60"]) as left:

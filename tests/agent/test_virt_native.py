@@ -17,6 +17,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.native import NativePrograms
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
+from node_agent.programs.segments import segments_of
 from testbed.bus.messages import ProgramSpec
 from testbed.errors import UserError
 
@@ -96,6 +97,8 @@ def test_programs_end_with_an_agent_that_is_killed(image: GuestImage, tmp_path: 
         children = psutil.Process(agent.pid).children(recursive=True)
         assert len(children) >= (1 if ranks == 1 else 1 + 2 * ranks)  # the manager, proxies and ranks
         seen = {child.pid: os.pidfd_open(child.pid) for child in children}
+        segments = {path for pid in seen for path in segments_of(pid)}
+        assert bool(segments) is (ranks > 1)
         agent.kill()
         agent.wait()
         for pid, descriptor in seen.items():
@@ -103,6 +106,7 @@ def test_programs_end_with_an_agent_that_is_killed(image: GuestImage, tmp_path: 
         left = NativePrograms(unpacked(image), tmp_path, "dfrs-none")  # the next agent
         assert [path.name for path in tmp_path.iterdir()] == []
         assert left._ranks == set()
+        assert not [path for path in segments if path.exists()]
     finally:
         agent.kill()
         agent.wait()

@@ -194,6 +194,10 @@ def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run]) -> None:
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["done"] >= 1
     assert any("node-b was lost" in reason for reason in summary["failed"].values())
+    removed = subprocess.run(
+        [sys.executable, "-m", "testbed", "cleanup", "--only", "agents"], capture_output=True, check=False
+    )
+    assert removed.returncode == 0, removed.stdout  # all that the killed agent left, shared memory among it
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,10 +15,12 @@ from twins import expected, task
 from node_agent.drivers.procs.environment import BIN
 from node_agent.guests import wire
 from node_agent.programs.ballast import Ballast
+from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
 
 RESERVE_MIB = 28
 NAMES = ("ready", "done", "error")
+PEER = struct.Struct("3i")
 
 
 class SilenceError(Exception):
@@ -65,6 +67,8 @@ class Side:
 
     def go(self) -> None:
         assert self.hear().kind == "ready"
+        peer = self.end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        self.segments = segments_of(PEER.unpack(peer)[0])
         self.end.send(b"go")
 
     def close(self) -> None:
@@ -146,6 +150,8 @@ def test_a_message_that_is_not_what_was_sent_is_an_error(programs, short_path):
     tasks = [task(name="patterns", rank=rank, ranks=2) for rank in range(2)]
     sides = _together(programs, short_path, tasks, seed=12)
     assert sides[0].process.wait(20) != 0
+    for path in set().union(*(side.segments for side in sides)):
+        path.unlink(missing_ok=True)  # a rank that aborts leaves its shared memory
     said = [side.last_words() for side in sides]
     for side in sides:
         side.close()

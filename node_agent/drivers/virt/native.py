@@ -207,6 +207,9 @@ class _Rank:
         if said.partition(" ")[0] != "ready":
             connection.close()
             raise DriverError(f"native: {self.name}: {unquote(said) or 'it hung up'}{self._words()}")
+        if self._spec.program.ranks > 1:
+            self._segments = segments_of(self.pid)  # now: it may end with another rank, before it is told to
+            self._records.share(self._segments)
         return connection
 
     async def _hear(self, connection: socket.socket) -> None:
@@ -233,8 +236,6 @@ class _Rank:
 
     def kill(self) -> None:
         """Have all of its processes end."""
-        if self.pid and self._spec.program.ranks > 1:
-            self._segments |= segments_of(self.pid)
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -256,6 +257,7 @@ class _Rank:
         self._listener.close()
         for segment in self._segments:
             segment.unlink(missing_ok=True)
+        self._records.unshare(self._segments)
         self._records.discard(self.pid, *(child.pid for child in self._children))
         shutil.rmtree(self._folder, ignore_errors=True)
 
