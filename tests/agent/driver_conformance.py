@@ -311,7 +311,7 @@ class DriverConformance:
             spec = self.spec("a", self.migration_work_s)
             await here.driver.start(spec, 1.0, None)
             straight = (await here.until("a", "done")).detail["checksum"]
-            await here.driver.start(spec, 0.9, None)
+            await here.driver.start(spec, 0.2, None)  # still at work when it has arrived
             await here.until("a", "progress")
             with pytest.raises(DriverError, match="guest a"):
                 await there.driver.adopt(spec, 0.5)  # it is not there

@@ -28,7 +28,7 @@ class TestLibvirtDriver(DriverConformance):
     node_memory_mib = 1536
     memory_mib = 128
     units_a_second = 8_000
-    migration_work_s = 12.0
+    migration_work_s = 6.0
 
     @pytest.fixture(autouse=True)
     def _lab(self, lab: object) -> None:
