@@ -331,7 +331,7 @@ class DriverConformance:
 
     def test_a_migration_to_nowhere_leaves_the_guest_running(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.spec("a", 0.5), 1.0, None)
+            await node.driver.start(self.spec("a", 0.5), 0.1, None)  # still at work when it was refused
             await node.until("a", "progress")
             assert node.facts is not None
             nowhere = node.facts.migration_uri + "-nowhere"
