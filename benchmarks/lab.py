@@ -13,7 +13,7 @@ from node_agent.agent import cpu_model
 from testbed.bus.lease import new_token
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
-from testbed.control.fleet import Fleet
+from testbed.control.fleet import Fleet, rule_of
 from testbed.control.labs import live_lab
 from testbed.control.lease import hold_lease
 from testbed.control.scenario import check_scenario
@@ -36,7 +36,9 @@ async def lab(
     with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as folder:
         async with live_lab(scenario, Path(folder), "bench") as bus:
             requester = Requester(bus, scenario.lab, "bench", lambda: token)
-            fleet = Fleet(bus, scenario.lab, [node.name for node in scenario.nodes], requester, 10.0)
+            fleet = Fleet(
+                bus, scenario.lab, [node.name for node in scenario.nodes], requester, rule_of(scenario.deadlines)
+            )
             async with hold_lease(bus, scenario.lab, token, 15.0), requester:
                 await fleet.open()
                 await fleet.wait_for_all(20)

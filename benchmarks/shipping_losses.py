@@ -24,8 +24,10 @@ from pathlib import Path
 
 from lab import print_machine, print_table
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure"))
-from influx_lab import INFLUXD, Adapter, Influxd, Recording, compare, influx, until
+from influx_lab import INFLUXD, Adapter, Influxd, Recording, compare, influx
+from support.live import wait_until
 
 from testbed.measure.influx_address import find_address
 from testbed.measure.influx_writer import InfluxWriter
@@ -63,11 +65,11 @@ class Case:
 
     def caught_up_s(self, run: Recording) -> float:
         wanted, began_s = run.count, time.monotonic()
-        until(lambda: self.shipped() >= wanted, 120, "catching up")
+        wait_until(lambda: self.shipped() >= wanted, "catching up")
         return time.monotonic() - began_s
 
     def row(self, name: str, run: Recording, caught_up_s: float | None) -> Row:
-        _, failures = run.end()
+        failures = run.end()
         said = failures.get("influx", "nothing")
         written = points_left(self.path, 1, 0)
         if self.shipped() < written:  # as its message says
@@ -119,7 +121,7 @@ def shipper_killed(case: Case) -> Row:
     for _ in range(5):
         before = case.adapter.writes
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(lambda: case.adapter.writes > before + draw.randint(0, 2), 60, "a write")  # noqa: B023  # at once
+        wait_until(lambda: case.adapter.writes > before + draw.randint(0, 2), "a write")  # noqa: B023  # at once
         child.kill()
         child.wait()
         go_on(2)
@@ -140,7 +142,7 @@ def answers_lost(case: Case) -> Row:
 
 def disk_full(case: Case) -> Row:
     run = case.record()
-    until(lambda: run.directory.failure is not None, 120, "a full disk")
+    wait_until(lambda: run.directory.failure is not None, "a full disk")
     print(f"the run says: {run.directory.failure}".replace(str(case.path), "RUN"))
     go_on(1)  # points that are refused from now on
     return case.row("disk of the run directory full", run, None)

@@ -28,8 +28,9 @@ from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec, Supersteps, Telemetry, encode
 from testbed.bus.requests import Requester
 from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.fleet import Fleet, Node
+from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import Recorder
+from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.measure.rundir import RunDirectory
 from testbed.workload.jobs import Job
@@ -52,9 +53,9 @@ def record(node: int, guests: int, second: int) -> Telemetry:
         agent_cpu_s=0.0123 * second, agent_rss_mib=51.2,
         guests=tuple(
             GuestSample(
-                guest=guest_name(node, task), state="running", cap_cores=0.25, cpu_s=0.2491 * second, rss_mib=96.5,
-                read_mib=0.125, written_mib=0.25, units_done=8000 * second, units_mono_ns=time.monotonic_ns(),
-                supersteps=steps,
+                guest=guest_name(node, task), state="running", cap_cores=0.25, wanted_cores=0.25,
+                cpu_s=0.2491 * second, rss_mib=96.5, read_mib=0.125, written_mib=0.25, units_done=8000 * second,
+                units_mono_ns=time.monotonic_ns(), supersteps=steps,
             )
             for task in range(guests)
         ),
@@ -111,7 +112,7 @@ async def control(url: str, nodes: int, guests: int, seconds: float, folder: Pat
 
     async with MqttBus(BrokerAddress.parse(url), "bench-controller") as bus:
         requester = Requester(bus, LAB, "bench", lambda: "")
-        fleet = Fleet(bus, LAB, [f"node-{node}" for node in range(nodes)], requester, 10.0)
+        fleet = Fleet(bus, LAB, [f"node-{node}" for node in range(nodes)], requester, rule_of(DeadlinesTable()))
         fleet.on_telemetry = take
         await fleet.open()
         print("ready", flush=True)

@@ -73,6 +73,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
+from testbed.errors import UserError
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -132,6 +133,8 @@ class Agent:
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
         self._released = False
+        self._lease_file = config.state_dir / "images-of"
+        self._images_of = ""
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         tls_dir = config.tls_dir
@@ -159,17 +162,27 @@ class Agent:
             able = set(found.capabilities)  # programs read their own images, and check them
             self._checks_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
-                await self._server.open(config.address)
+                await self._listen()
                 await asyncio.to_thread(self._stores.open_memory, config.node)
             else:
                 self._stores.rehearse_memory()
-            self._stores.clear()  # what an agent that was killed had saved
+            self._keep_images(self._noted_lease())
             facts = self._facts(found)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
                 await self._driver.close()  # before the bus: the farewell then says the truth
         finally:
             await asyncio.shield(self._leave())
+
+    async def _listen(self) -> None:
+        address = self._config.address
+        try:
+            await self._server.open(address)
+        except OSError as error:
+            raise UserError(
+                f"--address {address}: images cannot be served there: {os.strerror(error.errno or 0)}: expected an "
+                "address of this machine"
+            ) from None
 
     async def _serve(self, bus: Bus) -> None:
         config = self._config
@@ -178,11 +191,28 @@ class Agent:
         async def on_lease(topic: str, payload: bytes) -> None:
             listener.heard()
             self._released |= self._lease.hear(topic, payload)
+            if self._lease.lease is not None:
+                self._keep_images(self._lease.lease.digest)
             self._lease_news.set()
 
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, journal)
+
+    def _noted_lease(self) -> str:
+        """Return the digest of the lease under which this node's images were saved; it may be empty."""
+        with contextlib.suppress(OSError):
+            return self._lease_file.read_text(encoding="ascii")
+        return ""
+
+    def _keep_images(self, lease: str) -> None:
+        """Keep images of this lease, also those that an agent which was killed had saved, and delete all others."""
+        if lease == self._images_of and lease:
+            return
+        if not lease or lease != self._noted_lease():
+            self._stores.clear()
+            self._lease_file.write_text(lease, encoding="ascii")
+        self._images_of = lease
 
     async def _obey(self, bus: Bus, listener: Listener, journal: AnswerJournal) -> None:
         config = self._config
@@ -207,15 +237,14 @@ class Agent:
     def _presence(self, facts: NodeFacts) -> Presence:
         node = self._config.node
 
-        def status(*, online: bool, reason: str = "") -> bytes:
-            return encode(
-                NodeStatus(node=node, online=online, boot=self._boot, facts=facts if online else None, reason=reason)
-            )
+        def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
+            told = facts if online else None
+            return encode(NodeStatus(node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left))
 
         return Presence(
             topic=topics.node_topic(self._config.lab, node, "status"),
             online=lambda: status(online=True),
-            offline=status(online=False, reason="its agent ended"),
+            offline=status(online=False, reason="its agent ended", left=True),
             lost=status(online=False, reason="its agent vanished"),
         )
 
@@ -300,7 +329,20 @@ class Agent:
                 self._released = False
                 await self._abandon("the lease was released")
             elif self._lease.run_out():
-                await self._abandon("the lease ran out", pause=self._lease.orphans == "pause")
+                await self._run_out()
+
+    async def _run_out(self) -> None:
+        """The lease ran out: its holder may be away for good, or come back and go on."""
+        loss = self._lease.on_controller_loss
+        why = f"the lease ran out, on_controller_loss = {loss}"
+        if loss == "keep":
+            _log.warning("%s: everything goes on", why)
+            return
+        held = set(self._memory_mib)
+        await self._abandon(why, pause=loss == "pause")
+        if loss == "remove":
+            for guest in sorted(held):
+                self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), {"reason": why}))
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
@@ -371,7 +413,8 @@ class Agent:
                 for guest in action.settled:
                     async with self._locks.setdefault(guest, asyncio.Lock()):
                         pass
-                return {"guests": [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]}
+                guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
+                return {"guests": guests, "images": self._stores.all()}
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
             case Quit():

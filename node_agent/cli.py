@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -17,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed import __version__
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, UserError
+from testbed.limits import (
+    CORES_EXPECTED,
+    LEAST_NODE_CORES,
+    MEMORY_EXPECTED,
+    MOST_NODE_CORES,
+    MOST_NODE_MEMORY_MIB,
+)
 
 if TYPE_CHECKING:
     from node_agent.agent import AgentConfig
@@ -49,11 +58,11 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 )
 @click.option(
     "--cpus",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     default=1.0,
     help="CPU budget of the node, in cores.",
 )
-@click.option("--memory-mib", type=click.IntRange(min=1), default=1024, help="Memory budget of the node, in MiB.")
+@click.option("--memory-mib", type=int, default=1024, help="Memory budget of the node, in MiB.")
 @click.option("--driver", default="process", help="What guests are: process, null, or a plug-in's name.")
 @click.option(
     "--option",
@@ -118,9 +127,14 @@ def cli(
     if die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
+    check_size(cpus, memory_mib)
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
     images = (image_dir or state / "images").absolute()
+    folders = {"--state-dir": state, "--image-dir": images}
+    made: list[Path] = []
     try:
+        for option, path in folders.items():
+            made += make_folder(option, path)
         where = BrokerAddress.parse(address_text, tls_dir)
         config = AgentConfig(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
@@ -131,6 +145,37 @@ def cli(
     finally:
         if die_with_parent:
             _remove(state, images)
+        _remove_empty(made)
+
+
+def check_size(cpus: float, memory_mib: int) -> None:
+    """Raise `UserError` for a node of a size that no machine has; nan is none."""
+    if not LEAST_NODE_CORES <= cpus <= MOST_NODE_CORES:
+        raise UserError(f"--cpus {cpus:g}: expected {CORES_EXPECTED}")
+    if not 1 <= memory_mib <= MOST_NODE_MEMORY_MIB:
+        raise UserError(f"--memory-mib {memory_mib}: expected {MEMORY_EXPECTED}")
+
+
+def make_folder(option: str, path: Path) -> list[Path]:
+    """Make a folder and return those that were not there, the outermost first; raises `UserError`, with none left."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        _remove_empty(missing[::-1])
+        raise UserError(
+            f"{option} {path}: {error.strerror}: expected a folder that this user may make and write in"
+        ) from None
+    return missing[::-1]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove those of the folders, the outermost first, in which nothing was left."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _remove(*folders: Path) -> None:

@@ -160,6 +160,10 @@ class ImageStores:
         for store in self._stores.values():
             store.drop(image)
 
+    def all(self) -> list[str]:
+        """Return the names of the images that are whole."""
+        return sorted({path.name for store in self._stores.values() for path in store.all() if path.suffix == ".img"})
+
     def clear(self) -> None:
         """Delete every image."""
         for store in self._stores.values():

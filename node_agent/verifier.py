@@ -27,7 +27,8 @@ class Answer:
     unknown: str = ""
 
 
-def _expected(task: Task, given_up: Callable[[], bool]) -> Answer:
+def work_out(task: Task, given_up: Callable[[], bool]) -> Answer:
+    """Return what a task must come to; a checksum without characters as soon as `given_up()`. Blocks."""
     try:
         program = find_program(task.name)
         if program.expected is None:
@@ -50,7 +51,7 @@ class Verifier:
         task = Task.from_spec(msgspec.to_builtins(spec))
         given_up = threading.Event()
         computing = asyncio.create_task(
-            asyncio.to_thread(_expected, task, given_up.is_set), name=f"expected checksum of {spec.guest}"
+            asyncio.to_thread(work_out, task, given_up.is_set), name=f"expected checksum of {spec.guest}"
         )
         self._expected[spec.guest] = computing, given_up
 

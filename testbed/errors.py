@@ -31,7 +31,7 @@ class InputError(UserError):
         self.field = field
         self.found = found
         self.expected = expected
-        super().__init__(f"{where}: {field} = {found!r}: expected {expected}")
+        super().__init__(f"{where}: {field} = {shown(found)}: expected {expected}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.where, self.field, self.found, self.expected)
@@ -39,6 +39,12 @@ class InputError(UserError):
 
 class RunError(TestbedError):
     """A run could not do what it was asked, through no fault in its input (exit code 1)."""
+
+
+def shown(value: object, chars: int = 200) -> str:
+    """Return how Python writes a value, cut to so many characters, for a line that a person reads."""
+    text = repr(value)
+    return text if len(text) <= chars else f"{text[:chars]}… ({len(text)} characters)"
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:

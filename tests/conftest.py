@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.accuracy import Accuracy
 
-from node_agent.programs.segments import SEGMENTS, is_segment, segments_of
+from node_agent.programs.segments import abandoned_segments
 
 _ABANDONED_BEFORE = pytest.StashKey[set[Path]]()
+_NOT_JUDGED = "accuracy_not_judged"  # a property of reports: it also comes from workers
 
 # the same examples at every run and no deadline: a test must not depend on luck or on the machine's load
 settings.register_profile(
@@ -28,26 +30,28 @@ os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--xen", action="store_true", help="run the tests on nested Xen nodes, too: half an hour more")
+    parser.addoption("--long", action="store_true", help="run the long commands of the README, too: half an hour more")
 
 
+@pytest.hookimpl(tryfirst=True)  # -m selects by the marker that is added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--xen"):
-        unless = pytest.mark.skip(reason="nested Xen takes half an hour more: ./scripts/test --xen -m xen")
-        for item in items:
-            if item.get_closest_marker("xen"):
-                item.add_marker(unless)
-
-
-def _abandoned_segments() -> set[Path]:
-    """Return the shared memory of MPI that no process has mapped: a rank that was killed has left it."""
-    if not SEGMENTS.is_dir():
-        return set()
-    mapped = {path for pid in Path("/proc").iterdir() if pid.name.isdigit() for path in segments_of(int(pid.name))}
-    return {path for path in SEGMENTS.iterdir() if is_segment(path)} - mapped
+    for item in items:
+        if "accuracy" in getattr(item, "fixturenames", ()):
+            item.add_marker("accuracy")
+    reasons = {
+        "xen": "nested Xen takes half an hour more: ./scripts/test --xen -m xen",
+        "long": "the README's long commands take half an hour more: ./scripts/test --long -m long",
+    }
+    for name, reason in reasons.items():
+        if not config.getoption(f"--{name}"):
+            unless = pytest.mark.skip(reason=reason)
+            for item in items:
+                if item.get_closest_marker(name):
+                    item.add_marker(unless)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[_ABANDONED_BEFORE] = _abandoned_segments()
+    session.config.stash[_ABANDONED_BEFORE] = abandoned_segments()
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,7 +59,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the tests, once all workers have ended, if one has left shared memory behind."""
     if hasattr(session.config, "workerinput"):
         return
-    left = _abandoned_segments() - session.config.stash[_ABANDONED_BEFORE]
+    left = abandoned_segments() - session.config.stash[_ABANDONED_BEFORE]
     if left:
         sys.stdout.write(f"\nFAILED: tests have left shared memory behind: {', '.join(sorted(map(str, left)))}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -77,3 +81,28 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         return folder
 
     return install
+
+
+@pytest.fixture
+def accuracy(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Accuracy]:
+    """Return what judges accuracy on an idle machine and reports it on a busy one."""
+    found = Accuracy(request.node.nodeid)
+    yield found
+    for line in found.not_judged:
+        record_property(_NOT_JUDGED, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the figures that were outside of their bounds on a busy machine."""
+    lines = [
+        str(value)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+        for name, value in report.user_properties
+        if name == _NOT_JUDGED
+    ]
+    if lines:
+        terminalreporter.section("accuracy, not judged: the machine was busy")
+        for line in lines:
+            terminalreporter.line(line)

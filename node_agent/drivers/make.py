@@ -6,18 +6,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
-from node_agent.drivers.protocol import Driver, DriverError
+from node_agent.drivers.protocol import Driver
 from testbed.errors import UserError
 
 
 def make_driver(name: str, options: Mapping[str, str] | None = None) -> Driver:
     """Return a new driver by its entry point name (group `testbed.drivers`), made with `options` as its arguments.
 
-    Raises `DriverError` for a name, and `UserError` for an option, that is not known.
+    Raises `UserError` for a name or an option that is not known.
     """
     points = {point.name: point for point in entry_points(group="testbed.drivers")}
     if name not in points:
-        raise DriverError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
+        raise UserError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
     factory: Callable[..., Driver] = points[name].load()
     options = options or {}
     known = sorted(inspect.signature(factory).parameters)

@@ -119,7 +119,7 @@ class NullDriver:
         self._advance(found)
         found.cap_cores = cap_cores
         self._arm(found)
-        return cap_cores
+        return _in_force(found)
 
     async def hold(self, guest: str) -> int | None:
         """See `Driver.hold`."""
@@ -221,7 +221,8 @@ class NullDriver:
         now_ns = int(self._now_s() * 1e9)
         return [
             GuestSample(
-                guest=name, state="held" if found.held else "running", cap_cores=found.cap_cores, cpu_s=found.cpu_s,
+                guest=name, state="held" if found.held else "running", cap_cores=_in_force(found),
+                wanted_cores=found.cap_cores, cpu_s=found.cpu_s,
                 rss_mib=_touched_bytes(found.spec) / (1 << 20), read_mib=0.0, written_mib=0.0,
                 units_done=int(found.units), units_mono_ns=now_ns,
             )
@@ -286,6 +287,10 @@ class NullDriver:
         self._guests.pop(name, None)
         units = found.spec.program.work_units
         self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+
+
+def _in_force(found: _Guest) -> float:
+    return min(found.cap_cores, float(found.spec.program.workers))
 
 
 def _touched_bytes(spec: GuestSpec) -> int:

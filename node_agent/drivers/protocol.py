@@ -53,7 +53,7 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`."""
+    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`."""
 
     guest: str
     event: str
@@ -145,7 +145,10 @@ class Driver(Protocol):
         """Start the guest's proxy; return when the rank has its memory."""
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
-        """Set the cap and return it as read back."""
+        """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
+
+        While the guest is made, held or saved without one, the cap is kept for later and all that it can use returned.
+        """
 
     async def hold(self, guest: str) -> int | None:
         """Stop at the next consistent point; return the iterations done, or None where any point will do."""
@@ -179,7 +182,9 @@ class Driver(Protocol):
         """Fetch what `sample` tells, as far as that takes longer than reading a file; within a few seconds."""
 
     def sample(self) -> list[GuestSample]:
-        """Read what every guest used so far; cheap, called once a second.
+        """Read what every guest used so far, and its cap; cheap, called once a second.
+
+        A guest that works under another cap than was set gets its own again; that is told as `drift`.
 
         The longest iteration in `supersteps` is that since the last call.
         """

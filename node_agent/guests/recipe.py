@@ -83,10 +83,13 @@ def gather(downloads: Path) -> Ingredients:
     return Ingredients(kernel, busybox_file, busybox_package, mpi, loader, libraries, fingerprints, versions)
 
 
-def compile_program(name: str, into: Path) -> Path:
-    """Compile a static program of the guest; return its file. Raises `UserError` or `RunError`."""
+def compile_program(name: str, into: Path, *more: str) -> Path:
+    """Compile a static program of the guest, with `more` sources or flags; return its file.
+
+    Raises `UserError` or `RunError`.
+    """
     out = into / name
-    run(["gcc", *_FLAGS, "-static", "-o", str(out), *_STATIC[name], "-lm", "-lpthread"], cwd=SOURCES)
+    run(["gcc", *_FLAGS, "-static", "-o", str(out), *_STATIC[name], *more, "-lm", "-lpthread"], cwd=SOURCES)
     return out
 
 

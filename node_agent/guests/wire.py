@@ -35,7 +35,10 @@ What the guest tells by itself is retained and numbered by `seq` (from 1), for w
     done      seq, units, checksum, messages, steps, longest_s, compute_s, comm_s
     error     seq, message            the program cannot go on
 
-and two kinds that are told only while a host is attached, and not retained::
+A new host skips frames that arrive before the answer to its `attach`. They were sent to an earlier host, and their
+numbers could hide frames that the new host has not received. After the first `attach` no hang-up stops the guest.
+
+The guest sends two more kinds of frame from the first `attach` on, and does not retain them::
 
     beat      units, mono_ns, steps, longest_s, compute_s, comm_s
                                       every 0.5 s: work units done so far, CLOCK_MONOTONIC of the guest, iterations

@@ -98,9 +98,9 @@ class Life:
     def _while_waiting(self) -> float:
         control = self._control
         control.poll()
-        control.answer_hold()
         stands = control.held and control.save is None
-        self._pace.stand(stands)
+        self._pace.stand(stands)  # before the answer: no time after it is an iteration's
+        control.answer_hold()
         return _STANDING_S if stands else 1e-3
 
     def _all_ended(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from testbed.box.room import enter
 from testbed.box.spec import BoxSpec, NodeSpec, lab_dir
 from testbed.box.state import Journal, broker_url_file
 from testbed.errors import RunError
+from testbed.interpreter import module_argv
 
 _BROKER_WITHIN_S = 15.0
 _BROKER_GRACE_S = 8.0
@@ -62,7 +62,7 @@ class Broker:
         log = folder / "broker.log"
         process = spawn(
             [
-                *(sys.executable, "-m", "testbed.box.hold_broker", "--kind", self.spec.broker),
+                *module_argv("testbed.box.hold_broker", "--kind", self.spec.broker),
                 *("--port", str(self.journal.state.broker_port)),
                 *("--state-dir", str(folder / "broker"), "--url-file", str(url_file)),
             ],
@@ -106,13 +106,7 @@ class NodeAgent:
 
     def make(self) -> None:
         """See `Part.make`."""
-        argv = [
-            *enter(self.node, self.journal, network=False),
-            sys.executable,
-            "-m",
-            "node_agent",
-            *arguments(self.node),
-        ]
+        argv = [*enter(self.node, self.journal, network=False), *module_argv("node_agent", *arguments(self.node))]
         url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
         self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))
 

@@ -16,6 +16,7 @@ from testbed.bus.inbox import Inbox
 from testbed.bus.outbox import Outbox, Parcel
 from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
 from testbed.bus.topics import check_topic
+from testbed.errors import UserError
 
 __all__ = ["BrokerAddress", "Bus", "BusError", "Handler", "Message", "MqttBus", "Presence"]
 
@@ -153,7 +154,7 @@ class MqttBus(Bus):
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311  spreads agents, hides nothing
             try:
                 client = await self._connect()
-            except BusError as error:
+            except (BusError, UserError) as error:  # its certificate may have expired meanwhile
                 _log.warning("bus %s: %s", self.client_id, error)
                 backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
             else:

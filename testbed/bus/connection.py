@@ -19,12 +19,14 @@ import aiomqtt
 from aiomqtt.exceptions import MqttConnectError  # not exported by the package itself
 
 from testbed.bus.address import BrokerAddress
-from testbed.bus.protocol import BusError, Presence
+from testbed.bus.protocol import NoBrokerError, Presence
 from testbed.bus.tls import client_context
 
 # Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
+
+_NO_GREETING = "it closed the connection without a greeting"
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ class Connection(aiomqtt.Client):
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
         else:  # else it would wait for a greeting until its time is over
-            self._connected.set_exception(aiomqtt.MqttError("it closed the connection without a greeting"))
+            self._connected.set_exception(aiomqtt.MqttError(_NO_GREETING))
             self._connected.exception()  # nobody may wait for it any more
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
@@ -90,7 +92,7 @@ async def connect(
     timeout_s: float,
     keepalive_s: int,
 ) -> Connection:
-    """Return an open connection (MQTT 3.1.1: every broker has it), or raise `BusError` within `timeout_s`.
+    """Return an open connection (MQTT 3.1.1: every broker has it), or raise `NoBrokerError` within `timeout_s`.
 
     `deliver(topic, payload)` is called for each message that arrives, before it is acknowledged.
     """
@@ -125,11 +127,13 @@ async def connect(
     try:
         await asyncio.shield(entering)
     except MqttConnectError as error:
-        raise BusError(f"broker {address} refuses {client_id}: {_reason(error)}") from None
+        raise NoBrokerError(f"broker {address} refuses {client_id}: {_reason(error)}") from None
     except aiomqtt.MqttError as error:
         await disconnect(client)
         hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
-        raise BusError(f"broker {address}: {hint}") from None
+        if address.tls and _NO_GREETING in hint:
+            hint += f"; does it trust {_own(address)}, on this port? Agents and controllers have different ones"
+        raise NoBrokerError(f"broker {address}: {hint}") from None
     except asyncio.CancelledError:
         await asyncio.wait([entering], timeout=_GRACE_S)
         await disconnect(client)
@@ -159,12 +163,16 @@ async def _try_address(address: BrokerAddress, timeout_s: float, tls: ssl.SSLCon
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
     except TimeoutError:
-        raise BusError(f"broker {address}: no answer within {timeout_s:g} s") from None
+        raise NoBrokerError(f"broker {address}: no answer within {timeout_s:g} s") from None
     except OSError as error:
-        raise BusError(f"broker {address}: {_os_reason(error)}") from None
+        raise NoBrokerError(f"broker {address}: {_os_reason(error)}") from None
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+def _own(address: BrokerAddress) -> str:
+    return f"the certificate in {address.tls_dir}" if address.tls_dir else "us without a certificate"
 
 
 def _os_reason(error: OSError) -> str:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from testbed.bus.messages import BadRecordError, Lease, Orphans, decode
+from testbed.bus.messages import BadRecordError, Lease, OnControllerLoss, decode
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LeaseGuard:
         self._lapsed = False  # a lease ran out, and another was heard before anybody asked
         self._ended = ""  # digest of the last lease that was let go: a renewal that crossed that does not bring it back
         self.released_by = ""  # who made the last holder that let go let go, if that was not itself
-        self.orphans: Orphans = "remove"  # what the last holder wants done with its guests when its lease runs out
+        self.on_controller_loss: OnControllerLoss = "remove"  # what is done with the last holder's guests at its end
 
     @property
     def live(self) -> bool:
@@ -101,7 +101,7 @@ class LeaseGuard:
         if held is None:
             self._token = ""
             self._lapsed |= self._lease is not None and self._lease.digest != lease.digest
-        self._lease, self.orphans = lease, lease.orphans
+        self._lease, self.on_controller_loss = lease, lease.on_controller_loss
         self._ends_s = self._now_s() + lease.ttl_s
         return False
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from testbed.bus.numbers import Amount, Cores, Count, Memory, Port, Rank, Ranks, Workers
 from testbed.errors import TestbedError
 
 SCHEMA_VERSION = 1
@@ -49,12 +50,12 @@ class ProgramSpec(Value, frozen=True):
     """
 
     name: str
-    work_units: int
-    units_per_iteration: int
+    work_units: Count
+    units_per_iteration: Count
     seed: int
-    workers: int = 1
-    rank: int = 0
-    ranks: int = 1
+    workers: Workers = 1
+    rank: Rank = 0
+    ranks: Ranks = 1
     topology: str = "ring"
     imbalance: str = "uniform"
     message_bytes: int = 4096
@@ -74,8 +75,8 @@ class GuestSpec(Value, frozen=True):
     job: int
     task: int
     program: ProgramSpec
-    cpu_cores: float
-    memory_mib: int
+    cpu_cores: Cores
+    memory_mib: Memory
     address: str = ""
     lease: str = ""
 
@@ -84,7 +85,7 @@ class ImageRef(Value, frozen=True):
     """A saved guest: file name in the image store of the node that holds it."""
 
     image: str
-    bytes: int
+    bytes: Count
     digest: str
 
 
@@ -111,7 +112,7 @@ class Start(Action, frozen=True):
     """
 
     spec: GuestSpec
-    cap_cores: float
+    cap_cores: Cores
     image: ImageRef | None = None
     cold: bool = False
     verify: bool = True
@@ -136,9 +137,12 @@ class MpiJoin(Action, frozen=True):
 
 
 class SetCaps(Action, frozen=True):
-    """Set the CPU cap of each guest, in cores; the reply carries `caps` as read back."""
+    """Set the CPU cap of each guest, in cores; the reply carries `caps`, those in force as read back.
 
-    caps: dict[str, float]
+    A cap that is lifted while the guest is made, held or saved is all that the guest can use; it is set later.
+    """
+
+    caps: dict[str, Cores]
 
 
 class Hold(Action, frozen=True):
@@ -189,7 +193,7 @@ class Adopt(Action, frozen=True):
     """
 
     spec: GuestSpec
-    cap_cores: float
+    cap_cores: Cores
     verify: bool = True
 
 
@@ -198,7 +202,7 @@ class FetchImage(Action, frozen=True):
 
     image: ImageRef
     host: str
-    port: int
+    port: Port
 
 
 class DropImage(Action, frozen=True):
@@ -216,7 +220,7 @@ class Stop(Action, frozen=True):
 class Calibrate(Action, frozen=True):
     """Measure how many work units a core does in one second of its CPU time, over `cpu_s` seconds."""
 
-    cpu_s: float
+    cpu_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
 class CapChange(Value, frozen=True):
@@ -347,13 +351,14 @@ class NodeFacts(Value, frozen=True):
 
 
 class NodeStatus(Record, frozen=True):
-    """Retained presence of a node: online with facts, or offline by its own word or by its last will."""
+    """Retained presence of a node: online with facts, or offline by its own word (`left`) or by its last will."""
 
     node: str
     online: bool
     boot: str = ""
     facts: NodeFacts | None = None
     reason: str = ""
+    left: bool = False
 
 
 class Supersteps(Value, frozen=True):
@@ -364,30 +369,53 @@ class Supersteps(Value, frozen=True):
     part of the rescheduling penalty.
     """
 
-    steps: int
-    longest_s: float
-    compute_s: float
-    comm_s: float
+    steps: Count
+    longest_s: Amount
+    compute_s: Amount
+    comm_s: Amount
 
 
 class GuestSample(Value, frozen=True):
-    """What one guest used so far, as read by the agent, and how far it is; `supersteps` is None if it does not say."""
+    """What one guest used so far, as read by the agent, and how far it is; `supersteps` is None if it does not say.
+
+    `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
+    None if it could not be read. `wanted_cores` is the cap that was asked for. Agents before the latter was added told
+    it as `cap_cores`, which is corrected here: what was in force there is not known.
+    """
 
     guest: str
     state: str
-    cap_cores: float
-    cpu_s: float
-    rss_mib: float
-    read_mib: float
-    written_mib: float
-    units_done: int
-    units_mono_ns: int
+    cap_cores: Amount | None
+    cpu_s: Amount
+    rss_mib: Amount
+    read_mib: Amount
+    written_mib: Amount
+    units_done: Count
+    units_mono_ns: Count
     supersteps: Supersteps | None = None
+    wanted_cores: Amount | None = None
+
+    def __post_init__(self) -> None:
+        """Correct the sample of an older agent."""
+        if self.wanted_cores is None:
+            msgspec.structs.force_setattr(self, "wanted_cores", self.cap_cores)
+            msgspec.structs.force_setattr(self, "cap_cores", None)
 
 
 def guests_in(result: dict[str, object]) -> list[GuestSample]:
     """Return the guests that the reply to a `ListGuests` tells of."""
-    return msgspec.convert(result.get("guests"), list[GuestSample])
+    return convert(result.get("guests"), list[GuestSample])
+
+
+T = TypeVar("T")
+
+
+def convert(plain: object, kind: type[T]) -> T:
+    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
+    try:
+        return msgspec.convert(plain, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise BadRecordError("a reply", str(error)) from error
 
 
 class Telemetry(Record, frozen=True):
@@ -400,24 +428,24 @@ class Telemetry(Record, frozen=True):
     """
 
     node: str
-    mono_ns: int
-    cpu_frac: float
-    memory_used_mib: float
-    disk_read_mib: float
-    disk_written_mib: float
-    net_received_mib: float
-    net_sent_mib: float
-    agent_cpu_s: float
-    agent_rss_mib: float
+    mono_ns: Count
+    cpu_frac: Amount
+    memory_used_mib: Amount
+    disk_read_mib: Amount
+    disk_written_mib: Amount
+    net_received_mib: Amount
+    net_sent_mib: Amount
+    agent_cpu_s: Amount
+    agent_rss_mib: Amount
     guests: tuple[GuestSample, ...] = ()
     boot: str = ""
     late: bool = False
-    dropped: int = 0
-    core_units_per_s: float = 0.0
+    dropped: Count = 0
+    core_units_per_s: Amount = 0.0
 
 
 class GuestEvent(Record, frozen=True):
-    """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`.
+    """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
 
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
@@ -426,19 +454,19 @@ class GuestEvent(Record, frozen=True):
     node: str
     guest: str
     event: str
-    mono_ns: int
+    mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
 
 
-Orphans = Literal["remove", "pause"]
+OnControllerLoss = Literal["keep", "pause", "remove"]
 
 
 class Lease(Record, frozen=True):
     """Who drives the lab.
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
-    destroy their guests when the lease is released, and do what `orphans` says when it runs out. `since_unix_s` is when
-    it was taken; `released_by` says who ended it, if not its holder.
+    destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
+    `since_unix_s` is when it was taken; `released_by` says who ended it, if not its holder.
     """
 
     digest: str
@@ -446,7 +474,7 @@ class Lease(Record, frozen=True):
     ttl_s: Annotated[float, msgspec.Meta(gt=0)]
     expires_unix_s: float
     since_unix_s: float = 0.0
-    orphans: Orphans = "remove"
+    on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
 
@@ -481,18 +509,3 @@ def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
         raise BadRecordError(topic, "nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise BadRecordError(topic, str(error)) from error
-
-
-class Envelope(msgspec.Struct, frozen=True):
-    """What can be read of a command that is no valid one: enough to tell its sender."""
-
-    id: str = ""
-    reply_to: str = ""
-
-
-def decode_envelope(payload: bytes) -> Envelope:
-    """Return id and reply topic of a bad command; both are empty if even they cannot be read."""
-    try:
-        return msgspec.json.decode(payload, type=Envelope)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return Envelope()

@@ -17,6 +17,12 @@ class BusError(TestbedError):
     """The bus cannot be reached, refuses this client, or cannot take more."""
 
 
+class NoBrokerError(BusError):
+    """There is no connection to a broker at the address that was given (exit code 2, as it is wrong)."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """Something to publish. QoS 0: at most once; QoS 1: at least once."""

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
 from testbed.bus.protocol import Bus, BusError
@@ -46,6 +46,16 @@ class DeadlineError(CommandError):
     """The command was not done in time. The agent gave it up, or is told to."""
 
 
+class Reach(Protocol):
+    """What is known of the way to the nodes."""
+
+    async def reachable(self, node: str) -> None:
+        """Return once commands can be expected to reach a node; raises `TestbedError` if that is in vain."""
+
+    def heard(self, node: str) -> int:
+        """Return how many messages of a node have come so far, answers left aside."""
+
+
 class Requester:
     """Sends commands to nodes and waits for their replies; open inside `async with`.
 
@@ -54,6 +64,9 @@ class Requester:
     finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
     id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
     agent about it; not for a command that was sent again, as nobody knows what that word answers.
+
+    Without a word of the node at all a try does not count, and is not taken from the deadline: with a `reach`, who
+    knows the nodes decides how long their silence is waited for.
     """
 
     def __init__(
@@ -74,6 +87,7 @@ class Requester:
         self._ack_timeout_s = ack_timeout_s
         self._tries = tries
         self._ask_again_s = ask_again_s
+        self.reach: Reach | None = None
         self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
         self._replies: dict[str, asyncio.Queue[Reply]] = {}
         self._cancels: set[asyncio.Task[None]] = set()
@@ -126,11 +140,16 @@ class Requester:
         sent = False
         ends_s: float | None = None  # by our clock, a little later than the agent's own deadline
         while silent < self._tries:
+            asked_s = loop.time()
+            heard_before = await self._reachable(node)
             begin_s = loop.time()
             reply = await self._send_and_hear(node, payload, replies)
             again, sent = sent, True
+            away = reply is None and heard_before is not None and heard_before == self._heard(node)
+            if ends_s is not None:
+                ends_s += (loop.time() if away else begin_s) - asked_s
             if reply is None:
-                silent += 1
+                silent += not away
                 continue
             if not again:
                 self.on_round_trip(node, loop.time() - begin_s)
@@ -154,6 +173,16 @@ class Requester:
                 return reply
         waited_s = self._tries * self._ack_timeout_s
         raise NoAnswerError(node, command.action, f"no acknowledgement within {waited_s:g} s, sent {self._tries} times")
+
+    async def _reachable(self, node: str) -> int | None:
+        """Wait until commands can reach a node; return how much was heard of it so far, None if that is not known."""
+        if self.reach is None:
+            return None
+        await self.reach.reachable(node)
+        return self.reach.heard(node)
+
+    def _heard(self, node: str) -> int | None:
+        return None if self.reach is None else self.reach.heard(node)
 
     async def _send_and_hear(self, node: str, payload: bytes, replies: asyncio.Queue[Reply]) -> Reply | None:
         try:

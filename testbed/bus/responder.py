@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.envelope import decode_envelope
 from testbed.bus.messages import (
     AnyAction,
     BadRecordError,
@@ -18,7 +19,6 @@ from testbed.bus.messages import (
     Reply,
     ReplyStatus,
     decode,
-    decode_envelope,
     encode,
 )
 from testbed.bus.protocol import Bus, BusError

@@ -22,12 +22,14 @@ from testbed.bus.messages import (
     Ping,
     ProgramSpec,
     Watch,
+    convert,
 )
 from testbed.bus.requests import Requester
 from testbed.calibration.load import LoadMeter
 from testbed.calibration.specimen import Specimen
 from testbed.control.addresses import guest_addresses
-from testbed.control.fleet import Fleet
+from testbed.control.dedicated import core_rate
+from testbed.control.fleet import Fleet, rule_of
 from testbed.control.labs import OpenLab, live_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
@@ -38,7 +40,6 @@ from testbed.errors import RunError, UserError, nearest
 
 CORE_CPU_S = 0.5
 _HOURS = 1e6  # of work, in seconds: a specimen is destroyed before it ends
-_READ_S = 10.0
 
 
 class CapsChanged(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class Bench:
         fleet.on_telemetry = self.load.hear
         self._numbers = itertools.count(1)
         self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
-        self._listeners: dict[str, Callable[[GuestEvent], None]] = {}
+        self._listeners: dict[str, Callable[[int, GuestEvent], None]] = {}
         fleet.on_guest_event = self._hear
 
     @property
@@ -142,7 +143,7 @@ class Bench:
     async def ping(self, node: int) -> float:
         """Return how long a command that does nothing takes, there and back, in seconds."""
         begin_s = asyncio.get_running_loop().time()
-        await self.fleet.call(node, Ping(), _READ_S)
+        await self.fleet.call(node, Ping(), self.scenario.deadlines.command_s)
         return asyncio.get_running_loop().time() - begin_s
 
     async def watch(
@@ -150,7 +151,7 @@ class Bench:
     ) -> Watched:
         """Sample CPU time and work units of guests on one node every `every_s` for `for_s`, changing caps meanwhile."""
         action = Watch(guests=tuple(guests), every_s=every_s, for_s=for_s, caps=tuple(caps))
-        return msgspec.convert(await self.fleet.call(node, action, for_s + self.scenario.deadlines.command_s), Watched)
+        return convert(await self.fleet.call(node, action, for_s + self.scenario.deadlines.command_s), Watched)
 
     async def native(
         self,
@@ -176,12 +177,10 @@ class Bench:
             message_bytes=message_bytes,
         )
         action = Native(program=spec, seconds=seconds, cap_cores=cap_cores)
-        return msgspec.convert(
-            await self.fleet.call(node, action, seconds + self.scenario.deadlines.command_s), NativeRun
-        )
+        return convert(await self.fleet.call(node, action, seconds + self.scenario.deadlines.command_s), NativeRun)
 
-    def listen(self, guest: str, hear: Callable[[GuestEvent], None]) -> None:
-        """Hand on the events of a guest from now on."""
+    def listen(self, guest: str, hear: Callable[[int, GuestEvent], None]) -> None:
+        """Hand on what nodes tell of a guest from now on."""
         self._listeners[guest] = hear
 
     def unlisten(self, guest: str) -> None:
@@ -194,10 +193,10 @@ class Bench:
         if away:
             raise RunError(f"nodes away: {', '.join(away)}")
 
-    def _hear(self, _node: int, event: GuestEvent) -> None:
+    def _hear(self, node: int, event: GuestEvent) -> None:
         listener = self._listeners.get(event.guest)
         if listener is not None:
-            listener(event)
+            listener(node, event)
 
 
 @contextlib.asynccontextmanager
@@ -219,8 +218,11 @@ async def open_bench(
     async with open_lab(scenario, place, f"bench-{tag}") as bus:
         token = new_token()
         requester = Requester(bus, scenario.lab, f"bench-{tag}", lambda: token)
-        fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
-        holding = hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, orphans=scenario.orphans)
+        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes)
+        holding = hold_lease(
+            bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
+        )
+        fleet.resign()  # what is measured while a node is away means nothing
         async with holding, requester:
             await fleet.open()
             try:
@@ -231,7 +233,7 @@ async def open_bench(
             core = await fleet.call(
                 0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + max(20.0, scenario.deadlines.command_s)
             )
-            bench = Bench(scenario, fleet, tag, msgspec.convert(core["units_per_core_s"], float))
+            bench = Bench(scenario, fleet, tag, core_rate(names[0], core))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")
             try:
                 yield bench

@@ -23,11 +23,12 @@ from testbed.calibration.model import (
     Verdict,
 )
 from testbed.errors import InputError, UserError, nearest
+from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 
 _Count = Annotated[int, Field(ge=0)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 _Rows = Annotated[tuple[Annotated[tuple[_Seconds, ...], Field(min_length=1)], ...], Field(min_length=1)]
-_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(gt=0, le=MOST_RATE, allow_inf_nan=False)]
 _Rates = Annotated[tuple[_Rate, ...], Field(min_length=1)]
 _Condition = dict[str, int | float | str]
 
@@ -99,7 +100,7 @@ class _Progress(_Table):
 
 class _Overheads(_Table):
     concurrent_per: Literal["node"]
-    concurrent_tasks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    concurrent_tasks: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_NODES)], ...], Field(min_length=1)]
     memory_gb: Annotated[tuple[_Seconds, ...], Field(min_length=1)]
     start_s: _Rows | None = None
     save_s: _Rows

@@ -15,7 +15,6 @@ WINDOW_S = 1.0  # two tellings of a program
 SETTLE_S = 0.25  # after a change of caps: two of their periods
 _SAMPLE_S = 0.25
 _POLL_S = 0.05  # asking costs the nodes CPU time, too
-_SILENT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,10 @@ async def measure_rate(bench: Bench, job: Specimen, window_s: float = WINDOW_S, 
     a task falls silent, or if it made no progress.
     """
     await asyncio.sleep(settle_s)
-    begin = await _told(job, await job.progress(), 0.0)
+    limit_s = bench.scenario.deadlines.command_s
+    begin = await _told(job, await job.progress(), 0.0, limit_s)
     end, *watched = await _both(
-        _told(job, begin, window_s),
+        _told(job, begin, window_s, limit_s),
         *(bench.watch(node, guests, min(_SAMPLE_S, window_s), window_s) for node, guests in _by_node(job).items()),
     )
     rates = []
@@ -83,10 +83,13 @@ async def _both(
     return (told.result(), *(task.result() for task in watched))
 
 
-async def _told(job: Specimen, since: Mapping[str, Progress], by_s: float) -> dict[str, Progress]:
-    """Return how far each task is once each has told it anew, by its own clock at least `by_s` after `since`."""
+async def _told(job: Specimen, since: Mapping[str, Progress], by_s: float, limit_s: float) -> dict[str, Progress]:
+    """Return how far each task is once each has reported again, by its own clock at least `by_s` after `since`.
+
+    Raises `RunError` for a task that has not within `limit_s` after that.
+    """
     await asyncio.sleep(by_s)
-    until_s = _now_s() + _SILENT_S
+    until_s = _now_s() + limit_s
     while True:
         found = await job.progress()
         late = [
@@ -97,7 +100,7 @@ async def _told(job: Specimen, since: Mapping[str, Progress], by_s: float) -> di
         if not late:
             return found
         if _now_s() > until_s:
-            raise RunError(f"guest {late[0]}: it told nothing of its progress within {_SILENT_S:g} s")
+            raise RunError(f"guest {late[0]}: it told nothing of its progress within {limit_s:g} s")
         await asyncio.sleep(_POLL_S)
 
 

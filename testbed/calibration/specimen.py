@@ -21,7 +21,6 @@ from testbed.workload.jobs import Job
 if TYPE_CHECKING:
     from testbed.calibration.bench import Bench
 
-_READ_S = 10.0
 _EDGE_POLL_S = 0.01
 _MIB = float(1 << 20)
 
@@ -44,12 +43,15 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a guest is: work units, the program's clock at that moment, CPU time used, its cap, its state."""
+    """How far a guest is: work units, the program's clock at that moment, CPU time used, its state.
+
+    `cap_cores` is the cap in force as the node read it back just then, None where it could not.
+    """
 
     units: int
     mono_s: float
     cpu_s: float
-    cap_cores: float
+    cap_cores: float | None
     state: str
 
 
@@ -110,6 +112,7 @@ class Specimen:
         self._bench = bench
         self.specs = specs
         self.nodes = nodes
+        self._targets: tuple[int, ...] = nodes  # of a migration under way
         self.memory_mib = specs[0].memory_mib
         self.cpu_cores = specs[0].cpu_cores
         job = Job(specs[0].job, 0.0, len(specs), 1.0, 1.0, 1.0)
@@ -185,7 +188,7 @@ class Specimen:
         """Copy the images of tasks that move to `nodes`, where `restore` will then look for them."""
         begin_s = _now_s()
         sent = await self._bench.operations.transfer(self._live, nodes)
-        self.nodes = self._live.saved_on = tuple(nodes)
+        self.nodes = self._targets = self._live.saved_on = tuple(nodes)
         return Transferred(_now_s() - begin_s, sent / _MIB)
 
     async def restore(self, *, cold: bool = False, yield_frac: float = 1.0) -> Restored:
@@ -207,8 +210,9 @@ class Specimen:
     async def migrate(self, nodes: Sequence[int], yield_frac: float = 1.0) -> Migrated:
         """Move the tasks that are not on `nodes` there while they work."""
         begin_s = _now_s()
-        moved = await self._bench.live_migration.move(self._live, tuple(nodes), yield_frac)
-        self.nodes = tuple(nodes)
+        self._targets = tuple(nodes)
+        moved = await self._bench.live_migration.move(self._live, self._targets, yield_frac)
+        self.nodes = self._targets
         return Migrated(
             _now_s() - begin_s,
             max((one.elapsed_s for one in moved), default=0.0),
@@ -228,8 +232,9 @@ class Specimen:
     async def progress(self) -> dict[str, Progress]:
         """Return how far each guest is, by its name; raises `RunError` for one that is not there."""
         found: dict[str, Progress] = {}
+        deadline_s = self._bench.scenario.deadlines.command_s
         for node in sorted(set(self.nodes)):
-            there = guests_in(await self._bench.fleet.call(node, ListGuests(), _READ_S))
+            there = guests_in(await self._bench.fleet.call(node, ListGuests(), deadline_s))
             found |= {
                 g.guest: Progress(g.units_done, g.units_mono_ns / 1e9, g.cpu_s, g.cap_cores, g.state)
                 for g in there
@@ -298,13 +303,16 @@ class Specimen:
         self._waiting = set(self.guests)
         self._progressed.clear()
 
-    def _hear(self, event: GuestEvent) -> None:
+    def _hear(self, node: int, event: GuestEvent) -> None:
+        task = self.guests.index(event.guest)
+        if node not in (self.nodes[task], self._targets[task]):
+            return  # it has no say about this guest
         if event.event in ("progress", "done"):  # who was restored just before its end may tell nothing else
             self._waiting.discard(event.guest)
         if event.event in ("done", "failed"):
             self.ends[event.guest] = event
             self._running.discard(event.guest)
-            self._live.finished_tasks.add(self.guests.index(event.guest))
+            self._live.finished_tasks.add(task)
         if not self._waiting or any(end.event == "failed" for end in self.ends.values()):
             self._progressed.set()
         if not self._running or any(end.event == "failed" for end in self.ends.values()):

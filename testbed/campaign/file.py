@@ -12,8 +12,6 @@ from pydantic_core import ErrorDetails
 from testbed.campaign.model import Campaign
 from testbed.errors import InputError, UserError, nearest
 
-READY_FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "campaigns"
-
 
 def load_campaign(path: Path) -> Campaign:
     """Read and check a campaign file. Raises UserError."""
@@ -29,22 +27,6 @@ def load_campaign(path: Path) -> Campaign:
         found = error.errors()
         unknown = [each for each in found if each["type"] == "extra_forbidden"]  # often why another key is missing
         raise _explain(path, (unknown or found)[0]) from None
-
-
-def find_campaign(text: str) -> Path:
-    """Return the file that a path or the name of a ready campaign stands for. Raises UserError."""
-    path = Path(text)
-    if path.is_file():
-        return path
-    ready = ready_campaigns()
-    if path.name == text and (name := text.removesuffix(".toml")) in ready:
-        return ready[name]
-    raise UserError(f"{text}: no such campaign file{nearest(path.stem, ready)}; `testbed campaign --list` has the rest")
-
-
-def ready_campaigns() -> dict[str, Path]:
-    """Return the files of the campaigns that come with the project, by name."""
-    return {path.stem: path for path in sorted(READY_FOLDER.glob("*.toml"))}
 
 
 def _explain(path: Path, error: ErrorDetails) -> UserError:

@@ -10,12 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from testbed.campaign.conditions import Condition
 from testbed.campaign.ranges import Numbers, numbers_of
 from testbed.errors import UserError, nearest
+from testbed.limits import MOST_NODES, MOST_TRACE_S
 from testbed.measure.bound import Kind
 from testbed.policies.catalogue import parse
 from testbed.policies.configuration import DEFAULT_PERIOD_S, catalogue
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 WHOLE_CATALOGUE = "catalogue"  # stands for its 116 names in a list of policies
 
@@ -65,7 +66,7 @@ class _Traces(_Table):
 
     name: Name
     label: str = ""
-    nodes: Annotated[int, Field(gt=0)]
+    nodes: Annotated[int, Field(gt=0, le=MOST_NODES)]
     loads: tuple[Positive, ...] | None = None
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import testbed.checks.suite
 from testbed.errors import RunError
+from testbed.interpreter import module_argv
 
 _OK, _FAILED, _INTERRUPTED, _USAGE, _NOTHING = 0, 1, 2, 4, 5  # exit codes of pytest
 _CONFIG = "pytest.ini"
@@ -27,7 +28,9 @@ def pytest_argv(options: Sequence[str], checks: Sequence[Path]) -> list[str]:
     suite = Path(testbed.checks.suite.__file__).parent
     where = [f"--rootdir={suite}", "-c", str(suite / _CONFIG), str(suite)] if not checks else list(map(str, checks))
     plugin = ["-p", "no:testbed", "-p", "testbed.checks.plugin", "-p", "no:cacheprovider"]
-    return [sys.executable, "-m", "pytest", *plugin, *options, *where]
+    # a `testbed/` beside CHECKS must not replace the installed package
+    imports = "--import-mode=append"
+    return module_argv("pytest", *plugin, imports, *options, *where)
 
 
 def run_checks(options: Sequence[str], checks: Sequence[Path], *, as_json: bool) -> int:

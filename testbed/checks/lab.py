@@ -17,6 +17,7 @@ from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts,
 from testbed.checks.portal import Portal
 from testbed.control.boxes import spec_of
 from testbed.control.fleet import Node
+from testbed.control.liveness import Change
 from testbed.control.scenario import Scenario
 from testbed.errors import UserError, nearest
 
@@ -100,7 +101,7 @@ class Lab:
         self._stack.close()
 
     def _leave(self) -> None:
-        self.bench.fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
+        self.bench.fleet.on_node_change = lambda _node, _change: None  # agents end from here on: the lab is closed
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
@@ -111,9 +112,9 @@ class Lab:
         finally:
             self.__enter__()
 
-    def _changed(self, node: Node) -> None:
-        if not node.online and not self.broken:
-            self.broken = f"node {node.name} went away: {node.reason}"
+    def _changed(self, node: Node, change: Change) -> None:
+        if (not node.online or change.restarted) and not self.broken:
+            self.broken = f"node {node.name} went away: {change.reason}"
 
     @property
     def driver(self) -> DriverUnderTest:

@@ -26,7 +26,7 @@ def _names_a_lab(words: list[str]) -> bool:
 
 def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("testbed", "checks of a testbed's hypervisors")
-    group.addoption("--lab", metavar="LAB.toml", type=Path, help="the lab whose nodes are checked: a scenario file")
+    group.addoption("--lab", metavar="LAB", type=Path, help="the lab to check: a scenario file, or a packaged name")
     group.addoption("--nodes", metavar="A,B", default="", help="check only these nodes of the lab")
     group.addoption(
         "--calibration", metavar="FILE", type=Path, help="what `testbed calibrate` wrote, for checks that ask for it"
@@ -82,4 +82,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     if FIXTURES & set(getattr(item, "fixturenames", ())) - set(found):
-        pytest.skip("no lab: --lab LAB.toml names one")
+        pytest.skip("no lab: --lab LAB names one")

@@ -10,6 +10,7 @@ from testbed.checks.lab import choose_nodes
 from testbed.checks.references import load_references
 from testbed.control.scenario import Scenario, load_scenario
 from testbed.errors import UserError
+from testbed.packaged import find_scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,11 @@ class Settings:
         *,
         update: bool,
     ) -> Settings:
-        """Return settings whose files could be read; raises `UserError`."""
-        scenario = load_scenario(lab)
+        """Return settings whose files could be read; raises `UserError`.
+
+        `lab` is a scenario file, or the name of a packaged one, whose references are in the current folder.
+        """
+        scenario = load_scenario(find_scenario(lab))
         if fresh_guests < LEAST_VALUES:
             raise UserError(f"--fresh-guests {fresh_guests}: expected at least {LEAST_VALUES}")
         if calibration is not None and not calibration.is_file():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from testbed.errors import UserError
+from testbed.limits import MOST_NODES
 
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
@@ -51,6 +52,8 @@ def bound(
 
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: expected 1 or more")
+    if nodes > MOST_NODES:
+        raise UserError(f"--nodes {nodes}: expected at most {MOST_NODES}")
     if not 0 <= tau_s < math.inf:
         raise UserError(f"--tau-s {tau_s:g}: expected seconds, 0 or more")
     jobs = _jobs(trace_file, reading, week)

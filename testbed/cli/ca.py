@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +43,8 @@ def init(*, folder: Path, lab: str) -> int:
     from testbed.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
 
     there = (folder / "lab.json").exists()
-    Authority.create(folder, lab)
+    with _writing(folder):
+        Authority.create(folder, lab)
     click.echo(f"{folder}: {'was there already' if there else f'authorities of lab {lab} made'}")
     return 0
 
@@ -62,10 +65,12 @@ def issue(
 
     if (party == "broker") != (not name):
         raise UserError(f"{party}: expected {'no name' if party == 'broker' else 'a name'}")
-    held, made = _authority(folder).issue(
-        party,  # type: ignore[arg-type]  # click has checked it
-        name, hosts=hosts, days=days, renew_before_days=renew_before_days,
-    )  # fmt: skip
+    authority = _authority(folder)
+    with _writing(folder):
+        held, made = authority.issue(
+            party,  # type: ignore[arg-type]  # click.Choice allows only the names of parties
+            name, hosts=hosts, days=days, renew_before_days=renew_before_days,
+        )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"folder": str(held.folder), "made": made, "days_left": round(held.days_left, 2)}))
     else:
@@ -112,7 +117,8 @@ def broker_files(
 
     authority = _authority(folder)
     names = {party: [held.name for held in authority.held() if held.party == party] for party in ("node", "controller")}
-    out.mkdir(parents=True, exist_ok=True)
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     files = {
         "mosquitto.conf": broker.mosquitto_config(
             bind, (certificates or folder / "broker").absolute(), state_dir.absolute(), (rules or out).absolute(),
@@ -125,9 +131,20 @@ def broker_files(
         path = out / name
         changed = not path.exists() or path.read_text(encoding="utf-8") != text
         if changed:
-            path.write_text(text, encoding="utf-8")
+            with _writing(path):
+                path.write_text(text, encoding="utf-8")
         click.echo(f"{path}: {'written' if changed else 'unchanged'}")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell in one line, as a `UserError`, that nothing can be written at `path`."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(f"{where}: cannot write: {error.strerror}: expected a place that this user may write") from None
 
 
 def _authority(folder: Path) -> Authority:

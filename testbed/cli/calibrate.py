@@ -31,14 +31,15 @@ def calibrate(
 ) -> int:  # fmt: skip
     """Measure on the nodes of LAB what the papers assume: what saving, restoring, migrating and capping really cost.
 
-    LAB is a scenario file, of which only the lab counts; without it, two nodes of processes on this machine. Trials are
-    done in random order, each with fresh guests, and journalled as they end: called again after Ctrl-C, the command
-    goes on. Exit code 0: all trials were done; 1: some failed; 2: something in the input is wrong; 130: interrupted.
+    LAB is a scenario file, or the name of a packaged one, of which only the lab counts; without it, two nodes of
+    processes on this machine. Trials are done in random order, each with fresh guests, and journalled as they end:
+    called again after Ctrl-C, the command goes on. Exit code 0: all trials were done; 1: some failed; 2: something in
+    the input is wrong; 130: interrupted.
 
     \b
     Examples:
       testbed calibrate --quick --report
-      testbed calibrate scenarios/kvm-two-nodes.toml --out kvm.toml
+      testbed calibrate kvm-two-nodes --out kvm.toml
       testbed calibrate lab.toml --experiments save-restore,start --repeats 20
       testbed calibrate --fit-only --report --out kvm.toml
       testbed simulate trace.csv --nodes 128 --policy EASY --overheads kvm.toml

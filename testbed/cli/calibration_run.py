@@ -21,6 +21,7 @@ from testbed.cli.progress import Progress, duration
 from testbed.control.labs import dry_lab, live_lab
 from testbed.control.scenario import Scenario, check_scenario, load_lab
 from testbed.errors import UserError
+from testbed.packaged import find_scenario
 from testbed.report.text import wide_console
 
 _NODE_MIB = 1024
@@ -46,7 +47,7 @@ class Request:
     def order(self) -> Order:
         """Return what is wanted; raises `UserError`."""
         return Order(
-            scenario=_this_machine() if self.lab is None else load_lab(self.lab),
+            scenario=_this_machine() if self.lab is None else load_lab(find_scenario(self.lab)),
             experiments=tuple(find_experiments(self.experiments)),
             blocks=self.repeats or (QUICK_BLOCKS if self.quick else BLOCKS),
             seed=self.seed,

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="What `testbed calibrate` measured, for campaigns that ask for it.  [default: $TESTBED_CALIBRATION]",
 )
-@click.option("--list", "list_ready", is_flag=True, help="List the campaigns that come with the project.")
+@click.option("--list", "list_ready", is_flag=True, help="List the packaged campaigns.")
 def campaign(
     *, file: str | None, out: Path | None, processes: int | None, scheduler: str | None, limit: int | None,
     retry_failed: bool, any_code: bool, report_only: bool, calibration: Path | None, list_ready: bool,
 ) -> int:  # fmt: skip
-    """Simulate every trace of campaign FILE (a path, or the name of a ready one) under every policy.
+    """Simulate every trace of campaign FILE (a path, or the name of a packaged one) under every policy.
 
     The sweep is on disk, in DIR: kill the command at any time and start it again, and it goes on from there. What is
     done already, for this FILE or as it was before, is not done again; what failed is kept with its error. When all is
@@ -54,16 +54,17 @@ def campaign(
     Examples:
       testbed campaign --list
       testbed campaign rr7659-unscaled --limit 2
-      testbed campaign scenarios/campaigns/rr7659-unscaled.toml
+      testbed campaign my-campaign.toml
       testbed campaign your-hardware --calibration calibration.toml
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    from testbed.campaign.file import find_campaign, load_campaign
+    from testbed.campaign.file import load_campaign
+    from testbed.packaged import find_campaign
 
     if list_ready:
         _list()
         return 0
     if file is None:
-        raise UserError("no campaign FILE; `testbed campaign --list` has the ready ones")
+        raise UserError("no campaign FILE; `testbed campaign --list` has the packaged ones")
     if scheduler is not None and processes is not None:
         raise UserError("--scheduler and --jobs: expected one of them; on a cluster, its workers are what there is")
     path = find_campaign(file)
@@ -100,11 +101,10 @@ def campaign(
 
 
 def _list() -> None:
-    from testbed.campaign.file import load_campaign, ready_campaigns
+    from testbed.campaign.file import load_campaign
+    from testbed.packaged import packaged_campaigns
 
-    ready = ready_campaigns()
-    if not ready:
-        raise UserError("no campaigns come with this installation: they are in scenarios/campaigns of the project")
+    ready = packaged_campaigns()
     width = max(map(len, ready))
     for name, path in ready.items():
         click.echo(f"{name:{width}}  {load_campaign(path).title}")

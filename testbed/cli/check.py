@@ -11,7 +11,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.option(
-    "--lab", required=True, type=_FILE, metavar="LAB.toml", help="The lab: a scenario file; a box must be up."
+    "--lab",
+    required=True,
+    type=_FILE,
+    metavar="LAB",
+    help="A scenario file, or a packaged name; a box must be up.",
 )
 @click.option("--nodes", default="", metavar="A,B", help="Check only these nodes.  [default: all]")
 @click.option(
@@ -28,7 +32,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--references",
     type=_FILE,
     metavar="FILE",
-    help="Expected figures, by machine.  [default: references.toml beside LAB.toml]",
+    help="Expected figures, by machine.  [default: references.toml beside LAB; of a name, in the current folder]",
 )
 @click.option("--update-references", is_flag=True, help="Write what is measured as the references of this machine.")
 @click.option(
@@ -58,7 +62,7 @@ def check(
 
     \b
     Examples:
-      testbed check --lab scenarios/quickstart.toml
+      testbed check --lab quickstart
       testbed check --lab lab.toml -k "memory or caps" --junit checks.xml
       testbed check --lab lab.toml --update-references
     """  # noqa: D301  # \b keeps click from wrapping the examples
@@ -69,7 +73,9 @@ def check(
     if find_spec("pytest") is None:
         raise UserError("checks need pytest: pip install 'dfrs-testbed[check]'")
     from testbed.checks.command import run_checks  # noqa: PLC0415  # --help stays quick
+    from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
 
+    find_scenario(lab)  # one line now for a wrong name; the plugin finds the file again
     given = {
         "lab": lab, "nodes": nodes, "calibration": calibration, "references": references, "fresh-guests": fresh_guests,
         "junit-xml": junit,

@@ -24,9 +24,9 @@ def lab() -> None:
 
     \b
     Example:
-      testbed lab up scenarios/kvm-two-nodes.toml
+      testbed lab up kvm-two-nodes
       testbed lab status
-      testbed run scenarios/kvm-two-nodes.toml
+      testbed run kvm-two-nodes
       testbed lab down
     """  # noqa: D301  # \b keeps click from wrapping the example
 
@@ -37,6 +37,7 @@ def lab() -> None:
 def up(*, scenario: Path, as_json: bool) -> int:
     """Make the lab of SCENARIO, which has a [box] table; make again what has died of it if it is there.
 
+    SCENARIO is a path, or the name of a packaged scenario (`testbed run --list`), such as kvm-two-nodes.
     A lab that cannot be made whole is removed again. Exit code 0: everything is there, every libvirtd answers, every
     agent is online; 1: not so; 2: something in the input is wrong, or not root; 130: interrupted.
     """
@@ -47,8 +48,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
     from testbed.box.up import bring_up  # noqa: PLC0415  # as above
     from testbed.control.boxes import spec_of  # noqa: PLC0415  # as above
     from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
+    from testbed.packaged import find_scenario  # noqa: PLC0415  # as above
 
-    spec = spec_of(load_scenario(scenario))
+    path = find_scenario(scenario)
+    spec = spec_of(load_scenario(path))
     _need_root("up")
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -61,7 +64,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
             from testbed.box.xen import image  # noqa: PLC0415  # as above
 
             image.build(_say)
-        _, made = bring_up(spec, scenario, _say)
+        _, made = bring_up(spec, path, _say)
     found = report(spec.lab)
     if as_json:
         click.echo(json.dumps({**found.as_dict(), "made": made}, indent=2))
@@ -76,7 +79,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
 @click.argument("which", metavar="[NAME|SCENARIO]", required=False)
 @click.option("--dry-run", is_flag=True, help="List what would be removed.")
 def down(*, which: str | None, dry_run: bool) -> int:
-    """Remove a lab with everything in it, saved guests included: by name, by scenario file, or the only one.
+    """Remove a lab with everything in it, saved guests included: by name, by scenario (file or name), or the only one.
 
     It finds what carries the lab's name, also of a lab that was made half or whose state is lost. Exit code 1 if
     something is left.
@@ -151,14 +154,15 @@ def _which(given: str | None) -> str | None:
     from testbed.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
     from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
+    from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
 
     known = known_labs()
     if given is None:
         if len(known) > 1:
             raise UserError(f"several labs are up: {', '.join(known)}; say which")
         return known[0] if known else None
-    if given.endswith(".toml") or "/" in given:
-        return load_scenario(Path(given)).lab
+    if given.endswith(".toml") or "/" in given or (given not in known and given in packaged_scenarios()):
+        return load_scenario(find_scenario(given)).lab
     if given not in known and (hint := nearest(given, known)):
         click.echo(f"no lab {given} is known{hint}", err=True)
     return check_name("lab", given)

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from testbed.cli.interrupts import run_interruptible
 from testbed.control.labs import dry_lab, live_lab
+from testbed.control.local_agents import check_drivers
 from testbed.control.scenario import Scenario
-from testbed.control.session import RunResult, check_jobs, run_session
+from testbed.control.session import RunResult, check_events, check_jobs, run_session
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import Policy
 from testbed.report.live import PlainDisplay, display_for
@@ -46,8 +47,11 @@ def launch(
 ) -> list[RunResult]:
     """Run the jobs under each policy, one after the other, and print tables (or JSON); returns the results."""
     console = wide_console(stderr=as_json)
+    check_drivers(scenario)
     for policy in policies:
         check_jobs(jobs, policy, scenario)
+        if dry_run:
+            check_events(jobs, policy, scenario)
     results = []
     with contextlib.ExitStack() as stack:
         if not dry_run and can_load():
@@ -80,12 +84,6 @@ def _one(
 ) -> RunResult:
     title = f"{scenario.name}  {policy.name}"
     with PlainDisplay(console) if dry_run else display_for(console, title) as display:
-        display.line(
-            0.0,
-            f"{'rehearsing' if dry_run else 'running'} {len(jobs)} jobs of {scenario.name} "
-            f"on {len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second",
-        )
-
         try:
             return run_interruptible(
                 run_session(scenario, policy, jobs, path, dry_lab if dry_run else live_lab, display),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from testbed.bus.address import BrokerAddress
     from testbed.control.inventory import Survey
 
+_TOLD = ("holder", "since_unix_s", "on_controller_loss")
 _LISTEN_S = 1.5  # agents tell their guests once a second
 
 
@@ -39,7 +39,7 @@ def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
     lease = found.lease
     left_s = 0.0 if lease is None or lease.released else max(0.0, lease.expires_unix_s - time.time())
     if as_json:
-        told = {"holder": lease.holder, "since_unix_s": lease.since_unix_s, "orphans": lease.orphans} if lease else {}
+        told = {name: getattr(lease, name) for name in _TOLD} if lease else {}
         click.echo(
             json.dumps({"lab": lab, "held": left_s > 0, "left_s": left_s, **told, "nodes": _nodes(found)}, indent=2)
         )
@@ -108,16 +108,19 @@ def _nodes(found: Survey) -> list[dict[str, object]]:
 def find_broker(which: str | None, broker: str | None) -> tuple[BrokerAddress, str]:
     """Return the broker of a lab and the lab's name.
 
-    `which` is the name of a lab, a scenario file, or None for the only lab in a box on this machine.
+    `which` is the name of a lab, a scenario file, or None for the only lab in a box on this machine. Without `broker`
+    it can also be the name of a packaged scenario, unless a lab has this name.
     """
     from testbed.box.state import find  # noqa: PLC0415  # --help stays quick
     from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
     from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
+    from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
 
-    if which is not None and (which.endswith(".toml") or "/" in which):
-        scenario = load_scenario(Path(which))
+    by_name = broker is None and which not in known_labs() and which in packaged_scenarios()
+    if which is not None and (by_name or which.endswith(".toml") or "/" in which):
+        scenario = load_scenario(find_scenario(which))
         lab = scenario.lab
         if broker is None and scenario.broker.kind is None:
             return BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir), lab

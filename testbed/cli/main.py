@@ -14,6 +14,7 @@ from testbed.errors import TestbedError, nearest
 _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
     "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
+    "why": ("testbed.cli.why", "Say what happened to one job of a run, and why."),
     "dashboard": ("testbed.cli.dashboard", "Show a run live in a browser."),
     "query": ("testbed.cli.query", "Ask a run's measurements in SQL."),
     "ingest": ("testbed.cli.ingest", "Write a run's measurements to InfluxDB."),
@@ -75,7 +76,7 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 
     \b
     Start here:
-      testbed run scenarios/quickstart.toml
+      testbed run quickstart
     """  # noqa: D301  # \b keeps click from wrapping the example
     ctx.obj = {"debug": debug}
 

@@ -70,6 +70,9 @@ def _ask(runs: list[Path], sql: str, out: Path | None, *, as_csv: bool, as_json:
     from testbed.measure.sql import execute, load_tables, named_tables
     from testbed.report.rows import as_text, print_rows, write_rows
 
+    for run in runs:
+        if not (run / "events.jsonl").is_file():
+            raise UserError(f"{run}: no run directory: expected one with events.jsonl, as `testbed run` writes it")
     names = named_tables(sql)
     for run in runs if "jobs" in names else []:
         if run.is_dir() and not (run / "jobs.csv").exists():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from testbed.errors import UserError
+
 if TYPE_CHECKING:
     from testbed.control.scenario import Scenario
     from testbed.control.session import RunResult
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("scenario", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--policy",
     "policies",
@@ -42,34 +44,53 @@ if TYPE_CHECKING:
     help="Rehearse with nodes that do nothing, in virtual time, and print the plan.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as JSON on standard output.")
+@click.option("--list", "list_packaged", is_flag=True, help="List the packaged scenarios.")
 def run(
-    *, scenario: Path, policies: tuple[str, ...], trace: Path | None, time_scale: float | None, seed: int | None,
-    out: Path, dry_run: bool, as_json: bool,
+    *, scenario: Path | None, policies: tuple[str, ...], trace: Path | None, time_scale: float | None,
+    seed: int | None, out: Path, dry_run: bool, as_json: bool, list_packaged: bool,
 ) -> int:  # fmt: skip
     """Replay the jobs of SCENARIO on live nodes under its policy, and measure it.
+
+    SCENARIO is a path, or the name of a packaged scenario: `testbed run --list` names them. A file wins over a name.
 
     Exit code 0: every job ended well; 1: a job or the run failed; 2: something in the input is wrong; 130: interrupted
     (what was measured is kept).
 
     \b
     Examples:
-      testbed run scenarios/quickstart.toml
-      testbed run scenarios/quickstart.toml --dry-run
-      testbed run scenarios/quickstart.toml --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"
+      testbed run --list
+      testbed run quickstart
+      testbed run my-scenario.toml --dry-run
+      testbed run quickstart --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"
     """  # noqa: D301  # \b keeps click from wrapping the examples
     from testbed.cli.launch import launch  # noqa: PLC0415  # --help stays quick
     from testbed.control.jobs import load_jobs  # noqa: PLC0415  # --help stays quick
     from testbed.control.scenario import load_scenario, override  # noqa: PLC0415  # --help stays quick
     from testbed.measure.recorders import find_recorders  # noqa: PLC0415  # --help stays quick
+    from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
     from testbed.policies.catalogue import parse  # noqa: PLC0415  # --help stays quick
 
-    chosen: Scenario = override(
-        load_scenario(scenario), policies=policies, trace=trace, time_scale=time_scale, seed=seed
-    )
+    if list_packaged:
+        _list()
+        return 0
+    if scenario is None:
+        raise UserError("no SCENARIO; `testbed run --list` has the packaged ones")
+    path = find_scenario(scenario)
+    chosen: Scenario = override(load_scenario(path), policies=policies, trace=trace, time_scale=time_scale, seed=seed)
     parsed: Sequence[Policy] = [parse(name, chosen.period_s) for name in chosen.policy]
-    jobs: Sequence[Job] = load_jobs(chosen, scenario)
+    jobs: Sequence[Job] = load_jobs(chosen, path)
     find_recorders(chosen.recorders)  # a name that is wrong is told now
     if dry_run:  # a rehearsal measures nothing that anybody should keep
         chosen = chosen.model_copy(update={"recorders": ()})
     results: Sequence[RunResult] = launch(chosen, parsed, jobs, out, dry_run=dry_run, as_json=as_json)
     return 0 if all(result.summary["done"] == result.summary["jobs"] for result in results) else 1
+
+
+def _list() -> None:
+    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # --help stays quick
+    from testbed.packaged import packaged_scenarios  # noqa: PLC0415  # as above
+
+    known = packaged_scenarios()
+    width = max(map(len, known))
+    for name, path in known.items():
+        click.echo(f"{name:{width}}  {load_scenario(path).description}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from testbed.errors import UserError
+from testbed.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
@@ -130,8 +131,10 @@ def simulate(
 def _check(nodes: int, period_s: float, tau_s: float, node_memory_gb: float | None) -> None:
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: expected 1 or more")
-    if not 0 < period_s < math.inf:
-        raise UserError(f"--period-s {period_s:g}: expected seconds, more than 0")
+    if nodes > MOST_NODES:
+        raise UserError(f"--nodes {nodes}: expected at most {MOST_NODES}")
+    if not LEAST_PERIOD_S <= period_s <= MOST_TRACE_S:
+        raise UserError(f"--period-s {period_s:g}: expected seconds, from {LEAST_PERIOD_S:g} to {MOST_TRACE_S:.0f}")
     if not 0 <= tau_s < math.inf:
         raise UserError(f"--tau-s {tau_s:g}: expected seconds, 0 or more")
     if node_memory_gb is not None and not 0 < node_memory_gb < math.inf:

@@ -97,6 +97,9 @@ def _operations(run: LiveRun) -> Iterator[Finding]:
     yield Finding("nodes_lost", "times that a node went offline", count("node", online=False), 0, "")
     yield Finding("retries", "operations that were tried again", count("retry"), 0, "")
     yield Finding("failures", "operations that failed", count("outcome", ok=False), 0, "")
+    judged = count("results") > 0  # at the end of runs that hold work against CPU time
+    yield Finding("doubts", "tasks that were told to be done sooner than can be",
+                  count("doubt") if judged else None, 0, "", why="the journal has no entry `results`")  # fmt: skip
 
 
 def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:

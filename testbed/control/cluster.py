@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 
 from testbed.bus.messages import GuestSpec, ImageRef
@@ -33,7 +34,6 @@ class Phase(StrEnum):
 
 
 ENDED = frozenset({Phase.DONE, Phase.FAILED})
-BUSY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.RESTORING, Phase.MIGRATING})
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,11 @@ class LiveJob:
     `migrating_to` is where its tasks go live, from the first command until it is certain where each is: memory is held
     at both ends that long. `live_refused` says that a live migration did not succeed: the next one is by images.
     `flight` is the operation under way. `unchecked` are tasks that have ended while their results are still being
-    checked. What a job that is not `verified` comes to is not checked.
+    checked by the agents of their nodes, with these. What a job that is not `verified` comes to is not checked.
+    `been` are the tasks with the nodes that they were ever ordered to, as (node, task).
+    `placed_s` is when its guests were last ordered to be created, `left_s` when its last save was over. `doubts` says
+    why what was told of tasks cannot be true, by task. `stranded` says why a job cannot be placed while a node is lost,
+    `withdrawn` why its guests are cleared away before it starts again; the policy sees neither.
     """
 
     job: Job
@@ -64,7 +68,11 @@ class LiveJob:
     units_done: list[int] = field(default_factory=list)
     progressed: set[int] = field(default_factory=set)
     finished_tasks: set[int] = field(default_factory=set)
-    unchecked: set[int] = field(default_factory=set)
+    unchecked: dict[int, int] = field(default_factory=dict)
+    been: set[tuple[int, int]] = field(default_factory=set)
+    placed_s: float = 0.0
+    left_s: float = 0.0
+    doubts: dict[int, str] = field(default_factory=dict)
     progress_s: float = 0.0
     virtual_time_high_s: float = 0.0
     start_trace_s: float | None = None
@@ -72,6 +80,9 @@ class LiveJob:
     failure: str | None = None
     verified: bool = True
     checksums: dict[int, str] = field(default_factory=dict)
+    stranded: str = ""
+    withdrawn: str = ""
+    restarts: int = 0
     reschedulings: list[Rescheduling] = field(default_factory=list)
     preemptions: int = 0
     migrations: int = 0
@@ -131,6 +142,25 @@ class LiveJob:
             return None
         return float(bounded_stretch(self.end_trace_s - self.job.submit_time_s, self.job.run_time_s, tau_s))
 
+    def begin_again(self, images_on: tuple[int, ...] | None) -> None:
+        """Forget what its guests did: they are gone. It starts from the images at `images_on`, or from the beginning.
+
+        Guests that start from the beginning have new names, so that nothing late is taken for theirs.
+        """
+        self.restarts += 1
+        if images_on is None:
+            self.images = ()
+            self.specs = tuple(
+                msgspec.structs.replace(spec, guest=f"{spec.guest.partition('-r')[0]}-r{self.restarts}")
+                for spec in self.specs
+            )
+        self.phase = Phase.WAITING if images_on is None else Phase.SAVED
+        self.saved_on, self.running_on, self.migrating_to, self.intended = images_on, None, None, None
+        self.units_done, self.virtual_time_high_s, self.yield_frac = [0] * len(self.specs), 0.0, 0.0
+        for told in (self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts):
+            told.clear()
+        self.live_refused, self.withdrawn = False, ""
+
     def status(self) -> JobStatus:
         """What the job is once its operation in flight is over, for the planner."""
         running, saved, yield_frac = self.running_on, self.saved_on, self.yield_frac
@@ -150,11 +180,16 @@ class Cluster:
 
     def __init__(self, jobs: Sequence[LiveJob], nodes: int) -> None:
         self.jobs = {live.job_id: live for live in jobs}
-        self.node_available = [True] * nodes
+        self.node_available = [True] * nodes  # for the policy: not lost
+        self.node_reachable = [True] * nodes  # for commands: online, and what it holds is known
 
     def active(self) -> list[LiveJob]:
         """Jobs that were submitted and have not ended, in order of submission."""
         return [live for live in self.jobs.values() if live.phase is not Phase.COMING and not live.ended]
+
+    def placeable(self) -> list[LiveJob]:
+        """Active jobs that the policy can do something with, in order of submission."""
+        return [live for live in self.active() if not live.stranded and not live.withdrawn]
 
     @property
     def finished(self) -> bool:
@@ -163,7 +198,7 @@ class Cluster:
 
     def view(self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool) -> ClusterView:
         """Return what the policy sees: the intended state, so that a plan under way is not decided again."""
-        active = self.active()
+        active = self.placeable()
         task_node: list[int] = []
         states: list[int] = []
         for live in active:

@@ -12,8 +12,8 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.decisions import decision_entry
 from testbed.control.executor import Executor
-from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
+from testbed.control.losses import Losses
 from testbed.control.operations import Operations
 from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
@@ -42,22 +42,30 @@ class Conductor:
         deadlines: DeadlinesTable,
         migration: LiveMigration,
         live_nodes: frozenset[int] = frozenset(),
-        on_change: Callable[[], None] = lambda: None,
+        *,
+        restarts: bool = False,
+        resign: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.clock = clock
         self._recorder = recorder
-        self._on_change = on_change
+        self._operations = operations
+        self._resign = resign
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
         self.executor = Executor(
             cluster, operations, migration, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled,
             self._change,
         )  # fmt: skip
         self.tracker = Tracker(
-            cluster, recorder, self.executor.settle, self._all_tasks_done, self.fail_job, self._result_checked
+            cluster, recorder, self.executor.settle, self._all_tasks_done, self._task_failed, self._result_checked
         )
+        self.losses = Losses(
+            cluster, operations, self.executor, recorder, self.tracker.follow, self.fail_job, self._change,
+            restarts=restarts,
+        )  # fmt: skip
         self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
+        self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
         self._completed: list[int] = []
         self._changed = False
         self._wake = asyncio.Event()
@@ -73,9 +81,9 @@ class Conductor:
                 event = self._collect()
                 if event != Event():
                     self._decide(event)
-                self._on_change()
             await self._until_checked()
         finally:
+            self._resign()
             await self.executor.close()
 
     async def _until_checked(self) -> None:
@@ -89,20 +97,9 @@ class Conductor:
             if live.unchecked:
                 self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
 
-    def node_changed(self, node: Node) -> None:
-        """A node went away or came back: jobs on a lost node fail, and the policy is asked again."""
-        self._recorder.node(node.name, online=node.online, reason=node.reason)
-        self.cluster.node_available[node.index] = node.online
-        if not node.online:
-            for live in self.cluster.active():
-                on_it = node.index in (live.running_on or ()) or node.index in (live.saved_on or ())
-                if on_it:
-                    self.fail_job(live, f"node {node.name} was lost ({node.reason})")
-        self._change()
-
     def fail_job(self, live: LiveJob, reason: str) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
-        if live.failure is not None:
+        if live.failure is not None or live.withdrawn:
             return
         live.failure = reason
         if live.ended:  # its result was found wrong only now
@@ -115,6 +112,9 @@ class Conductor:
         self._completed.append(live.job_id)
         self.executor.bury(live)
         self._wake.set()
+
+    def _task_failed(self, live: LiveJob, reason: str) -> None:
+        self.losses.task_failed(live, reason)
 
     def _result_checked(self, _live: LiveJob) -> None:
         self._checked.set()
@@ -158,45 +158,32 @@ class Conductor:
     def _collect(self) -> Event:
         """Coalesce all that has happened by now into one event."""
         now_s = self.clock.trace_s()
-        submitted: list[int] = []
         while self._coming and self._coming[0].job.submit_time_s <= now_s + 1e-9:
             live = self._coming.pop(0)
-            nodes = sum(self.cluster.node_available)
-            if not self.policy.can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
-                live.phase = Phase.WAITING
-                self.fail_job(live, f"does not fit on the {nodes} nodes that are there")
-                continue
             live.phase = Phase.WAITING
-            submitted.append(live.job_id)
+            self._unknown.append(live)
             self._recorder.job(live, "submitted")
         periodic = False
         period_s = self.policy.period_s
         if period_s is not None and now_s + 1e-9 >= self._next_pass * period_s:
             self._next_pass = math.floor((now_s + 1e-9) / period_s) + 1
             periodic = bool(self.cluster.active())
-        completed, self._completed = self._completed, []
         changed, self._changed = self._changed, False
-        if changed:
-            self._fail_what_no_longer_fits()
-            completed += self._completed
-            self._completed = []
+        self.losses.sort_out(self.policy.can_ever_run, more=bool(self._coming))
+        submitted = [live.job_id for live in self._unknown if not live.stranded]
+        self._unknown = [live for live in self._unknown if live.stranded and not live.ended]
+        completed, self._completed = self._completed, []
         since_s, self._collected_s = self._collected_s, now_s + 1e-9
         if isinstance(self.policy, WakingPolicy):
             submitted += self.policy.retried(self._view(self._collected_s), since_s)
         return Event(tuple(completed), tuple(submitted), periodic, changed)
-
-    def _fail_what_no_longer_fits(self) -> None:
-        nodes = sum(self.cluster.node_available)
-        for live in self.cluster.active():
-            if not self.policy.can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
-                self.fail_job(live, f"does not fit on the {nodes} nodes that are left")
 
     def _decide(self, event: Event) -> None:
         now_s = self._recorder.now_s()
         view = self._view(self.clock.trace_s())
         event = Event(
             event.completed,
-            tuple(job for job in event.submitted if not self.cluster.jobs[job].ended),
+            tuple(job for job in event.submitted if self.cluster.jobs[job] in self.cluster.placeable()),
             event.periodic,
             event.changed,
         )
@@ -207,7 +194,7 @@ class Conductor:
         targets = self.cluster.targets(view, decision)
         self._intend(targets, now_s)
         self._recorder.decision(self.cluster.active(), targets, decide_s)
-        self.executor.submit(plan([live.status() for live in self.cluster.active()], targets, self._live))
+        self.executor.submit(plan([live.status() for live in self.cluster.placeable()], targets, self._live))
 
     def _view(self, trace_s: float) -> ClusterView:
         now_s = self._recorder.now_s()

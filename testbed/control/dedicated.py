@@ -16,10 +16,13 @@ from testbed.control.fleet import Fleet
 from testbed.control.guests import live_jobs
 from testbed.control.operations import Operations
 from testbed.control.scenario import Scenario
+from testbed.errors import RunError
+from testbed.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
 from testbed.workload.jobs import Job
 
 SETTLE_S = 0.6
 READ_DEADLINE_S = 10.0
+ENDLESS_WALL_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,18 @@ def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
     }
 
 
+def core_rate(node: str, reply: Mapping[str, object]) -> float:
+    """Return work units a second of a core, from a node's reply to `Calibrate`; raises `RunError` if it is absurd."""
+    return _rate(f"node {node}: its agent says units_per_core_s", reply.get("units_per_core_s"))
+
+
+def _rate(what: str, value: object) -> float:
+    if isinstance(value, int | float) and LEAST_UNITS_PER_CORE_S <= value <= MOST_UNITS_PER_CORE_S:
+        return float(value)
+    bounds = f"{LEAST_UNITS_PER_CORE_S:g} to {MOST_UNITS_PER_CORE_S:g} work units a second"
+    raise RunError(f"{what} = {value!r}: expected {bounds}")
+
+
 async def measure(
     jobs: Mapping[Shape, Job],
     fleet: Fleet,
@@ -71,7 +86,8 @@ async def measure(
     """
     rates = {}
     facts = fleet.facts(0)
-    for shape, job in jobs.items():
+    for shape, kind in jobs.items():
+        job = replace(kind, run_time_s=min(kind.run_time_s, ENDLESS_WALL_S * scenario.time_scale))
         (live,) = live_jobs(
             [job],
             scenario,
@@ -83,7 +99,7 @@ async def measure(
         )
         nodes = [task % len(fleet.nodes) for task in range(job.tasks)]
         progressed = asyncio.Event()
-        fleet.on_guest_event = _waiter(set(live.guests), progressed)
+        fleet.on_guest_event = _waiter(set(zip(nodes, live.guests, strict=True)), progressed)
         live.running_on = tuple(nodes)
         live.verified = False  # it never ends; working out what it would come to takes the time that is measured here
         try:
@@ -93,21 +109,44 @@ async def measure(
             await asyncio.sleep(SETTLE_S)
             before = await _progress(fleet, live.guests, nodes)
             await asyncio.sleep(scenario.programs.calibration_s)
-            after = await _progress(fleet, live.guests, nodes)
+            async with asyncio.timeout(scenario.deadlines.command_s):
+                while not _moved(before, after := await _progress(fleet, live.guests, nodes)):  # noqa: ASYNC110  # see below
+                    await asyncio.sleep(SETTLE_S)  # progress sets no event here: nodes report it when they are asked
+        except TimeoutError:
+            raise RunError(f"{shape}: its guests told no progress within {scenario.deadlines.command_s:g} s") from None
         finally:
             fleet.on_guest_event = lambda _node, _event: None
             await asyncio.shield(operations.stop(live, nodes))
         slowest = min(
-            (after[guest][0] - before[guest][0]) / (after[guest][1] - before[guest][1]) for guest in live.guests
+            _units_per_s(fleet.nodes[node].name, guest, before, after)
+            for node, guest in zip(nodes, live.guests, strict=True)
         )
         rates[shape] = slowest / (job.cpu_need_frac * facts.cpus)
     return rates
 
 
-def _waiter(guests: set[str], done: asyncio.Event) -> Callable[[int, GuestEvent], None]:
-    def hear(_node: int, event: GuestEvent) -> None:
+def _moved(before: Mapping[str, tuple[int, float]], after: Mapping[str, tuple[int, float]]) -> bool:
+    """Whether each guest in both readings has reported progress between them; `_units_per_s` refuses others."""
+    return all(after[guest][1] > before[guest][1] for guest in before.keys() & after.keys())
+
+
+def _units_per_s(
+    node: str, guest: str, before: Mapping[str, tuple[int, float]], after: Mapping[str, tuple[int, float]]
+) -> float:
+    if guest not in before or guest not in after:
+        raise RunError(f"node {node}: {guest} is not among its guests while its rate is measured")
+    (units_before, begin_s), (units_after, end_s) = before[guest], after[guest]
+    if end_s <= begin_s:
+        raise RunError(f"node {node}: the clock of {guest} stands still: its rate cannot be measured")
+    return _rate(f"node {node}: rate of {guest}", (units_after - units_before) / (end_s - begin_s))
+
+
+def _waiter(guests: set[tuple[int, str]], done: asyncio.Event) -> Callable[[int, GuestEvent], None]:
+    """Return what hears that all guests, each on its node, have progressed."""
+
+    def hear(node: int, event: GuestEvent) -> None:
         if event.event == "progress":
-            guests.discard(event.guest)
+            guests.discard((node, event.guest))
         if not guests:
             done.set()
 

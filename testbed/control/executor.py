@@ -104,7 +104,7 @@ class Executor:
                 or self.busy(action.job_id)
                 or any(id(earlier) in waiting for earlier in pending.waits_for)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
-                or not all(self._cluster.node_available[node] for node in action.nodes)
+                or not all(self._cluster.node_reachable[node] for node in _touched(live, action))
             )
             if blocked:
                 left.append(pending)
@@ -117,10 +117,12 @@ class Executor:
         number = self._number
         action = pending.action
         if action.verb in (Verb.START, Verb.RESTORE):
-            live.running_on = action.nodes
+            live.running_on, live.placed_s = action.nodes, self._recorder.now_s()
             live.progressed = set()
         if action.verb is Verb.MIGRATE:
             live.migrating_to = action.nodes
+        if action.verb in (Verb.START, Verb.RESTORE, Verb.MIGRATE):
+            live.been.update((node, task) for task, node in enumerate(action.nodes))
         live.phase = {
             Verb.START: Phase.STARTING,
             Verb.CAP: Phase.RUNNING,
@@ -138,13 +140,14 @@ class Executor:
         action = pending.action
         begin_s = self._recorder.now_s()
         phases: dict[str, float] = {}
+        caps_cores: list[float] = []
         error: str | None = None
         stays = lost = False
         moved = 0
         try:
             for attempt in range(1, self._tries + 1):
                 try:
-                    moved = await self._do(live, action, phases)
+                    moved = await self._do(live, action, phases, caps_cores)
                     error = None
                     break
                 except TestbedError as failure:
@@ -163,7 +166,7 @@ class Executor:
             live.flight = None
             self._recorder.outcome(
                 number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
-                moved=moved, error=error, phases=phases,
+                moved=moved, error=error, phases=phases, caps_cores=caps_cores,
             )  # fmt: skip
         if error is not None:
             self._undo(live, action)
@@ -184,16 +187,17 @@ class Executor:
             self._close_rescheduling(live)
         self._on_settled(live)
 
-    async def _do(self, live: LiveJob, action: PlannedAction, phases: dict[str, float]) -> int:
+    async def _do(self, live: LiveJob, action: PlannedAction, phases: dict[str, float], caps_cores: list[float]) -> int:
         """Perform one action and write down what it changed; return the bytes that it moved."""
-        record = live.reschedulings[-1] if live.reschedulings else None
+        record = _present_rescheduling(live)
         now_s = self._recorder.now_s
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())
                 live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
             case Verb.CAP:
-                await self._operations.set_cap(live, action.yield_frac)
+                found = await self._operations.set_running_cap(live, action.yield_frac)
+                caps_cores[:] = [found[task] for task in sorted(found)]
                 live.yield_frac = action.yield_frac
             case Verb.SAVE:
                 return await self._save(live, phases)
@@ -257,7 +261,8 @@ class Executor:
         live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
         live.live_refused = False
         record.hold_skew_s = phases.get("hold_skew_s", 0.0)
-        record.save_end_s, record.saved_on = now_s(), live.saved_on or ()
+        record.save_end_s = live.left_s = now_s()
+        record.saved_on = live.saved_on or ()
         record.saved_bytes = sum(image.bytes for image in live.images)
         if record.reason == "migration":
             record.wanted_s = record.begin_s
@@ -279,8 +284,8 @@ class Executor:
 
     def _close_rescheduling(self, live: LiveJob) -> None:
         """The job has progressed after a restore or a migration: its penalty is known, and its images are useless."""
-        record = live.reschedulings[-1] if live.reschedulings else None
-        if record is None or record.complete or record.back_s is None or not live.advances:
+        record = _open_rescheduling(live)
+        if record is None or record.back_s is None or not live.advances:
             return
         record.progress_s = max(live.progress_s, record.back_s)
         self._recorder.rescheduling(live, record)
@@ -300,21 +305,26 @@ class Executor:
 
     def bury(self, live: LiveJob) -> None:
         """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""
-        self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
         self.aside(self._bury(live), f"bury job {live.job_id}")
 
     async def _bury(self, live: LiveJob) -> None:
+        await self.withdraw(live)
+        await self._operations.drop_images(live)
+        self.pump()
+
+    async def withdraw(self, live: LiveJob) -> None:
+        """Give up what is in flight or planned for a job, and destroy its guests; its images stay."""
+        self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
         flight = self._flights.get(live.job_id)
         if flight is not None:
             flight.task.cancel()
             await asyncio.wait([flight.task])
+        self._cut_off(live, _present_rescheduling(live), self._recorder.now_s())
         if live.running_on is not None:
             await self._operations.stop(live, live.running_on)
             if live.migrating_to is not None:  # after the source, so that none arrives later
                 await self._operations.stop(live, live.migrating_to)
             live.running_on = live.migrating_to = None
-        await self._operations.drop_images(live)
-        self.pump()
 
     async def forget(self, live: LiveJob) -> None:
         """Remove what an ended job leaves behind."""
@@ -329,7 +339,19 @@ class Executor:
         await asyncio.gather(*under_way, *self._aside, return_exceptions=True)
 
 
+def _touched(live: LiveJob, action: PlannedAction) -> set[int]:
+    """Return the nodes that an action commands, or takes images or guests from."""
+    sources = live.saved_on if action.verb in (Verb.TRANSFER, Verb.RESTORE) else live.running_on
+    return {*action.nodes, *(sources or ())}
+
+
 def _open_rescheduling(live: LiveJob) -> Rescheduling | None:
     """Return the last interruption of a job that is back from it, but has not progressed since."""
+    record = _present_rescheduling(live)
+    return None if record is None or record.back_s is None else record
+
+
+def _present_rescheduling(live: LiveJob) -> Rescheduling | None:
+    """Return the last interruption of a job if it is not over."""
     record = live.reschedulings[-1] if live.reschedulings else None
-    return None if record is None or record.complete or record.back_s is None else record
+    return None if record is None or record.complete or record.cut_off else record

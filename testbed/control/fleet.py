@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -23,49 +23,93 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.control.liveness import (
+    Announced,
+    BusBack,
+    BusLost,
+    Change,
+    Heard,
+    Left,
+    Noticed,
+    Passed,
+    Rule,
+    Standing,
+    Vanished,
+    at_first,
+    notice,
+)
+from testbed.control.node_facts import check_facts
 from testbed.control.sample_clock import SampleClock
-from testbed.errors import UserError
+from testbed.control.scenario import DeadlinesTable, NodeTable
+from testbed.errors import RunError, UserError
 
 _LOOK_AGAIN_S = 0.5
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
+_LOOKS_A_SILENCE = 4  # at the clock
+_STALL_LOOKS = 2  # so many looks late, the controller stood still
 _log = logging.getLogger(__name__)
+
+
+class NodeLostError(RunError):
+    """A node is lost: what it was asked to do will not be done."""
+
+
+def rule_of(deadlines: DeadlinesTable) -> Rule:
+    """Return the rule of a scenario: nodes that are silent together are lost once their leases must have run out."""
+    silence_s, lost_s = deadlines.node_silence_s, deadlines.node_lost_s
+    stall_s = _STALL_LOOKS * silence_s / _LOOKS_A_SILENCE
+    return Rule(silence_s, lost_s, lost_s + deadlines.lease_ttl_s, stall_s)
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node as last heard; `heard_s` is the loop's time, `telemetry` the last sample that came in time."""
+    """One node as last heard; `messages` counts what came of it, `telemetry` is the last sample that came in time."""
 
     index: int
     name: str
     facts: NodeFacts | None = None
-    online: bool = False
-    boot: str = ""
+    refused: UserError | None = None
+    standing: Standing = Standing.UNKNOWN
     reason: str = "not heard of yet"
-    heard_s: float = 0.0
+    messages: int = 0
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
+
+    @property
+    def online(self) -> bool:
+        """Whether commands reach it, as far as is known."""
+        return self.standing is Standing.ONLINE
 
 
 class Fleet:
     """Nodes by index, in the order of the scenario.
 
     Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
-    `on_node_change(node)` when a node that was there goes, or comes back. `taken_ns` is when the sample was taken, by
-    the loop's clock (see `SampleClock`); each sample is handed on once, in the order in which its node took them, and
-    marked `late` if it waited, be it at its agent or elsewhere. What is late tells nothing of how a node is now.
+    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`).
+    `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
+    the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
+
+    While it watches, it is the requester's `Reach`: commands to a suspect node wait until it is online again, or lost.
     """
 
-    def __init__(self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, silence_s: float) -> None:
+    def __init__(
+        self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, rule: Rule,
+        wanted: Sequence[NodeTable] = (),
+    ) -> None:  # fmt: skip
         self.nodes = [Node(index, name) for index, name in enumerate(names)]
         self._by_name = {node.name: node for node in self.nodes}
         self._bus = bus
         self._lab = lab
         self._requester = requester
-        self._silence_s = silence_s
+        self._rule = rule
+        self._life = at_first(len(names), asyncio.get_running_loop().time())
+        self._news = asyncio.Event()  # set, and replaced, when something has changed
+        self._resigned = False
+        self._wanted: Mapping[str, NodeTable] = {table.name: table for table in wanted}
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
-        self.on_node_change: Callable[[Node], None] = lambda _node: None
+        self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
 
     async def open(self) -> None:
         """Start to listen."""
@@ -74,11 +118,16 @@ class Fleet:
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "event"), self._event)
 
     async def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until every node has announced itself, or raise `UserError` that names the silent ones."""
+        """Wait until every node has announced itself, or raise `UserError` that names the silent ones.
+
+        Facts that are refused (`check_facts`) are a `UserError` as well.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 for node in self.nodes:
                     await node.announced.wait()
+                    if node.refused is not None:
+                        raise node.refused
         except TimeoutError:
             silent = ", ".join(f"{node.name} ({node.reason})" for node in self.nodes if not node.online)
             raise UserError(
@@ -118,27 +167,58 @@ class Fleet:
         reply = await self._requester.call(self.nodes[node].name, action, deadline_s)
         return reply.result
 
+    async def reachable(self, name: str) -> None:
+        """See `Reach`; raises `NodeLostError`."""
+        node = self._by_name[name]
+        while not (node.online and self._life.on_bus):
+            if node.standing is Standing.LOST or self._resigned:
+                away = "cannot be reached: the bus is away" if node.online else f"is {node.standing} ({node.reason})"
+                raise NodeLostError(f"node {name} {away}")
+            await self._news.wait()
+
+    def resign(self) -> None:
+        """Wait for no node any more: commands to those that are away fail from now on."""
+        self._resigned = True
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def heard(self, name: str) -> int:
+        """See `Reach`."""
+        return self._by_name[name].messages
+
     async def watch(self) -> None:
-        """Mark nodes offline whose telemetry has ceased; runs until cancelled."""
+        """Look at the clock and at the bus every few moments, until cancelled; meanwhile commands wait for nodes."""
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._silence_s / 4)
-            for node in self.nodes:
-                silent_s = loop.time() - node.heard_s
-                if node.online and silent_s > self._silence_s:
-                    self._set_online(node, online=False, reason=f"silent for {silent_s:.1f} s")
+        self._requester.reach = self
+        self._life = replace(self._life, at_s=loop.time())
+        try:
+            while True:
+                await asyncio.sleep(self._rule.silence_s / _LOOKS_A_SILENCE)
+                on_bus = self._bus.connected.is_set()
+                if on_bus != self._life.on_bus:
+                    self._notice(BusBack() if on_bus else BusLost())
+                self._notice(Passed(loop.time()))
+        finally:
+            self._requester.reach = None
 
     def _node(self, topic: str) -> Node | None:
         name = topics.node_of(topic)
         return self._by_name.get(name) if name else None
 
-    def _set_online(self, node: Node, *, online: bool, reason: str) -> None:
-        changed = node.online != online
-        node.online, node.reason = online, reason
-        if online and not node.announced.is_set():
-            node.announced.set()
-        elif changed:
-            self.on_node_change(node)
+    def _notice(self, what: Noticed) -> None:
+        self._life, changes = notice(self._life, what, self._rule)
+        for change in changes:
+            node = self.nodes[change.node]
+            node.standing, node.reason = change.after, change.reason
+            if change.before is Standing.UNKNOWN:
+                node.announced.set()
+            else:
+                self.on_node_change(node, change)
+        if changes or isinstance(what, BusBack):
+            self._tell_news()
 
     async def _status(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)
@@ -150,15 +230,27 @@ class Fleet:
             _log.warning("%s", error)
             node.reason = str(error)
             return
-        node.heard_s = asyncio.get_running_loop().time()
+        node.messages += 1
         if status.online and status.facts is not None:
-            restarted = node.online and node.boot not in ("", status.boot)
-            node.facts, node.boot = status.facts, status.boot
-            if restarted:
-                self._set_online(node, online=False, reason="its agent restarted")
-            self._set_online(node, online=True, reason="")
+            try:
+                check_facts(node.name, status.facts, self._wanted.get(node.name))
+            except UserError as error:
+                self._refuse(node, error)
+                return
+            node.refused = None
+            node.facts = status.facts
+            self._notice(Announced(node.index, status.boot))
         else:
-            self._set_online(node, online=False, reason=status.reason or "offline")
+            self._notice(Left(node.index) if status.left else Vanished(node.index))
+            if node.standing is Standing.UNKNOWN:
+                node.reason = status.reason
+
+    def _refuse(self, node: Node, error: UserError) -> None:
+        """Take a node whose facts are impossible for one that is not there."""
+        node.refused = error
+        node.reason = str(error)
+        self._notice(Left(node.index, str(error)))
+        node.announced.set()
 
     async def _telemetry(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)
@@ -169,18 +261,17 @@ class Fleet:
         except BadRecordError as error:
             _log.warning("%s", error)
             return
-        node.heard_s = asyncio.get_running_loop().time()
-        heard_ns = int(node.heard_s * 1e9)
+        heard_ns = int(asyncio.get_running_loop().time() * 1e9)
         clock = node.clocks.setdefault(record.boot, SampleClock())
         taken_ns = clock.taken_ns(record.mono_ns, heard_ns, late=record.late)
         if taken_ns is None:
             return
         if heard_ns - taken_ns > LATE_NS and not record.late:
             record = msgspec.structs.replace(record, late=True)
-        if not record.late:
+        if not record.late:  # what is late may have waited at the broker: its node may be gone by now
             node.telemetry = record
-            if not node.online and node.announced.is_set() and node.reason.startswith("silent"):
-                self._set_online(node, online=True, reason="")
+            node.messages += 1
+            self._notice(Heard(node.index))
         self.on_telemetry(node, record, taken_ns)
 
     async def _event(self, topic: str, payload: bytes) -> None:

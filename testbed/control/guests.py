@@ -11,6 +11,8 @@ from testbed.control.scenario import ProgramsTable, Scenario
 from testbed.errors import UserError
 from testbed.workload.jobs import Job
 
+MOST_WORK_UNITS = 2**62
+
 
 def memory_of(job: Job, node_memory_mib: int) -> int:
     """Memory of one task in MiB, rounded down, so that what fits as fractions fits in MiB."""
@@ -62,6 +64,7 @@ def live_jobs(
     """
     result = []
     for job in jobs:
+        check_work(job, scenario.time_scale, cpus, units_per_core_s(job))
         cores = job.cpu_need_frac * cpus
         rate = units_per_core_s(job)
         specs = tuple(
@@ -91,14 +94,24 @@ def live_jobs(
     return result
 
 
-def check_floor(jobs: Sequence[Job], node_memory_mib: int, floor_mib: int) -> None:
-    """Raise `UserError` if a task would get less memory than a guest needs to live."""
+def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float) -> None:
+    """Raise `UserError` if the work of a task is more than its guest can count."""
+    units = units_per_core_s * job.cpu_need_frac * cpus * (job.run_time_s / time_scale)
+    if not units <= MOST_WORK_UNITS:
+        raise UserError(
+            f"job {job.job_id}: run_time_s = {job.run_time_s:g} at time_scale = {time_scale:g} and units_per_core_s = "
+            f"{units_per_core_s:g} is {units:.3g} work units: expected at most {MOST_WORK_UNITS:.3g}"
+        )
+
+
+def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib: int) -> None:
+    """Raise `UserError` if a task would get less memory than a guest of `node` needs to live."""
     for job in jobs:
         if memory_of(job, node_memory_mib) < floor_mib:
             enough_mib = math.ceil(floor_mib / min(other.mem_req_frac for other in jobs))
             raise UserError(
                 f"job {job.job_id}: mem_req_frac = {job.mem_req_frac:g} of a node's {node_memory_mib} MiB is "
-                f"{memory_of(job, node_memory_mib)} MiB; a guest needs at least {floor_mib} MiB: "
+                f"{memory_of(job, node_memory_mib)} MiB; a guest on {node} needs at least {floor_mib} MiB: "
                 f"expected memory_mib >= {enough_mib}"
             )
 

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.lease import LeaseGuard, token_digest
-from testbed.bus.messages import Lease, Orphans, encode
+from testbed.bus.messages import Lease, OnControllerLoss, encode
 from testbed.bus.protocol import Bus
 from testbed.control.ended_by import ended_by
 from testbed.errors import RunError, UserError
@@ -46,7 +46,13 @@ def holder_name() -> str:
 
 @contextlib.asynccontextmanager
 async def hold_lease(
-    bus: Bus, lab: str, token: str, ttl_s: float, *, orphans: Orphans = "remove", force: bool = False
+    bus: Bus,
+    lab: str,
+    token: str,
+    ttl_s: float,
+    *,
+    on_controller_loss: OnControllerLoss = "remove",
+    force: bool = False,
 ) -> AsyncIterator[None]:
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
@@ -65,7 +71,7 @@ async def hold_lease(
     def own(*, released: bool = False) -> Lease:
         return Lease(
             digest=digest, holder=holder, ttl_s=ttl_s, expires_unix_s=time.time() + ttl_s, since_unix_s=since_unix_s,
-            orphans=orphans, released=released,
+            on_controller_loss=on_controller_loss, released=released,
         )  # fmt: skip
 
     async def renew() -> None:

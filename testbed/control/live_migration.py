@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, guests_in
+from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, convert, guests_in
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Nodes, Operations
 from testbed.control.scenario import DeadlinesTable, MigrationTable
@@ -73,7 +73,7 @@ class LiveMigration:
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
             try:
-                await self.operations.set_cap(live, yield_frac)
+                await self.operations.set_running_cap(live, yield_frac)
             except TestbedError:
                 if live.finished_tasks:
                     return  # a guest that has ended has no cap
@@ -104,7 +104,7 @@ class LiveMigration:
             )
             try:
                 reply = await self.nodes.call(source, action, budget_s + self.deadlines.command_s)
-                moved = msgspec.convert(reply, Moved)
+                moved = convert(reply, Moved)
             except TestbedError as error:
                 failure = error
                 await self._ask_both_ends(live, task, source, target, error)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from testbed.control.scenario import NodeTable
-from testbed.errors import RunError
+from testbed.control.scenario import NodeTable, Scenario
+from testbed.errors import InputError, RunError, UserError, nearest
+from testbed.interpreter import module_argv
 
 GRACE_S = 8.0
+
+
+def check_drivers(scenario: Scenario) -> None:
+    """Raise `UserError` for a driver that the agents on this machine would not know."""
+    known = sorted(point.name for point in entry_points(group="testbed.drivers"))
+    for index, node in enumerate(scenario.nodes):
+        if (node.spawn or scenario.box is not None) and node.driver not in known:
+            expected = f"one of {', '.join(known)}{nearest(node.driver, known)}"
+            raise InputError(f"node {node.name}", f"nodes.{index}.driver", node.driver, expected)
 
 
 @contextlib.asynccontextmanager
@@ -23,7 +33,7 @@ async def local_agents(
     """Run one agent a node inside the block; ended by SIGTERM, then SIGKILL, by process id.
 
     Agents get a session of their own, so that the terminal's Ctrl-C reaches only the controller; they end by themselves
-    if this process dies. Their output goes to `agents/<node>.log` in the run directory.
+    if this process dies. They remove their own folders. Their output goes to `agents/<node>.log` in the run directory.
     """
     agents: dict[str, asyncio.subprocess.Process] = {}
     sockets = Path(tempfile.mkdtemp(prefix="dfrs-"))  # short: socket names have at most 107 bytes
@@ -32,13 +42,21 @@ async def local_agents(
     try:
         for node in nodes:
             with (logs / f"{node.name}.log").open("wb") as log:
-                agents[node.name] = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "node_agent", "--lab", lab, "--node", node.name, "--driver", node.driver,
+                argv = [
+                    *module_argv("node_agent", "--lab", lab, "--node", node.name, "--driver", node.driver),
                     "--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib),
                     "--state-dir", str(sockets / node.name),
                     "--image-dir", str(run_path / "images" / node.name), "--die-with-parent", "--broker-from-stdin",
-                    stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
+                ]  # fmt: skip
+                try:
+                    agents[node.name] = await asyncio.create_subprocess_exec(
+                        *argv, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                    )
+                except OSError as error:
+                    raise UserError(
+                        f"node {node.name}: its agent cannot be started: {argv[0]}: {error.strerror}: expected a "
+                        "Python that this user may run"
+                    ) from error
             pipe = agents[node.name].stdin
             if pipe is None:
                 raise RunError(f"agent of {node.name}: no pipe to it")
@@ -47,8 +65,17 @@ async def local_agents(
         yield agents
     finally:
         await asyncio.shield(_end(agents))
-        shutil.rmtree(sockets, ignore_errors=True)
+        _remove_empty(sockets)
         shutil.rmtree(run_path / "images", ignore_errors=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that agents have left empty.
+
+    A killed agent's own folder stays: `testbed cleanup` reads in it which shared memory its ranks have left.
+    """
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def last_words(run_path: Path) -> str:

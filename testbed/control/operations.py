@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from testbed.bus.caps import same_cap
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
@@ -15,6 +16,7 @@ from testbed.bus.messages import (
     GuestSpec,
     Hold,
     ImageRef,
+    ListGuests,
     MpiJoin,
     MpiOpen,
     NodeFacts,
@@ -23,6 +25,8 @@ from testbed.bus.messages import (
     SetCaps,
     Start,
     Stop,
+    convert,
+    guests_in,
 )
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
@@ -147,12 +151,14 @@ class Operations:
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-            skew_s = _skew_s([msgspec.convert(reply, _Released).wall_ns for reply in replies])
+            skew_s = _skew_s([convert(reply, _Released).wall_ns for reply in replies])
             return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
             hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
             opened = await self._nodes.call(nodes[0], MpiOpen(guest=lead.guest, hosts=hosts), self._deadlines.command_s)
-            launch = msgspec.convert(opened, _Launch).launch
+            launch = convert(opened, _Launch).launch
+            if untold := [guest for guest in live.guests if guest not in launch]:
+                raise RunError(f"{lead.guest}: its agent does not say how the proxy of {untold[0]} is started")
             await _all(
                 [
                     self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
@@ -162,17 +168,31 @@ class Operations:
         return told
 
     async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
-        """Set the caps of a running job's guests; return them by task, in cores, as read back."""
-        if live.running_on is None:
-            raise RunError(f"job {live.job_id} does not run")
+        """Set the caps of a job's guests; return those in force by task, in cores, as read back.
+
+        A held guest may have another in force than it was told to have: see `SetCaps`.
+        """
         by_node: dict[int, dict[str, float]] = {}
-        for node, spec in zip(live.running_on, live.specs, strict=True):
+        for node, spec in self._placed(live):
             by_node.setdefault(node, {})[spec.guest] = spec.cpu_cores * yield_frac
         results = await _all(
             [self._nodes.call(node, SetCaps(caps=caps), self._deadlines.command_s) for node, caps in by_node.items()]
         )
-        read_back = {guest: cores for result in results for guest, cores in msgspec.convert(result, _Caps).caps.items()}
-        return {spec.task: read_back[spec.guest] for spec in live.specs if spec.guest in read_back}
+        read_back = {guest: cores for result in results for guest, cores in convert(result, _Caps).caps.items()}
+        if silent := [guest for guest in live.guests if guest not in read_back]:
+            raise RunError(f"the cap of guest {silent[0]} was to be set, and its node does not tell which is in force")
+        return {spec.task: read_back[spec.guest] for spec in live.specs}
+
+    async def set_running_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
+        """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
+        caps = await self.set_cap(live, yield_frac)
+        for spec in live.specs:
+            wanted, found = spec.cpu_cores * yield_frac, caps[spec.task]
+            if not same_cap(found, wanted, float(spec.program.workers)):
+                raise RunError(
+                    f"the cap of guest {spec.guest} is {found:g} cores after it was set: expected {wanted:g} cores"
+                )
+        return caps
 
     async def hold(self, live: LiveJob) -> float:
         """Let all guests of a running job stand still; return how far apart they did, in seconds."""
@@ -197,7 +217,7 @@ class Operations:
         except BaseException:
             await asyncio.shield(self._release(placed))
             raise
-        return [msgspec.convert(hold, _Held) for hold in holds]
+        return [convert(hold, _Held) for hold in holds]
 
     async def save(
         self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None], store: str = ""
@@ -264,7 +284,7 @@ class Operations:
                 elif isinstance(result, BaseException):
                     raise result
                 else:
-                    saved[task] = msgspec.convert(result, _Saved)
+                    saved[task] = convert(result, _Saved)
             if not failures:
                 return [saved[task] for task in sorted(saved)]
         if not saved:
@@ -299,6 +319,19 @@ class Operations:
             )
         await _all(calls)
         return total
+
+    async def guests_at(self, node: int) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the names of the guests and of the images that a node holds."""
+        reply = await self._nodes.call(node, ListGuests(), self._deadlines.command_s)
+        images = convert(reply.get("images", []), list[str])
+        return frozenset(sample.guest for sample in guests_in(reply)), frozenset(images)
+
+    async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
+        """Destroy guests of a node; one that resists does not keep the others."""
+        await asyncio.gather(
+            *(self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s) for guest in sorted(guests)),
+            return_exceptions=True,
+        )
 
     async def drop_images(self, live: LiveJob) -> None:
         """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.control.cluster import LiveJob
+from testbed.control.liveness import Standing
 from testbed.control.planner import PlannedAction, Target
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
@@ -19,12 +20,16 @@ _MIB = 1 << 20
 
 @dataclass(slots=True)
 class CapWindow:
-    """Requested against achieved CPU of one guest over a window with one constant cap, in cores."""
+    """Requested against achieved CPU of one guest over a window with one constant cap, in cores.
+
+    `drifted` says that the window ended because another cap was found in force than the one that was set.
+    """
 
     program: str
     requested_cores: float
     achieved_cores: float
     window_s: float
+    drifted: bool = False
 
 
 @dataclass(slots=True)
@@ -97,11 +102,12 @@ class Recorder:
         for shape, rate in units_per_core_s.items():
             self.point("calibration", {"shape": shape}, {"units_per_core_s": rate})
 
-    def node(self, name: str, *, online: bool, reason: str) -> None:
-        """A node went away or came back."""
-        self.journal("node", node=name, online=online, reason=reason)
+    def node(self, name: str, standing: Standing, reason: str) -> None:
+        """A node went away, came back, or has another agent."""
+        online = standing is Standing.ONLINE
+        self.journal("node", node=name, online=online, standing=standing.value, reason=reason)
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
-        self.say(f"node {name} {'is back' if online else 'is lost: ' + reason}")
+        self.say(f"node {name} is {standing.value}: {reason}")
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
         """The policy decided, in `decide_s` seconds, what runs of the jobs in the system; they know it already."""
@@ -166,13 +172,14 @@ class Recorder:
 
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,
-        phases: Mapping[str, float],
+        phases: Mapping[str, float], caps_cores: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """An operation ended."""
+        """An operation ended; `caps_cores` are the caps in force after it by task, as read back, if it set some."""
         self.journal(
             "outcome", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
             ok=error is None, error=error,
             elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
+            **({"caps_cores": [round(cores, 6) for cores in caps_cores]} if caps_cores else {}),
             **{name: round(value, 6) for name, value in phases.items()},
         )  # fmt: skip
         self.point(
@@ -229,6 +236,15 @@ class Recorder:
             f"{'gone' if found_cores < 0 else f'{found_cores:.3f} cores'}: set to {expected_cores:.3f} again"
         )
 
+    def doubt(self, job: int, task: int, node: int, reason: str) -> None:
+        """Record that the work rate of a finished task is impossible on its node."""
+        self.journal("doubt", job=job, task=task, node=node, reason=reason)
+        self.say(f"job {job} task {task} on {self._name(node)}: {reason}")
+
+    def results(self, **verdicts: object) -> None:
+        """The checksums of done jobs were compared with what their work comes to."""
+        self.journal("results", **verdicts)
+
     def _name(self, node: int) -> str:
         return self.node_names[node] if node < len(self.node_names) else str(node)
 
@@ -242,6 +258,7 @@ class Recorder:
                 "requested_cores": window.requested_cores,
                 "achieved_cores": window.achieved_cores,
                 "window_s": window.window_s,
+                "drifted": window.drifted,
             },
         )
 

@@ -37,16 +37,16 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
+def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
     """Mean absolute error of achieved CPU against the cap, in percentage points of a core, and its number of windows.
 
     Only CPU-bound guests and windows of at least `LONG_WINDOW_S` count: a member of an MPI job also waits for messages,
-    which is no error.
+    which is no error. Windows that a drift ended are left out: the change may have come just before their last sample.
     """
     errors = [
         abs(window.achieved_cores - window.requested_cores) * 100
         for window in windows
-        if window.program == "eatcpu" and window.window_s >= LONG_WINDOW_S
+        if window.program == "eatcpu" and window.window_s >= LONG_WINDOW_S and not window.drifted
     ]
     return _mean(errors), len(errors)
 
@@ -70,9 +70,14 @@ def summarize(
     migrated = [record for record in records if record.reason == "migration"]
     moved_live = [record for record in records if record.mechanism == LIVE]
     live_s = sum(record.live_s for record in moved_live)
-    error_pp, windows = _cap_error_pp(recorder.cap_windows)
+    error_pp, windows = cap_error_pp(recorder.cap_windows)
     penalties = [record.penalty_s for record in finished]
     saved = [record for record in records if record.save_s > 0]
+    doubts = {
+        str(live.job_id): "; ".join(f"task {task}: {reason}" for task, reason in sorted(live.doubts.items()))
+        for live in jobs
+        if live.doubts
+    }
     metrics: dict[str, tuple[float | None, str]] = {
         "max_stretch": (max(stretches, default=None), "1"),
         "mean_stretch": (_mean(stretches), "1"),
@@ -127,6 +132,7 @@ def summarize(
         "jobs": len(jobs),
         "done": len(done),
         "failed": {str(live.job_id): live.failure for live in jobs if live.failure is not None},
+        **({"doubts": doubts} if doubts else {}),
         "points_refused": dict(recorder.refused),
         "stretch_bound_s": bound_table.tau_s,
         "bound_kind": bound_table.kind,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,10 +11,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from testbed.errors import InputError, UserError, nearest
+from testbed.limits import (
+    LEAST_NODE_CORES,
+    LEAST_PERIOD_S,
+    LEAST_TIME_SCALE,
+    LEAST_UNITS_PER_CORE_S,
+    MOST_NODE_CORES,
+    MOST_NODE_MEMORY_MIB,
+    MOST_NODES,
+    MOST_TIME_SCALE,
+    MOST_TRACE_S,
+    MOST_UNITS_PER_CORE_S,
+)
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, URL_EXPECTED, is_url
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 INFLUX_RECORDER = "influx"
 Topology = Literal["linear", "ring", "mesh", "torus", "all-to-all", "tree"]
@@ -52,7 +63,7 @@ class LublinTable(_Table):
     """
 
     jobs: Annotated[int, Field(gt=0)]
-    nodes: Annotated[int, Field(gt=0)]
+    nodes: Annotated[int, Field(gt=0, le=MOST_NODES)]
     seed: Annotated[int, Field(ge=0)]
     mode: Literal["mixed", "typeless"] = "mixed"
     load: Positive | None = None
@@ -71,8 +82,8 @@ class NodeTable(_Table):
     """A node: `spawn` starts its agent on this machine; otherwise an agent of that name must be on the bus."""
 
     name: Name
-    cpus: Positive = 1.0
-    memory_mib: Annotated[int, Field(gt=0)] = 1024
+    cpus: Annotated[float, Field(ge=LEAST_NODE_CORES, le=MOST_NODE_CORES, allow_inf_nan=False)] = 1.0
+    memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)] = 1024
     driver: str = "process"
     spawn: bool = True
 
@@ -102,6 +113,8 @@ class ProgramsTable(_Table):
 
     `iteration_s` is the dedicated time between two looks at the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
+    `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
+    jobs with what their work comes to (`testbed.control.result_checks`).
     """
 
     serial: Name = "eatcpu"
@@ -117,8 +130,11 @@ class ProgramsTable(_Table):
     imbalance: Literal["uniform", "1/i"] = "uniform"
     message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
     iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
-    units_per_core_s: Positive | None = None
+    units_per_core_s: (
+        Annotated[float, Field(ge=LEAST_UNITS_PER_CORE_S, le=MOST_UNITS_PER_CORE_S, allow_inf_nan=False)] | None
+    ) = None
     calibration_s: Annotated[float, Field(ge=0.5, le=60)] = 2.5
+    check_results_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
 
 
 class BoxTable(_Table):
@@ -150,14 +166,25 @@ class BoxTable(_Table):
 
 
 class DeadlinesTable(_Table):
-    """When the controller gives up on an operation, in wall seconds."""
+    """When the controller gives up on an operation, in wall seconds.
+
+    A node is suspect after `node_silence_s` of silence, and lost after `node_lost_s`. Neither the controller's own time
+    off the bus counts, nor a time in which it stood still. Agents keep their guests for `lease_ttl_s` without it.
+    """
 
     announce_s: Positive = 20.0
     command_s: Positive = 30.0
     slowest_mib_per_s: Positive = 10.0
     node_silence_s: Positive = 6.0
-    lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
+    node_lost_s: Positive = 60.0
+    lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 90.0
     tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+    @model_validator(mode="after")
+    def _suspect_before_lost(self) -> DeadlinesTable:
+        if self.node_lost_s < self.node_silence_s:
+            raise ValueError(f"node_lost_s = {self.node_lost_s:g}: expected at least node_silence_s")
+        return self
 
 
 class MigrationTable(_Table):
@@ -204,8 +231,10 @@ class InfluxTable(_Table):
 class Scenario(_Table):
     """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
 
-    `orphans` says what agents do with the guests of a controller that died: `remove` them, or `pause` them to be looked
-    at, until `testbed lab take` removes them. `recorders` names plug-ins that are told everything that the run records;
+    `on_controller_loss` says what agents do with the guests of a controller that was not heard for the lease's time:
+    `remove` them, or `pause` or `keep` them until `testbed lab take` removes them. `on_guest_loss` says what becomes of
+    a job whose guests are lost with their node or its agent: it has failed, or starts again (`restart`), from its last
+    image if there is one. `recorders` names plug-ins that are told everything that the run records;
     a table `[influx]` adds `influx` to them.
     """
 
@@ -213,8 +242,8 @@ class Scenario(_Table):
     description: str = ""
     lab: Name = "local"
     policy: tuple[str, ...] = Field(min_length=1)
-    period_s: Positive = 600.0
-    time_scale: Positive = 1.0
+    period_s: Annotated[float, Field(ge=LEAST_PERIOD_S, le=MOST_TRACE_S, allow_inf_nan=False)] = 600.0
+    time_scale: Annotated[float, Field(ge=LEAST_TIME_SCALE, le=MOST_TIME_SCALE, allow_inf_nan=False)] = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     workload: WorkloadTable
     nodes: tuple[NodeTable, ...] = Field(min_length=1)
@@ -222,7 +251,8 @@ class Scenario(_Table):
     programs: ProgramsTable = ProgramsTable()
     deadlines: DeadlinesTable = DeadlinesTable()
     migration: MigrationTable = MigrationTable()
-    orphans: Literal["remove", "pause"] = "remove"
+    on_controller_loss: Literal["keep", "pause", "remove"] = "remove"
+    on_guest_loss: Literal["fail", "restart"] = "fail"
     bound: BoundTable = BoundTable()
     box: BoxTable | None = None
     influx: InfluxTable | None = None
@@ -258,8 +288,8 @@ class Scenario(_Table):
     @model_validator(mode="after")
     def _names_differ(self) -> Scenario:
         names = [node.name for node in self.nodes]
-        if len(set(names)) != len(names):
-            raise ValueError("nodes with different names")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"nodes with different names, found more than one {', '.join(twice)}")
         if self.box is not None and self.broker.kind is None:
             raise ValueError("no broker.address: a [box] brings its own broker")
         return self
@@ -295,6 +325,10 @@ def _explain(path: Path, error: ErrorDetails) -> UserError:
     if error["type"] == "missing":
         return UserError(f"{path}: missing key {key}")
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if error["type"] == "string_pattern_mismatch":
+        message = "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
+    elif error["type"] == "tuple_type":
+        message = "the name of a policy, or a list of names" if key == "policy" else "a list"
     found = error["input"]
     if isinstance(found, BaseModel | dict | list | tuple):
         return UserError(f"{path}: {key}: expected {message}")
@@ -361,6 +395,6 @@ def override(
 
 def check_time_scale(value: float, where: str) -> float:
     """Return a valid time scale, or raise `InputError`."""
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(where, "time_scale", value, "a finite number > 0")
+    if not LEAST_TIME_SCALE <= value <= MOST_TIME_SCALE:
+        raise InputError(where, "time_scale", value, f"a number from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}")
     return value

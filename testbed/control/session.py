@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from testbed import __version__
 from testbed.bus.lease import new_token
@@ -26,20 +27,24 @@ from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
-from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
-from testbed.control.fleet import Fleet
+from testbed.control.fleet import Fleet, rule_of
 from testbed.control.guests import check_floor, check_images, live_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
+from testbed.control.node_facts import check_alike
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
+from testbed.control.result_checks import Verdicts, check_results
 from testbed.control.results import job_row, summarize
 from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
+from testbed.control.work_rates import MeasuredRates, WorkRates
 from testbed.errors import RunError, TestbedError, UserError, nearest
+from testbed.limits import MOST_EVENTS
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
@@ -77,17 +82,44 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
             )
 
 
-def check_disk(path: Path, scenario: Scenario) -> None:
-    """Raise `UserError` if the images of this machine's nodes may not fit.
+def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
+    """Raise `UserError` for a dry run that has more events than anybody would wait for, with the key that causes it.
 
-    They need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
+    Each node reports once a wall second, a policy with a period acts at each multiple of it while there are jobs.
     """
+    nodes, most = len(scenario.nodes), f"expected at most {MOST_EVENTS:.3g}"
+    wall_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
+    if wall_s * nodes > MOST_EVENTS:
+        raise UserError(
+            f"time_scale = {scenario.time_scale:g}: a dry run of {wall_s:.3g} wall seconds on {nodes} nodes has "
+            f"{wall_s * nodes:.3g} events: {most}, by a larger time_scale or a shorter trace"
+        )
+    longest_s = max((job.run_time_s for job in jobs), default=0.0)
+    if policy.period_s and longest_s / policy.period_s > MOST_EVENTS:
+        raise UserError(
+            f"period_s = {policy.period_s:g}: a job of {longest_s:g} s has {longest_s / policy.period_s:.3g} periods: "
+            f"{most}, by a longer period or shorter jobs"
+        )
+
+
+def check_disk(path: Path, scenario: Scenario) -> None:
+    """Raise `UserError` if this machine has not the memory of one of its nodes, or no room for their images.
+
+    Images need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
+    """
+    machine_mib = psutil.virtual_memory().total >> 20
+    for index, node in enumerate(scenario.nodes):
+        if node.spawn and node.driver != "null" and node.memory_mib > machine_mib:
+            raise UserError(
+                f"nodes.{index}.memory_mib = {node.memory_mib}: node {node.name} is on this machine, which has "
+                f"{machine_mib} MiB: expected at most that"
+            )
     need_mib = 2 * sum(node.memory_mib for node in scenario.nodes if node.spawn)
     free_mib = shutil.disk_usage(path).free >> 20
     if free_mib < need_mib:
         raise UserError(
-            f"{path}: {free_mib} MiB free: expected at least {need_mib} MiB for images of saved guests "
-            "(twice the memory of the nodes on this machine); choose another place with --out"
+            f"{path}: {free_mib} MiB free on its disk: expected at least {need_mib} MiB for images of saved guests, "
+            "twice the memory_mib of all nodes on this machine; choose another place with --out, or smaller nodes"
         )
 
 
@@ -130,9 +162,14 @@ async def run_session(
         node_names=[node.name for node in scenario.nodes], tau_s=scenario.bound.tau_s,
     )  # fmt: skip
     recorder.journal("begin", scenario=scenario.name, policy=policy.name, run_tag=run_tag)
-    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display)
+    headline = (
+        f"{'rehearsing' if open_lab is dry_lab else 'running'} {len(jobs)} jobs of {scenario.name} on "
+        f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
+    )
+    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline)
     try:
-        check_disk(path, scenario)
+        if open_lab is not dry_lab:  # whose guests have no memory, and images of some bytes
+            check_disk(path, scenario)
         async with open_lab(scenario, path, f"controller-{run_tag}") as bus:
             await session.drive(bus)
             teardown_s = loop.time()
@@ -147,8 +184,7 @@ async def run_session(
         directory.begin_results()
         recorder.journal("aborted", reason=str(error) or type(error).__name__)
         if session.cluster is None and isinstance(error, TestbedError):
-            directory.close()
-            shutil.rmtree(path)  # nothing was measured: a refused run leaves nothing
+            directory.discard()  # nothing was measured: a refused run leaves nothing
         else:
             session.keep(error)
         raise
@@ -184,7 +220,7 @@ class _Session:
 
     def __init__(
         self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
-        recorder: Recorder, display: Display,
+        recorder: Recorder, display: Display, headline: str,
     ) -> None:  # fmt: skip
         self._scenario = scenario
         self._policy = policy
@@ -194,8 +230,11 @@ class _Session:
         self._clock = clock
         self._recorder = recorder
         self._display = display
+        self._headline = headline
         self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
         self.cluster: Cluster | None = None
+        self._measured: MeasuredRates | None = None
+        self._verdicts: Verdicts | None = None
 
     async def drive(self, bus: Bus) -> None:
         """Take the lab and replay the jobs."""
@@ -206,9 +245,12 @@ class _Session:
             "bus", {"node": node}, {"round_trip_s": round_trip_s}
         )
         names = [node.name for node in scenario.nodes]
-        fleet = Fleet(bus, scenario.lab, names, requester, scenario.deadlines.node_silence_s)
+        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes)
+        holding = hold_lease(
+            bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
+        )
         async with (
-            hold_lease(bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, orphans=scenario.orphans),
+            holding,
             requester,
             _ended_by_failure(self._recorder.directory),
         ):
@@ -219,9 +261,12 @@ class _Session:
                 raise UserError(f"{error}{last_words(self._path)}") from error
             await fleet.wait_until_empty(scenario.deadlines.announce_s)
             facts = [fleet.facts(node.index) for node in fleet.nodes]
-            check_floor(self._jobs, facts[0].memory_mib, max(fact.guest_floor_mib for fact in facts))
+            check_alike(dict(zip(names, facts, strict=True)))
+            for name, fact in zip(names, facts, strict=True):
+                check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
+            self._display.line(0.0, self._headline)
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
             rates = await self._rates(fleet)
             await self._replay(fleet, rates)
@@ -238,7 +283,7 @@ class _Session:
         core = await fleet.call(
             0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + max(20.0, self._scenario.deadlines.command_s)
         )
-        core_units_per_s = msgspec.convert(core["units_per_core_s"], float)
+        core_units_per_s = core_rate(fleet.nodes[0].name, core)
         operations = Operations(fleet, self._scenario.deadlines)
         speeds: list[float] = []
         fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
@@ -246,10 +291,13 @@ class _Session:
             kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s, self._addresses
         )
         told = [speed for speed in speeds if speed > 0.0]
+        probed_units_per_s = sum(told) / len(told) if told else None
+        by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
+        self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
         self._recorder.journal(
             "calibration",
             core_units_per_s=core_units_per_s,
-            probed_units_per_s=sum(told) / len(told) if told else None,  # by telemetry, while the rates were measured
+            probed_units_per_s=probed_units_per_s,  # by telemetry, while the rates were measured
             units_per_core_s=_by_name(rates),
         )
         self._recorder.calibration(_by_name(rates))
@@ -268,10 +316,12 @@ class _Session:
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, self._live_nodes(facts),
+            restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
         )  # fmt: skip
+        conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.tracker.telemetry
-        fleet.on_node_change = conductor.node_changed
+        fleet.on_node_change = conductor.losses.node_changed
         begin_s = recorder.now_s()
         clock.start()
         self._write_manifest(fleet, rates)
@@ -284,8 +334,9 @@ class _Session:
         try:
             await conductor.run()
             recorder.stage("replay", recorder.now_s() - begin_s)
+            await self._check_results(conductor, facts)
         finally:
-            fleet.on_node_change = lambda _node: None  # from here on nodes go because they are told to
+            fleet.on_node_change = lambda _node, _change: None  # from here on agents end because the run stops them
             for task in beside:
                 task.cancel()
             for name, ended in zip(
@@ -293,6 +344,17 @@ class _Session:
             ):
                 if isinstance(ended, Exception):
                     _log.error("%s failed", name, exc_info=ended)
+
+    async def _check_results(self, conductor: Conductor, facts: Sequence[NodeFacts]) -> None:
+        """Compare results now that no job is measured any more; jobs whose result is wrong fail."""
+        jobs = conductor.cluster.jobs
+        verdicts = await check_results(
+            jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
+        )
+        for job_id, reason in verdicts.wrong.items():
+            conductor.fail_job(jobs[job_id], reason)
+        self._verdicts = verdicts
+        self._recorder.results(**verdicts.summary())
 
     def _live_nodes(self, facts: Sequence[NodeFacts]) -> frozenset[int]:
         """Return the nodes between which jobs shall migrate live."""
@@ -363,6 +425,7 @@ class _Session:
                 wall_s=trace_s / self._scenario.time_scale,
                 trace_s=trace_s,
             ),
+            **({"results": self._verdicts.summary()} if self._verdicts is not None else {}),
         }
         self._recorder.directory.write_summary(summary)
         return RunResult(self._path, summary)

@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestEvent, GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
+from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 
 SHORTEST_WINDOW_S = 2.0
 
 
 @dataclass(slots=True)
 class _OpenWindow:
-    cap_cores: float
+    wanted_cores: float
+    cap_cores: float  # in force, as read back
     begin_ns: int
     begin_cpu_s: float
     last_ns: int
@@ -30,6 +33,7 @@ class Tracker:
     Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
     task has ended well, `on_failed(job, reason)` when one has not, or when its result was found wrong afterwards, and
     `on_checked(job)` when that is known. Points of a sample carry the time at which it was taken, however late that is.
+    A guest's end, and the verdict about its result, count only from a node that runs or ran it.
     """
 
     def __init__(
@@ -47,11 +51,20 @@ class Tracker:
         self._on_done = on_done
         self._on_failed = on_failed
         self._on_checked = on_checked
-        self._tasks = {spec.guest: (live, spec.task) for live in cluster.jobs.values() for spec in live.specs}
+        self._tasks: dict[str, tuple[LiveJob, int]] = {}
+        for live in cluster.jobs.values():
+            self.follow(live)
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
+        self._accounts = CpuAccounts()
+        self.work_rates = WorkRates()
         self._dropped: dict[tuple[int, str], int] = {}  # samples that were given up, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
+
+    def follow(self, live: LiveJob) -> None:
+        """Take what guests of these names do for what the job's do; what was said of earlier names counts no more."""
+        self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
+        self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
     def guest_event(self, node: int, event: GuestEvent) -> None:
         """Take what a guest did by itself; what does not fit the job's state is journalled and ignored."""
@@ -60,13 +73,13 @@ class Tracker:
             return
         live, task = known
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
-        if task in live.unchecked and event.event in ("done", "failed"):
+        if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
         elif not live.ended and node in live.places(task):
             self._take(node, live, task, event)
 
     def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
-        live.unchecked.discard(task)
+        del live.unchecked[task]
         if event.event == "failed":
             self._on_failed(live, _reason(task, event))
         self._on_checked(live)
@@ -80,7 +93,9 @@ class Tracker:
                 self._on_progress(live)
         elif event.event in ("ended", "done"):
             if event.event == "ended":
-                live.unchecked.add(task)
+                live.unchecked[task] = node
+            if task not in live.finished_tasks:
+                self._judge(node, live, task, event.guest)
             self._advance(live, task, event.detail.get("units"))
             self._last_steps(node, live, task, event)
             live.checksums[task] = str(event.detail.get("checksum", ""))
@@ -89,11 +104,32 @@ class Tracker:
                 self._on_done(live)
         elif event.event == "failed":
             self._on_failed(live, _reason(task, event))
-        elif event.event == "drift":
+        else:
+            self._note(node, live, task, event)
+
+    def _note(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
+        """Record what was found wrong with a guest that goes on."""
+        name = self._recorder.node_names[node]
+        if event.event == "drift":
             found, wanted = event.detail.get("found"), event.detail.get("wanted")
             if isinstance(found, float) and isinstance(wanted, float):
-                tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
+                tags = {"node": name, "job": str(live.job_id), "task": str(task)}
+                self._end_window(live, task, event.guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
+        elif event.event == "healed":
+            silent_s = event.detail.get("silent_s")
+            if isinstance(silent_s, float):
+                self._recorder.say(
+                    f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
+                )
+
+    def _judge(self, node: int, live: LiveJob, task: int, guest: str) -> None:
+        """Mark a task that is done sooner than any core that is known can be."""
+        cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
+        doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
+        if doubt:
+            live.doubts[task] = doubt
+            self._recorder.doubt(live.job_id, task, node, doubt)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Take a node's sample of the second; `taken_ns` is when it was taken, by the loop's clock."""
@@ -102,6 +138,7 @@ class Tracker:
         since_ns = taken_ns - self._begin_ns
         if since_ns < 0:
             return  # before this run
+        self.work_rates.probe(node.index, record.core_units_per_s)
         if record.dropped:
             self._note_dropped(node, record)
         time_ns = self._recorder.anchor_ns + since_ns
@@ -129,12 +166,16 @@ class Tracker:
         if known is None:
             return
         live, task = known
+        here = node.index in live.places(task)
+        if not here and (node.index, task) not in live.been:
+            return  # it never had the guest
         tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
+        caps = {"cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores}
         self._recorder.point(
             "guest",
             tags,
             {
-                "cap_cores": sample.cap_cores,
+                **{name: cores for name, cores in caps.items() if cores is not None},
                 "cpu_s": sample.cpu_s,
                 "rss_mib": sample.rss_mib,
                 "read_mib": sample.read_mib,
@@ -147,8 +188,10 @@ class Tracker:
             fields = self._steps.advance(sample.guest, since_ns, sample.supersteps)
             if fields is not None:
                 self._recorder.point("superstep", tags, fields, time_ns)
-        if live.ended or node.index not in live.places(task):
+        if live.ended or not here:
             return
+        if task not in live.finished_tasks:
+            self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, _allowance(live, task))
         if sample.units_done > live.units_done[task]:
             self._advance(live, task, sample.units_done)
             live.progress_s = max(live.progress_s, since_ns / 1e9)
@@ -184,36 +227,58 @@ class Tracker:
             live.units_done[task] = max(live.units_done[task], units)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
+        """Take a sample into the open window, which ends where the cap in force is another, or not known."""
+        found, wanted = sample.cap_cores, sample.wanted_cores
+        if found is None or wanted is None:
+            self._end_window(live, task, sample.guest, tags)
+            return
+        drifted = not same_cap(found, wanted, float(live.specs[task].program.workers))
         window = self._windows.get(sample.guest)
         steady = live.phase is Phase.RUNNING and live.advances and not live.finished_tasks
-        if window is not None and (not steady or sample.cap_cores != window.cap_cores):
-            self._end_window(live, task, sample.guest, tags)
+        same = window is not None and (found, wanted) == (window.cap_cores, window.wanted_cores)
+        if window is not None and (drifted or not steady or not same):
+            self._end_window(live, task, sample.guest, tags, drifted=drifted)
             window = None
-        if not steady:
+        if drifted or not steady:
             return
         if window is None:
-            self._windows[sample.guest] = _OpenWindow(sample.cap_cores, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+            self._windows[sample.guest] = _OpenWindow(wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
             return
         window.last_ns, window.last_cpu_s = mono_ns, sample.cpu_s
         if mono_ns - window.begin_ns >= 10 * 10**9:
             self._close_window(live, task, window, tags)
-            self._windows[sample.guest] = _OpenWindow(sample.cap_cores, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
+            self._windows[sample.guest] = _OpenWindow(wanted, found, mono_ns, sample.cpu_s, mono_ns, sample.cpu_s)
 
-    def _end_window(self, live: LiveJob, task: int, guest: str, tags: dict[str, str]) -> None:
+    def _end_window(
+        self, live: LiveJob, task: int, guest: str, tags: dict[str, str], *, drifted: bool = False
+    ) -> None:  # fmt: skip
         window = self._windows.pop(guest, None)
         if window is not None:
-            self._close_window(live, task, window, tags)
+            self._close_window(live, task, window, tags, drifted=drifted)
 
-    def _close_window(self, live: LiveJob, task: int, window: _OpenWindow, tags: dict[str, str]) -> None:
+    def _close_window(
+        self, live: LiveJob, task: int, window: _OpenWindow, tags: dict[str, str], *, drifted: bool = False
+    ) -> None:  # fmt: skip
         length_s = (window.last_ns - window.begin_ns) / 1e9
         if length_s >= SHORTEST_WINDOW_S:
             used_s = window.last_cpu_s - window.begin_cpu_s
             program = live.specs[task].program.name
-            self._recorder.cap_window(tags, CapWindow(program, window.cap_cores, used_s / length_s, length_s))
+            used_cores = used_s / length_s
+            self._recorder.cap_window(tags, CapWindow(program, window.wanted_cores, used_cores, length_s, drifted))
 
 
 def _now_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
+
+
+def _allowance(live: LiveJob, task: int) -> Allowance:
+    """Return what a task may use now: it is uncapped while it is made, held, saved or moved."""
+    spec = live.specs[task]
+    limit_cores = most_cores = float(spec.program.workers)
+    if live.phase is Phase.RUNNING:
+        yield_frac = max(live.yield_frac, live.flight.yield_frac if live.flight is not None else 0.0)
+        limit_cores = min(most_cores, spec.cpu_cores * yield_frac)
+    return Allowance(limit_cores, most_cores, live.placed_s, live.left_s)
 
 
 def _reason(task: int, event: GuestEvent) -> str:

@@ -7,6 +7,9 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from testbed.errors import UserError
+from testbed.limits import MOST_EVENTS, MOST_IDLE_TURNS
+
 T = TypeVar("T")
 
 
@@ -16,10 +19,25 @@ class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.elapsed_s = 0.0
+        self.jumps_left = MOST_EVENTS
+        self.turns_left = MOST_IDLE_TURNS
+
+    def _count(self, *, jumped: bool) -> None:
+        """Raise `UserError`, once, when a run has more events than anybody would wait for."""
+        self.turns_left = MOST_IDLE_TURNS if jumped else self.turns_left - 1
+        self.jumps_left -= jumped
+        many = jumped and self.jumps_left == 0
+        if many or self.turns_left == 0:
+            found = f"{MOST_EVENTS} events" if many else f"{MOST_IDLE_TURNS} turns at one instant"
+            raise UserError(
+                f"dry run: {found} by virtual second {self.elapsed_s:g}, and no end: expected a larger time_scale or "
+                "period_s, or a shorter trace"
+            )
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready; if nothing is, let `timeout` seconds have passed."""
         ready = super().select(0)
+        self._count(jumped=bool(not ready and timeout))
         if ready or timeout == 0:
             return ready
         if timeout is None:  # only something from outside, such as a signal, can go on

@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.doctor.finding import Finding, Severity
 from testbed.errors import TestbedError
+from testbed.interpreter import module_argv
 from testbed.remote.agents import exec_check
 from testbed.remote.everywhere import everywhere
 from testbed.remote.hosts import Host, Hosts
@@ -116,4 +117,5 @@ def _network(hosts: Hosts, one: Host, other: Host) -> Finding:
 
 def _wire(shell: Shell, *words: str, token: str = "") -> str:
     python = f"{shell.host.home}/venv/bin/python"
-    return shell.run(python, "-m", "testbed.doctor.wire", *words, within_s=60.0, content=f"{token}\n".encode())
+    argv = module_argv("testbed.doctor.wire", *words, python=python)
+    return shell.run(*argv, within_s=60.0, content=f"{token}\n".encode())

@@ -24,7 +24,6 @@ from testbed.measure.shipping_position import Shipped
 POLL_S = 0.5  # a batch is what came in this time
 MEND_S = 15.0  # between two tries where a person must mend something
 SAY_AGAIN_S = 60.0  # between two warnings, for a server that comes and goes
-QUIET_S = 2.5  # after the end of the run: what the directory's spool held back is there by then
 LAST_S = CLOSE_WITHIN_S - 2.0  # for the rest, once the run has ended
 _log = logging.getLogger(__name__)
 
@@ -71,8 +70,8 @@ class _Shipping(threading.Thread):
         self._gzip = gzip
         self._wake = threading.Event()
         self._said_s = -SAY_AGAIN_S
-        self._worked_s = 0.0  # when the last batch was shipped, or the run ended
         self._expected_points: int | None = None  # known when the run has ended
+        self._found_end = False  # the run had ended, and nothing was left in its directory
         self._given_up = False
         self._shipper: Shipper | None = None
         self._problem: str | None = None
@@ -80,7 +79,6 @@ class _Shipping(threading.Thread):
 
     def finish(self, points: int, within_s: float) -> None:
         """The run has ended, with so many points; raises `RunError` for those that are not in the database."""
-        self._worked_s = time.monotonic()
         self._expected_points = points
         self._wake.set()
         self.join(within_s)
@@ -119,13 +117,12 @@ class _Shipping(threading.Thread):
     def _complete(self) -> bool:
         if self._expected_points is None or self._shipper is None:
             return False
-        if self._shipper.reached.read_points >= self._expected_points:
-            return True
-        # points that a full disk did not take never come
-        return self._problem is None and time.monotonic() > self._worked_s + QUIET_S
+        # The run directory is durable by now: points that are not in it were refused by a full disk and never arrive.
+        return self._found_end or self._shipper.reached.read_points >= self._expected_points
 
     def _try(self, shipper: Shipper) -> float:
         """Ship a batch; return the seconds until the next."""
+        ended = self._expected_points is not None  # asked first: what is not there then does not come
         try:
             more = shipper.step()
         except ServerRefusesError as error:
@@ -140,9 +137,8 @@ class _Shipping(threading.Thread):
             return self._back_off.after(error)
         self._back_off.reset()
         self._problem = None
-        if more:
-            self._worked_s = time.monotonic()
-        return 0.0 if more else POLL_S
+        self._found_end = ended and not more
+        return 0.0 if more or self._found_end else POLL_S
 
     def _say(self, text: str) -> None:
         """Say a problem when it begins, and not again soon after."""

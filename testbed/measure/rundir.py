@@ -61,11 +61,13 @@ class RunDirectory:
         self._entries = 0
         self._entries_lost = 0
         self._ending = False
+        self._parents: list[Path] = []  # made for this run, the innermost first
 
     def open(self) -> None:
         """Create the directory, which must not be there yet, and its files."""
         made = False
         try:
+            self._parents = [parent for parent in self.path.absolute().parents if not parent.exists()]
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             made = True
@@ -79,10 +81,17 @@ class RunDirectory:
                 segment_bytes=self._segment_bytes,
             )
         except OSError as error:
-            self.close()
-            if made:
-                shutil.rmtree(self.path, ignore_errors=True)
+            self.discard(made=made)
             raise UserError(f"{self.path}: cannot create the run directory: {error.strerror}") from error
+
+    def discard(self, *, made: bool = True) -> None:
+        """Close the directory and remove it, with the folders above it that were made for it and hold nothing else."""
+        self.close()
+        if made:
+            shutil.rmtree(self.path, ignore_errors=True)
+        for parent in self._parents:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
     @property
     def failure(self) -> RunError | None:

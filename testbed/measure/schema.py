@@ -123,7 +123,19 @@ _ALL = (
         "a guest, as often as its node",
         ("node", "job", "task"),
         (
-            Field("cap_cores", float, "cores", "CPU cap in force, as read back"),
+            Field(
+                "cap_cores",
+                float,
+                "cores",
+                "CPU cap in force, as read back for this point; all that the guest can use "
+                "while it has none; left out where it could not be read",
+            ),
+            Field(
+                "wanted_cores",
+                float,
+                "cores",
+                "CPU cap that was asked for; points of versions without this field tell it as `cap_cores`",
+            ),
             Field("cpu_s", float, "s", "CPU time used since the guest was created"),
             Field("rss_mib", float, "MiB", "resident memory"),
             Field("read_mib", float, "MiB", "read from storage since the guest was created"),
@@ -133,12 +145,14 @@ _ALL = (
     ),
     Measurement(
         "cap",
-        "requested against achieved CPU over a window with one constant cap and no other operation",
+        "requested against achieved CPU over a window with one constant cap, read back at each sample, and no other "
+        "operation",
         ("node", "job", "task"),
         (
-            Field("requested_cores", float, "cores", "the cap"),
+            Field("requested_cores", float, "cores", "the cap that was asked for"),
             Field("achieved_cores", float, "cores", "CPU time used divided by the window"),
             Field("window_s", float, "s", "length of the window"),
+            Field("drifted", bool, "", "whether it ended because another cap was found in force"),
         ),
     ),
     Measurement(

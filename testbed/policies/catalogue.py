@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
-from testbed.errors import UserError, nearest
+from testbed.errors import UserError, nearest, shown
 from testbed.policies import ipdps
 from testbed.policies.batch import BatchPolicy
 from testbed.policies.configuration import DEFAULT_PERIOD_S, NotInGrammarError, catalogue, parse_configuration
@@ -23,6 +23,7 @@ from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 
 PLUGIN_GROUP = "testbed.policies"
+LONGEST_NAME = 200
 
 BASELINES: tuple[Policy, ...] = (
     BatchPolicy("FCFS", backfill=False),
@@ -61,6 +62,8 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     `period_s` is the period of those that act periodically, in seconds of trace time. Raises UserError for an
     unknown name, with the nearest known ones.
     """
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
     plain = "".join(name.split()).casefold()
     for policy in BASELINES:
         if policy.name.casefold() == plain:

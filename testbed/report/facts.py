@@ -15,7 +15,7 @@ import msgspec
 from testbed.errors import UserError
 from testbed.measure.rundir import JOB_COLUMNS, read_json
 
-_TEXT_KINDS = ("retry", "node", "recorder", "aborted")
+_TEXT_KINDS = ("retry", "node", "recorder", "aborted", "doubt", "results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,16 @@ class _Journal:
             self.shapes[int(job)] = cast("tuple[float, int, float, float, float]", tuple(shape))
 
 
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest; {} for a run that was killed before it wrote one."""
+    if not path.exists():
+        return {}
+    manifest = read_json(path)
+    if missing := [key for key in ("run", "policy", "scenario", "nodes") if key not in manifest]:
+        raise UserError(f"{path}: no {', '.join(missing)}: expected the manifest of a run")
+    return manifest
+
+
 def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = None) -> RunFacts:
     """Read a run directory; `watch` sees every entry of the journal, in order.
 
@@ -249,7 +259,7 @@ def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = N
     jobs = [_job(row, journal.states, path) for row in rows] if rows is not None else _jobs_of(journal)
     return RunFacts(
         path=path,
-        manifest=read_json(path / "manifest.json") if (path / "manifest.json").exists() else {},
+        manifest=_manifest(path / "manifest.json"),
         summary=read_json(path / "summary.json") if (path / "summary.json").exists() else None,
         jobs=tuple(jobs),
         reschedulings=tuple(journal.reschedulings),

@@ -25,6 +25,8 @@ def _by_program(facts: RunFacts, caps: pl.DataFrame) -> list[tuple[str, pl.DataF
         {"job": jobs, "program": [facts.program_of(int(job)) for job in jobs]},
         schema={"job": caps.schema["job"], "program": pl.String},
     )
+    if "drifted" in caps.columns:  # the cap may have changed just before the last sample
+        caps = caps.filter(~pl.col("drifted").fill_null(value=False))
     known = caps.join(table, on="job", how="left", maintain_order="left").drop_nulls(
         ["requested_cores", "achieved_cores", "window_s"]
     )

@@ -110,6 +110,11 @@ def _remarks(material: Material) -> tuple[str, ...]:
             found.append(f"At {at} an operation on job {entry.get('job')} was tried again: {entry.get('error')}")
         elif kind == "recorder":
             found.append(f"At {at} recorder {entry.get('name')} was left out: {entry.get('error')}")
+        elif kind == "doubt":
+            found.append(f"At {at} job {entry.get('job')}, task {entry.get('task')}: {entry.get('reason')}")
+        elif kind == "results":
+            for reason, jobs in dict(entry.get("unchecked", {})).items():
+                found.append(f"Results that the controller did not compare, of {len(jobs)} jobs: {reason}")
         elif kind == "node" and not entry.get("online"):
             found.append(f"At {at} node {entry.get('node')} went offline: {entry.get('reason')}")
     found += material.trouble

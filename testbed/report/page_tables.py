@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +188,7 @@ def provenance(run: RunFacts) -> list[tuple[str, str]]:
         ("began", run.when),
         ("scenario", run.scenario),
         ("policy", run.policy),
-        ("period", f"{run.manifest['period_s']:g} trace s" if "period_s" in run.manifest else "unknown"),
+        ("period", _period(run.manifest)),
         ("seed", "unknown" if run.seed is None else str(run.seed)),
         ("time scale", f"{run.time_scale:g} trace seconds a wall second"),
         ("controller", ", ".join(f"{key} {value}" for key, value in controller.items()) or "unknown"),
@@ -198,6 +198,13 @@ def provenance(run: RunFacts) -> list[tuple[str, str]]:
     if rates:
         first.append(("dedicated rates", "; ".join(f"{kind}: {rate:,.0f} units/s" for kind, rate in rates.items())))
     return first
+
+
+def _period(manifest: Mapping[str, Any]) -> str:
+    if "period_s" not in manifest:
+        return "unknown"
+    period_s = manifest["period_s"]
+    return "none: the policy decides at events only" if period_s is None else f"{period_s:g} trace s"
 
 
 def scenario_text(run: RunFacts) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from testbed.compiler import compiled
 from testbed.errors import RunError
+from testbed.limits import MOST_EVENTS
 from testbed.policies.state import Cluster, Rules
 from testbed.simulation.compiling import AT_ONCE, Compiling
 from testbed.simulation.engine import FINISHED, PAUSED, STUCK, run_events
@@ -62,6 +63,11 @@ def simulate_fractional(
         if run is run_events and compiling.is_sooner(time.perf_counter() - began_s, _done_frac(world)):
             compiling.announce()
             run = compiled(run_events)
+        if world.counts[DECISIONS] > MOST_EVENTS:
+            raise RunError(
+                f"{_place(policy, world)}: {MOST_EVENTS} decisions, and no end: "
+                f"expected a longer period or fewer jobs: {_in_system(jobs, world)}"
+            )
         if (now := _progress(cluster, world)) != progress:
             progress, decisions = now, int(world.counts[DECISIONS])
         elif world.counts[DECISIONS] - decisions > _PATIENCE:

@@ -25,6 +25,7 @@ import numpy as np
 
 from testbed.compiler import lean_kernel
 from testbed.errors import UserError, nearest
+from testbed.limits import MOST_TRACE_S
 from testbed.policies.view import Floats
 from testbed.simulation.progress import Progress, rate_at, segment_of, weight_of
 
@@ -153,8 +154,10 @@ class Overheads:
 
 def constant(seconds: float) -> Overheads:
     """Return the rescheduling penalty of [RR 5.2]: `seconds` for every resume and every migration."""
-    if not 0.0 <= seconds < inf:
-        raise UserError(f"a rescheduling penalty of {seconds} s: expected a number of seconds, not negative")
+    if not 0.0 <= seconds <= MOST_TRACE_S:
+        raise UserError(
+            f"a rescheduling penalty of {seconds} s: expected seconds, not negative, at most {MOST_TRACE_S:.0f}"
+        )
     values = np.array([[float(seconds)]])
     return Overheads(f"constant:{seconds:g}", np.array([1.0]), np.array([0.0]), values, values)
 
@@ -166,8 +169,11 @@ def linear(fixed_s: float, gb_per_s: float, total_gb_per_s: float = inf) -> Over
     The rate of a task is `gb_per_s`, or its equal share of `total_gb_per_s` if n tasks that move at one instant
     would need more: 1 / rate = max(1 / gb_per_s, n / total_gb_per_s).
     """
-    if not (0.0 <= fixed_s < inf and 0.0 < gb_per_s < inf and total_gb_per_s > 0.0):
-        raise UserError(f"linear overheads of {fixed_s} s, {gb_per_s} GB/s, {total_gb_per_s} GB/s in all: not positive")
+    if not (0.0 <= fixed_s <= MOST_TRACE_S and 0.0 < gb_per_s < inf and total_gb_per_s > 0.0):
+        raise UserError(
+            f"linear overheads of {fixed_s} s, {gb_per_s} GB/s, {total_gb_per_s} GB/s in all: "
+            f"not positive, or more than {MOST_TRACE_S:.0f} s"
+        )
     name = f"linear:fixed_s={fixed_s:g},gb_per_s={gb_per_s:g}"
     levels = np.array([1.0])
     if isfinite(total_gb_per_s):

@@ -33,13 +33,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.errors import InputError, UserError, nearest
+from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.simulation.overheads import Overheads
 from testbed.simulation.progress import Progress
 
-_Row = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]
+_Row = Annotated[list[Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]], Field(min_length=1)]
 
 
-_Rates = Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+_Rates = Annotated[list[Annotated[float, Field(gt=0, le=MOST_RATE, allow_inf_nan=False)]], Field(min_length=1)]
 
 
 class _Progress(BaseModel):
@@ -56,7 +57,7 @@ class _Progress(BaseModel):
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    concurrent_tasks: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = [1]
+    concurrent_tasks: Annotated[list[Annotated[int, Field(ge=1, le=MOST_NODES)]], Field(min_length=1)] = [1]
     memory_gb: _Row
     resume_s: Annotated[list[_Row], Field(min_length=1)]
     migration_s: Annotated[list[_Row], Field(min_length=1)]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from testbed.compiler import can_compile, is_cached
 from testbed.errors import UserError
+from testbed.limits import MOST_EVENTS, MOST_NODES
 from testbed.policies.batch import BatchPolicy
 from testbed.policies.dfrs import DfrsPolicy
 from testbed.policies.equipartition import Equipartition
@@ -47,8 +48,11 @@ def simulate(
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
-    if not jobs or nodes < 1:
-        raise UserError(f"{len(jobs)} jobs on {nodes} nodes: a simulation needs at least one of each")
+    if not jobs or not 1 <= nodes <= MOST_NODES:
+        raise UserError(
+            f"{len(jobs)} jobs on {nodes} nodes: a simulation needs at least one of each, and has at most "
+            f"{MOST_NODES} nodes"
+        )
     for before, after in pairwise(jobs):
         if after.submit_time_s < before.submit_time_s:
             raise UserError(f"job {after.job_id} is submitted before job {before.job_id}: sort jobs by submit time")
@@ -58,6 +62,7 @@ def simulate(
                 f"job {job.job_id} can never run on {nodes} nodes under {policy.name}: "
                 f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each"
             )
+    _check_periods(jobs, policy.period_s)
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
     if isinstance(policy, BatchPolicy):
         return simulate_batch(jobs, nodes, policy, compiling, overheads=table)
@@ -66,3 +71,12 @@ def simulate(
     if isinstance(policy, DfrsPolicy):
         return simulate_fractional(jobs, nodes, policy.name, policy.rules, table, debug=debug, compiling=compiling)
     return simulate_by_views(jobs, nodes, policy, table, debug=debug)
+
+
+def _check_periods(jobs: Sequence[Job], period_s: float | None) -> None:
+    longest = max(jobs, key=lambda job: job.run_time_s)
+    if period_s and longest.run_time_s / period_s > MOST_EVENTS:
+        raise UserError(
+            f"period of {period_s:g} s: job {longest.job_id} of {longest.run_time_s:g} s has "
+            f"{longest.run_time_s / period_s:.3g} of them: expected at most {MOST_EVENTS:.3g}"
+        )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.errors import InputError, nearest
+from testbed.limits import MOST_TRACE_S
 from testbed.workload.files import read_text, write_text
 from testbed.workload.jobs import Job
 
@@ -120,11 +121,14 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
 
     def submit_time_s() -> float:
         text = row[columns["submit_time_s"]]
-        if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) < math.inf:
-            raise InputError(where, "submit_time_s", text, "a finite number of seconds, 0 or more")
+        if not _NUMBER.fullmatch(text) or not 0 <= (value := float(text)) <= MOST_TRACE_S:
+            raise InputError(
+                where, "submit_time_s", text, f"a finite number of seconds, 0 or more, at most {MOST_TRACE_S:.0f}"
+            )
         return value
 
-    fraction, seconds = "a fraction of a node in (0, 1]", "a finite number of seconds above 0"
+    fraction = "a fraction of a node in (0, 1]"
+    seconds = f"a finite number of seconds above 0, at most {MOST_TRACE_S:.0f}"
     has_estimate = "estimate_s" in columns and row[columns["estimate_s"]] != ""
     return Job(
         job_id=integer("job_id", 0),
@@ -132,7 +136,7 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
         tasks=integer("tasks", 1),
         cpu_need_frac=positive("cpu_need_frac", fraction, 1),
         mem_req_frac=positive("mem_req_frac", fraction, 1),
-        run_time_s=positive("run_time_s", seconds),
+        run_time_s=positive("run_time_s", seconds, MOST_TRACE_S),
         job_class=(row[columns["class"]] or None) if "class" in columns else None,
-        estimate_s=positive("estimate_s", f"{seconds}, or nothing") if has_estimate else None,
+        estimate_s=positive("estimate_s", f"{seconds}, or nothing", MOST_TRACE_S) if has_estimate else None,
     )

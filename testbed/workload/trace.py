@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.errors import UserError
+from testbed.errors import InputError, UserError
+from testbed.limits import MOST_TRACE_S
 from testbed.workload.jobs import Job
 from testbed.workload.readings import READINGS, find_reading
 from testbed.workload.swf import read_records, read_swf, write_swf
@@ -39,8 +40,17 @@ def load_trace(path: str | Path, reading: str | None = None) -> list[Job]:
     if is_log(path):
         if reading is None:
             raise UserError(f"{path}: an SWF log needs a reading, to turn processors into tasks: {', '.join(READINGS)}")
-        return find_reading(reading)(read_records(path), str(path))
+        return _checked(find_reading(reading)(read_records(path), str(path)), path)
     raise UserError(f"{path}: unknown kind of trace; expected {', '.join(TABLE_SUFFIXES + SWF_SUFFIXES)}")
+
+
+def _checked(jobs: list[Job], path: Path) -> list[Job]:
+    """Return the jobs of a log, or raise `InputError` for one that is submitted or runs beyond all bounds."""
+    for job in jobs:
+        for field, value in (("submit_time_s", job.submit_time_s), ("run_time_s", job.run_time_s)):
+            if value > MOST_TRACE_S:
+                raise InputError(f"{path}: job {job.job_id}", field, value, f"at most {MOST_TRACE_S:.0f} seconds")
+    return jobs
 
 
 def save_trace(path: str | Path, jobs: Sequence[Job]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.live import ENDLESS_UNITS, HANG_S
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.process import ProcessDriver
@@ -28,7 +29,7 @@ from testbed.bus.messages import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(tmpfs() is None, reason="this machine has no tmpfs to write to")]
-PROGRAM = ProgramSpec(name="eatcpu", work_units=10**12, units_per_iteration=100, seed=1, touched_frac=0.5)
+PROGRAM = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=100, seed=1, touched_frac=0.5)
 SPEC = GuestSpec(guest="a", run="t", job=1, task=0, program=PROGRAM, cpu_cores=1.0, memory_mib=128)
 
 
@@ -70,7 +71,7 @@ def test_commands_of_calibrations_do_what_they_say(tmp_path: Path) -> None:
             await bus.subscribe("#", hear)
             running = asyncio.create_task(agent.run())
             try:
-                async with asyncio.timeout(50):
+                async with asyncio.timeout(HANG_S):
                     await play(agent)
             finally:
                 memory = agent._stores._stores["memory"].folder

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from libvirt_box import driver_options, libvirt_box, needs_hypervisor
+from libvirt_nodes import (
+    THROTTLED_CORES,
+    THROTTLED_UNITS,
+    Node,
+    ends,
+    finish,
+    migrate,
+    node,
+    on_both,
+    pair_at_work,
+    parallel,
+    serial,
+    start_job,
+    twin,
+)
+from support.accuracy import Accuracy, Window
+from support.live import HANG_S, until
 
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, MigrationReport, NodeBudget
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from node_agent.drivers.protocol import DriverError
+from testbed.bus.messages import GuestSpec
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
-WITHIN_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -29,133 +43,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         yield journal
 
 
-@dataclass
-class Node:
-    """One node's driver in this process, and what its guests did."""
-
-    driver: object
-    facts: DriverFacts
-    images: Path
-    happenings: list[Happening]
-    news: asyncio.Event
-
-    async def until(self, guest: str, *events: str) -> Happening:
-        """Wait for one of the events of a guest."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                for happening in self.happenings:
-                    if happening.guest == guest and happening.event in events:
-                        self.happenings.remove(happening)
-                        return happening
-                self.news.clear()
-                await self.news.wait()
-
-    async def work(self, spec: GuestSpec) -> None:
-        """Start a guest, and wait for its first progress."""
-        await self.driver.start(spec, 1.0, None)
-        await self.until(spec.guest, "progress")
-
-    def pid(self, guest: str) -> int:
-        return self.driver._guests[guest]._vcpus.groups.pid
-
-    def sample(self, guest: str):
-        return next((sample for sample in self.driver.sample() if sample.guest == guest), None)
-
-
-@contextlib.asynccontextmanager
-async def node(lab: object, name: str, folder: Path, **options: str) -> AsyncIterator[Node]:
-    from node_agent.drivers.virt.driver import LibvirtDriver
-
-    driver = LibvirtDriver(**{**driver_options(lab, name), **options})
-    images = folder / name / "images"
-    here = Node(driver, DriverFacts((), {}), images, [], asyncio.Event())
-
-    def hear(happening: Happening) -> None:
-        here.happenings.append(happening)
-        here.news.set()
-
-    try:
-        budget = NodeBudget(f"t{name}", 1.0, 1536, folder / name, images, "127.0.0.1", "dfrs-")
-        here.facts = await driver.open(budget, hear)
-        yield here
-    finally:
-        await driver.close()
-
-
-def on_both(lab: object, folder: Path, play: Callable[[Node, Node], Coroutine[None, None, None]]) -> None:
-    async def main() -> None:
-        async with node(lab, "a", folder) as one, node(lab, "b", folder) as two:
-            await play(one, two)
-            assert one.driver.sample() == two.driver.sample() == []
-
-    asyncio.run(main())
-
-
-def serial(work_units: int, number: int = 0, memory_mib: int = 128) -> GuestSpec:
-    program = ProgramSpec(name="eatcpu", work_units=work_units, units_per_iteration=50, seed=7)
-    return GuestSpec(
-        guest=f"dfrs-t-j{number}-t0", run="t", job=number, task=0, program=program, cpu_cores=1.0,
-        memory_mib=memory_mib, address=f"10.77.1.{number + 1}/16",
-    )  # fmt: skip
-
-
-def parallel(work_units: int, ranks: int, topology: str = "ring") -> list[GuestSpec]:
-    base = serial(1, 1)
-    return [
-        msgspec.structs.replace(
-            base, guest=f"dfrs-t-j1-t{rank}", task=rank, memory_mib=144, address=f"10.77.2.{rank + 1}/16",
-            program=ProgramSpec(
-                name="patterns", work_units=work_units, units_per_iteration=50, seed=7, rank=rank, ranks=ranks,
-                topology=topology, message_bytes=5000,
-            ),
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-
-
-async def start_job(members: list[tuple[Node, GuestSpec]]) -> None:
-    await asyncio.gather(*(place.driver.start(spec, 1.0, None) for place, spec in members))
-    lead, first = members[0]
-    launch = await lead.driver.mpi_open(first.guest, {spec.guest: spec.address for _, spec in members})
-    await asyncio.gather(*(place.driver.mpi_join(spec.guest, launch[spec.guest]) for place, spec in members))
-
-
-async def pair_at_work(one: Node, two: Node, work_units: int) -> list[tuple[Node, GuestSpec]]:
-    """Start a job with a member on each node; returns them when both have made progress."""
-    members = list(zip((one, two), parallel(work_units, 2), strict=True))
-    await start_job(members)
-    for place, spec in members:
-        await place.until(spec.guest, "progress")
-    return members
-
-
-async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> MigrationReport:
-    report = await one.driver.migrate(spec.guest, two.facts.migration_uri, 60, 20)
-    await two.driver.adopt(spec, cap_cores)
-    return report
-
-
-async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
-    results = []
-    for place, spec in members:
-        happening = await place.until(spec.guest, "done", "failed")
-        assert happening.event == "done", happening
-        assert happening.detail["units"] == spec.program.work_units
-        results.append(happening.detail["checksum"])
-    return results
-
-
-def twin(spec: GuestSpec) -> str:
-    """Return the checksum that the Python program of a task comes to."""
-    from node_agent.programs.expected import expected_checksum
-    from node_agent.programs.task import Task
-
-    return expected_checksum(Task.from_spec(msgspec.to_builtins(spec)))
-
-
 def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        members = await pair_at_work(one, two, 12_000)
+        members = await pair_at_work(one, two)
         specs = [spec for _, spec in members]
         await asyncio.gather(*(place.driver.hold(spec.guest) for place, spec in members))
         images = [place.images / f"{spec.guest}.img" for place, spec in members]
@@ -164,14 +54,17 @@ def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: obj
         )
         assert all(report.bytes > 100 << 20 and len(report.digest) == 32 for report in reports)
         assert one.driver.sample() == two.driver.sample() == []
-        await asyncio.sleep(20)  # what is tested: connections outlive it
+        await asyncio.sleep(20)  # speed: what is tested is that connections outlive it
         moved = [(two, specs[0]), (two, specs[1])]
         await asyncio.gather(
-            *(place.driver.start(spec, 1.0, image) for (place, spec), image in zip(moved, images, strict=True))
+            *(
+                place.driver.start(spec, THROTTLED_CORES, image)
+                for (place, spec), image in zip(moved, images, strict=True)
+            )
         )
         assert [place.sample(spec.guest).state for place, spec in moved] == ["held", "held"]
         await asyncio.gather(*(place.driver.release(spec.guest) for place, spec in moved))
-        assert await ends(moved) == [twin(spec) for spec in specs]
+        assert await finish(moved) == [twin(spec) for spec in specs]
 
     on_both(lab, tmp_path, play)
 
@@ -187,7 +80,7 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
         save(self, domain, image)
 
     monkeypatch.setattr(Qemu, "save", told)
-    await one.driver.start(spec, 0.1, None)  # slow enough not to end before it is held
+    await one.driver.start(spec, THROTTLED_CORES, None)
     await one.driver.hold(spec.guest)
     saving = asyncio.ensure_future(one.driver.save(spec.guest, None, image))
     await began.wait()
@@ -198,7 +91,7 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
 
 def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async def play(one: Node, two: Node) -> None:
-        spec, image, there = serial(3000, memory_mib=768), one.images / "a.img", one
+        spec, image, there = serial(THROTTLED_UNITS, memory_mib=768), one.images / "a.img", one
         await held_and_given_up(one, spec, image, monkeypatch)
         if one.driver.sample():  # it was aborted in time
             assert one.sample(spec.guest).state == "held"
@@ -206,10 +99,9 @@ def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monk
         else:  # it was written before: who asks again is told
             there = two
             assert (await one.driver.save(spec.guest, None, image)).bytes == image.stat().st_size
-            await two.driver.start(spec, 1.0, image)
-        await there.driver.set_cap(spec.guest, 1.0)
+            await two.driver.start(spec, THROTTLED_CORES, image)
         await there.driver.release(spec.guest)
-        assert await ends([(there, spec)]) == [twin(spec)]
+        assert await finish([(there, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)
 
@@ -219,16 +111,16 @@ def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
 ):
     async def play(one: Node, two: Node) -> None:
         monkeypatch.setattr("node_agent.drivers.virt.qemu.Qemu.aborts_saves", False)  # as those of Xen cannot be
-        spec, image = serial(3000), one.images / "a.img"
+        spec, image = serial(THROTTLED_UNITS), one.images / "a.img"
         await held_and_given_up(one, spec, image, monkeypatch)
         report = await one.driver.save(spec.guest, None, image)
         assert report.bytes == image.stat().st_size
         assert one.driver.sample() == []
         with pytest.raises(DriverError, match="is not here"):
             await one.driver.save(spec.guest, None, image)  # it was told once
-        await two.driver.start(spec, 1.0, image)
+        await two.driver.start(spec, THROTTLED_CORES, image)
         await two.driver.release(spec.guest)
-        assert await ends([(two, spec)]) == [twin(spec)]
+        assert await finish([(two, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)
 
@@ -245,17 +137,16 @@ def test_members_over_both_nodes_agree_on_every_message(lab: object, tmp_path: P
 
 def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(80_000, memory_mib=256)
+        spec = serial(THROTTLED_UNITS, memory_mib=256)
         await one.work(spec)
-        await one.driver.set_cap(spec.guest, 0.2)  # still at work when a migration on a busy machine is over
-        report = await migrate(one, two, spec, 0.8)
+        report = await migrate(one, two, spec, 0.12)
         assert report.bytes > 200 << 20  # its memory is full of what cannot be compressed
-        assert 0 < report.downtime_s < report.elapsed_s < 60
+        assert 0 < report.downtime_s < report.elapsed_s
         assert one.driver.sample() == []
-        await two.driver.adopt(spec, 0.9)  # asked twice, as after a lost answer
-        assert two.sample(spec.guest).cap_cores == pytest.approx(0.9)
+        await two.driver.adopt(spec, 0.14)  # asked twice, as after a lost answer
+        assert two.sample(spec.guest).cap_cores == pytest.approx(0.14)
         await two.until(spec.guest, "progress")
-        assert await ends([(two, spec)]) == [twin(spec)]
+        assert await finish([(two, spec)]) == [twin(spec)]
         assert one.happenings == []
 
     on_both(lab, tmp_path, play)
@@ -263,16 +154,16 @@ def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
 
 def test_a_rank_migrates_while_its_job_talks(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        specs = [spec for _, spec in await pair_at_work(one, two, 15_000)]
-        await migrate(one, two, specs[0], 1.0)
-        assert await ends([(two, spec) for spec in specs]) == [twin(spec) for spec in specs]
+        specs = [spec for _, spec in await pair_at_work(one, two)]
+        await migrate(one, two, specs[0], THROTTLED_CORES)
+        assert await finish([(two, spec) for spec in specs]) == [twin(spec) for spec in specs]
 
     on_both(lab, tmp_path, play)
 
 
 def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(10_000_000, memory_mib=700)
+        spec = serial(memory_mib=700)
         await one.work(spec)
         with pytest.raises(DriverError, match="still runs here"):
             await one.driver.migrate(spec.guest, "qemu+tcp://10.77.255.9/system#partition=&bridge=&node=x", 4, 3)
@@ -282,31 +173,32 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
             check=True, capture_output=True,
         )  # fmt: skip
         with pytest.raises(DriverError, match=r"longer than 0\.2 s; it still runs here"):
-            await one.driver.migrate(spec.guest, two.facts.migration_uri, 0.2, 20)
+            await one.driver.migrate(spec.guest, two.facts.migration_uri, 0.2, HANG_S)
         assert one.sample(spec.guest).state == "running"
         with pytest.raises(DriverError, match="not here"):
             await two.driver.adopt(spec, 1.0)
         done = one.sample(spec.guest).units_done
-        async with asyncio.timeout(WITHIN_S):
-            while one.sample(spec.guest).units_done <= done:  # noqa: ASYNC110  # beats set no event
-                await asyncio.sleep(0.1)
+        await until(lambda: one.sample(spec.guest).units_done > done, "progress after the migration")
         await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
 
 
-def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path):
+def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path, accuracy: Accuracy):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(1_000_000)
+        spec = serial()
         await one.work(spec)
         for cap_cores in (0.1, 0.3, 0.5, 0.7, 0.9):
             assert await one.driver.set_cap(spec.guest, cap_cores) == pytest.approx(cap_cores)
-            await asyncio.sleep(0.3)  # the period in which it was set
-            begin, begin_s = one.sample(spec.guest).cpu_s, time.monotonic()
-            await asyncio.sleep(3.0)
-            used = (one.sample(spec.guest).cpu_s - begin) / (time.monotonic() - begin_s)
-            assert used <= cap_cores + 0.03, f"cap {cap_cores}: used {used:.3f}"
-            assert used >= 0.5 * cap_cores, f"cap {cap_cores}: used {used:.3f}"  # other work may take its share
+            await asyncio.sleep(0.3)  # speed: the period in which it was set
+            window, begin_s = Window(), time.monotonic()
+            begin = one.sample(spec.guest).cpu_s
+            await asyncio.sleep(3.0)  # speed: the length of the measurement
+            used_s = one.sample(spec.guest).cpu_s - begin
+            # the CPU time was read between the two looks at the clock: no pause of this process breaks the bound
+            elapsed_s = time.monotonic() - begin_s
+            assert used_s <= cap_cores * elapsed_s + 0.1, f"cap {cap_cores}: used {used_s:.3f} s of {elapsed_s:.3f} s"
+            accuracy.check(f"used of {cap_cores} cores", used_s / elapsed_s, 0.8 * cap_cores, cap_cores + 0.03, window)
         await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
@@ -314,7 +206,7 @@ def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path):
 
 def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        spec = serial(1_000_000)
+        spec = serial()
         await one.driver.start(spec, 0.5, None)
         uri = driver_options(lab, "a")["uri"]
         await asyncio.to_thread(
@@ -335,28 +227,33 @@ def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path
 
 def test_a_guest_that_is_killed_fails_alone(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
-        doomed, other = serial(1_000_000, 1), serial(8_000, 2)
-        await asyncio.gather(one.driver.start(doomed, 0.5, None), one.driver.start(other, 0.5, None))
+        doomed, other = serial(number=1), serial(THROTTLED_UNITS, 2)
+        await asyncio.gather(*(one.driver.start(spec, THROTTLED_CORES, None) for spec in (doomed, other)))
         one.driver.domain_stopped(other.guest)  # late word of an earlier domain of that name
         os.kill(one.pid(doomed.guest), signal.SIGKILL)
         failed = await one.until(doomed.guest, "failed", "done")
         assert failed.event == "failed"
         assert "ended by itself" in failed.detail["reason"]
-        assert await ends([(one, other)]) == [twin(other)]
+        assert await finish([(one, other)]) == [twin(other)]
 
     on_both(lab, tmp_path, play)
 
 
 def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_path: Path):
+    from node_agent.drivers.virt.recovery import Recovery
+
     async def play(one: Node, two: Node) -> None:
-        spec = serial(1_000_000)
-        one.driver._platform.patience = replace(one.driver._platform.patience, silence_s=1.5)
+        spec = serial()
         await one.work(spec)
+        guest = one.driver._guests[spec.guest]
         os.kill(one.pid(spec.guest), signal.SIGSTOP)
-        async with asyncio.timeout(30):
-            while not any(happening.event == "failed" for happening in one.happenings):
-                one.driver.sample()  # the agent does that each second
-                await asyncio.sleep(0.2)
+        guest._recovery = Recovery(asyncio.get_running_loop().time(), replace(guest._patience, silence_s=1.5))
+
+        def failed() -> bool:
+            one.driver.sample()  # the agent does that each second
+            return any(happening.event == "failed" for happening in one.happenings)
+
+        await until(failed, "word of a guest that is silent")
         assert "has not answered for" in (await one.until(spec.guest, "failed")).detail["reason"]
 
     on_both(lab, tmp_path, play)
@@ -366,21 +263,19 @@ def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Pat
     from testbed.box.hypervisor import Libvirtd
 
     async def play(one: Node, two: Node) -> None:
-        spec = serial(40_000)
+        spec = serial(THROTTLED_UNITS)
         await one.work(spec)
-        await one.driver.set_cap(spec.guest, 0.05)  # it works for longer than libvirtd takes to come back
         place = next(place for place in lab.state.nodes if place.name == "a")  # type: ignore[attr-defined]
         daemon = Libvirtd(place, lab)  # type: ignore[arg-type]
         killed, emulator = daemon.process, one.pid(spec.guest)
         os.kill(killed.pid, signal.SIGKILL)
         await asyncio.to_thread(daemon.make)
         assert daemon.process != killed
-        assert await one.driver.set_cap(spec.guest, 0.6) == pytest.approx(0.6)
+        assert await one.driver.set_cap(spec.guest, 0.12) == pytest.approx(0.12)
         await one.driver.hold(spec.guest)
         await one.driver.release(spec.guest)
-        await one.driver.set_cap(spec.guest, 1.0)
         assert one.pid(spec.guest) == emulator
-        assert await ends([(one, spec)]) == [twin(spec)]
+        assert await finish([(one, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)
 
@@ -394,7 +289,7 @@ def test_what_an_earlier_agent_left_is_removed(lab: object, tmp_path: Path):
 
     async def vanish() -> None:
         async with node(lab, "a", tmp_path) as one:
-            await one.driver.start(serial(1_000_000), 1.0, None)
+            await one.driver.start(serial(), 1.0, None)
             await one.driver._hypervisor.close()  # as when the agent is killed: nobody cleans up
             one.driver._hypervisor = None
             for guest in one.driver._guests.values():
@@ -405,5 +300,5 @@ def test_what_an_earlier_agent_left_is_removed(lab: object, tmp_path: Path):
             assert domains() == []
 
     asyncio.run(vanish())
-    assert domains() == [serial(1).guest]
+    assert domains() == [serial().guest]
     asyncio.run(come_back())

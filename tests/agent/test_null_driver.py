@@ -7,7 +7,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
-from driver_conformance import DriverConformance, Node
+from driver_conformance import DriverConformance
+from driver_suite import Node
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from node_agent.drivers.protocol import Driver

@@ -14,6 +14,7 @@ class TestProcessDriver(DriverConformance):
     memory_mib = 96
     units_a_second = 40_000
     units_per_iteration = 200
+    throttled_s = 2.0
 
     def make(self) -> Driver:
         return ProcessDriver()

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from driver_conformance import Node
+from driver_suite import Node
+from support.live import HANG_S
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 ORPHANAGE = """
 import asyncio, json, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_process_driver import TestProcessDriver, ProcessDriver
 
 async def main():
@@ -34,12 +35,12 @@ async def main():
     suite.make = lambda: ProcessDriver(caps="duty")
     (node,) = suite.nodes(Path(sys.argv[1]), 1)
     await node.open()
-    await node.driver.start(suite.spec("a", 600), 0.02, None)
-    await suite.start_job([(node, spec) for spec in suite.job(600, 2)])
+    await node.driver.start(suite.spec("a"), 0.02, None)
+    await suite.start_job([(node, spec) for spec in suite.job(2)])
     pids = [child.pid for guest in node.driver._guests.values() for child in guest._children]
     pids += [guest._link.pid for guest in node.driver._guests.values()]
     print(json.dumps(sorted(set(pids))), flush=True)
-    await asyncio.sleep(600)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -50,7 +51,7 @@ class TestEnds:
 
     def test_a_guest_killed_from_outside_has_failed(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+            await node.driver.start(self.suite.spec("a"), 1.0, None)
             await node.until("a", "progress")
             os.kill(node.driver._guests["a"]._link.pid, signal.SIGKILL)
             failed = await node.until("a", "failed")
@@ -67,7 +68,7 @@ class TestEnds:
 
         async def scenario(node: Node) -> None:
             before = written()
-            specs = self.suite.job(60, 2)
+            specs = self.suite.job(2)
             await self.suite.start_job([(node, spec) for spec in specs])
             assert written() <= before, "none is even made"
             for spec in specs:
@@ -81,7 +82,7 @@ class TestEnds:
 
     def test_a_killed_agent_leaves_no_process_not_even_a_stopped_one(self, tmp_path: Path) -> None:
         with subprocess.Popen(
-            [sys.executable, "-c", ORPHANAGE, str(tmp_path), str(Path(__file__).parent)],
+            [sys.executable, "-c", ORPHANAGE, str(tmp_path), *map(str, Path(__file__).parents[:2])],
             stdout=subprocess.PIPE, start_new_session=True,
         ) as agent:  # fmt: skip
             assert agent.stdout is not None
@@ -91,10 +92,9 @@ class TestEnds:
             segments = {path for pid in pids for path in segments_of(pid)}
             agent.kill()
         for descriptor in descriptors:
-            assert select.select([descriptor], [], [], 10.0)[0], "a process outlived its agent"
+            assert select.select([descriptor], [], [], HANG_S)[0], "a process outlived its agent"
             os.close(descriptor)
-        assert segments
-        assert all(path.exists() for path in segments)
+        assert segments  # not more: an agent of another test may remove what nobody owns
 
         async def next_agent(_node: Node) -> None:
             assert not [path for path in segments if path.exists()]
@@ -102,7 +102,7 @@ class TestEnds:
         self.suite.on_nodes(tmp_path, 1, next_agent)
 
     def test_what_a_killed_agent_wrote_down_is_killed_by_the_next(self, tmp_path: Path) -> None:
-        with subprocess.Popen(["sleep", "60"]) as left:
+        with subprocess.Popen(["sleep", "infinity"]) as left:
             (node,) = self.suite.nodes(tmp_path, 1)
             node.budget.state_dir.mkdir()
             driver = ProcessDriver()
@@ -116,14 +116,14 @@ class TestEnds:
             (node.budget.state_dir / "1.sock").touch()
 
             async def second(again: Node) -> None:
-                assert left.wait(timeout=5) == -9
+                assert left.wait(HANG_S) == -9
                 assert not (again.budget.state_dir / "1.sock").exists()
 
             self.suite.on_nodes(tmp_path, 1, second)
 
     def test_damaged_images_and_too_little_memory_are_told_with_reasons(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.suite.spec("a", 60)
+            spec = self.suite.spec("a")
             await node.driver.start(spec, 1.0, None)
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
@@ -139,7 +139,7 @@ class TestEnds:
             self.suite.memory_mib = 10
             try:
                 with pytest.raises(DriverError, match="memory_mib = 10: expected at least"):
-                    await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+                    await node.driver.start(self.suite.spec("a"), 1.0, None)
             finally:
                 del self.suite.memory_mib
             assert "failed" not in node.events("a")  # the order was refused: nothing happened by itself
@@ -150,7 +150,7 @@ class TestEnds:
         async def scenario(node: Node) -> None:
             self.suite.memory_mib = 300
             try:
-                spec = self.suite.spec("a", 60)
+                spec = self.suite.spec("a")
             finally:
                 del self.suite.memory_mib
             await node.driver.start(spec, 1.0, None)
@@ -178,20 +178,20 @@ class TestEnds:
             assert node.facts.floor_mib == FLOOR_MIB
             self.suite.memory_mib = FLOOR_MIB
             try:
-                members = [(node, spec) for spec in self.suite.job(0.1, 2, topology="all-to-all")]
+                members = [(node, spec) for spec in self.suite.job(2, 0.1, topology="all-to-all")]
             finally:
                 del self.suite.memory_mib
             await self.suite.start_job(members)
-            await self.suite.checksums(members)
+            await self.suite.checksums(*members)
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
     def test_two_workers_do_the_work_of_two(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.suite.spec("a", 0.5, workers=2)
+            spec = self.suite.spec("a", self.suite.throttled_s, workers=2)
             await node.driver.start(spec, 2.0, None)
             straight = (await node.until("a", "done")).detail
-            await node.driver.start(spec, 2.0, None)
+            await self.suite.throttle(node, spec)
             await node.until("a", "progress")
             await node.driver.hold("a")
             await node.driver.save("a", None, node.budget.image_dir / "a.img")
@@ -204,7 +204,7 @@ class TestEnds:
 
     def test_a_start_that_is_given_up_leaves_nothing(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            starting = asyncio.ensure_future(node.driver.start(self.suite.spec("a", 60), 1.0, None))
+            starting = asyncio.ensure_future(node.driver.start(self.suite.spec("a"), 1.0, None))
             await asyncio.sleep(0)
             assert node.state("a") is not None
             starting.cancel()
@@ -212,6 +212,6 @@ class TestEnds:
                 await starting
             assert node.driver.sample() == []
             assert node.happenings == []
-            await node.driver.start(self.suite.spec("a", 60), 1.0, None)
+            await node.driver.start(self.suite.spec("a"), 1.0, None)
 
         self.suite.on_nodes(tmp_path, 1, scenario)

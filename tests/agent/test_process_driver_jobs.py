@@ -8,11 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from driver_conformance import Node
+from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import ProcessDriver
+from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.protocol import DriverError
+from node_agent.guests.channel import ChannelError, Message
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
 from node_agent.programs.topology import neighbours
@@ -34,7 +36,7 @@ class TestJobs:
     @pytest.mark.parametrize("topology", TOPOLOGIES)
     def test_every_pattern_verifies_its_messages(self, tmp_path: Path, topology: str) -> None:
         async def scenario(node: Node) -> None:
-            specs = self.suite.job(0.05, 4, topology=topology, message_bytes=1001, units_per_iteration=100)
+            specs = self.suite.job(4, 0.05, topology=topology, message_bytes=1001, units_per_iteration=100)
             members = [(node, spec) for spec in specs]
             await self.suite.start_job(members)
             done = [await node.until(spec.guest, "done") for spec in specs]
@@ -48,11 +50,13 @@ class TestJobs:
         """Ranks wait for each other's messages when the order comes; one member's first save fails."""
 
         async def scenario(one: Node, two: Node) -> None:
-            specs = self.suite.job(1.0, 3, topology="tree", imbalance="1/i", units_per_iteration=1000)
+            specs = self.suite.job(
+                3, self.suite.throttled_s, topology="tree", imbalance="1/i", units_per_iteration=1000
+            )
             members = list(zip((one, two, two), specs, strict=True))
             await self.suite.start_job(members)
-            straight = await self.suite.checksums(members)
-            await self.suite.start_job(members)
+            straight = await self.suite.checksums(*members)
+            await self.suite.start_job(members, cap_cores=self.suite.throttled_cores)
             for _ in range(3):
                 points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
                 assert max(points) - min(points) <= 2  # a tree of three is two messages deep
@@ -74,14 +78,14 @@ class TestJobs:
             images = await self.suite.save_job(members)
             assert one.driver.sample() == two.driver.sample() == []
             await self.suite.start_job(members, images)
-            assert await self.suite.checksums(members) == straight
+            assert await self.suite.checksums(*members) == straight
             assert not [happening for happening in one.happenings + two.happenings if happening.event == "failed"]
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
     def test_a_member_that_dies_takes_its_job_with_it(self, tmp_path: Path) -> None:
         async def scenario(one: Node, two: Node) -> None:
-            specs = self.suite.job(60, 3)
+            specs = self.suite.job(3)
             members = list(zip((one, two, two), specs, strict=True))
             await self.suite.start_job(members)
             segments = {path for node, spec in members for path in segments_of(pid_of(node, spec.guest))}
@@ -96,12 +100,39 @@ class TestJobs:
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
+    def test_ranks_that_die_before_they_report_their_shared_memory_leave_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when a job is killed while MPI starts: by then a rank has a segment, and its agent has heard of none."""
+        heard = ProcessGuest._heard
+
+        def deaf(guest: ProcessGuest, message: Message | ChannelError) -> None:
+            if not (isinstance(message, Message) and message.kind == "joined"):
+                heard(guest, message)
+
+        monkeypatch.setattr(ProcessGuest, "_heard", deaf)
+
+        async def scenario(one: Node, two: Node) -> None:
+            specs = self.suite.job(3)
+            members = list(zip((one, two, two), specs, strict=True))
+            await self.suite.start_job(members)
+            pids = [pid_of(node, spec.guest) for node, spec in members]
+            segments = {path for pid in pids for path in segments_of(pid)}
+            assert segments
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for node, spec in members:
+                await node.until(spec.guest, "failed")
+            assert not [path for path in segments if path.exists()]
+
+        self.suite.on_nodes(tmp_path, 2, scenario)
+
     def test_a_member_without_room_is_told_and_the_others_can_be_stopped(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             self.suite.memory_mib = 30
             try:
                 with pytest.raises(DriverError, match=r"memory_mib = 30: expected at least \d+"):
-                    await self.suite.start_job([(node, spec) for spec in self.suite.job(60, 2)])
+                    await self.suite.start_job([(node, spec) for spec in self.suite.job(2)])
             finally:
                 del self.suite.memory_mib
             await node.driver.stop("m0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import shlex
 import socket
@@ -21,6 +22,7 @@ from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords, start_ticks
 from node_agent.drivers.protocol import DriverError
 from node_agent.guests.channel import ChannelError, Message, encode
+from node_agent.programs import segments
 
 PROXY = shlex.split(
     "/opt/x/hydra_pmi_proxy --control-port 10.0.0.1:33659 --rmk user --launcher manual --demux poll --pgid 0 "
@@ -85,7 +87,7 @@ def test_a_child_is_heard_to_the_end_and_its_exit_is_told(tmp_path):
         child = Child(["sh", "-c", "yes | head -c 300000; exit 7"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
         assert await child.exited == 7
         assert len(b"".join(heard)) == 300_000
-        child = Child(["sleep", "60"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
+        child = Child(["sleep", "infinity"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
         child.kill()
         assert await child.exited == -9
 
@@ -94,7 +96,7 @@ def test_a_child_is_heard_to_the_end_and_its_exit_is_told(tmp_path):
 
 def test_only_what_an_earlier_agent_started_is_killed(tmp_path):
     path = tmp_path / "processes.json"
-    with subprocess.Popen(["sleep", "60"]) as ours, subprocess.Popen(["sleep", "60"]) as reused:
+    with subprocess.Popen(["sleep", "infinity"]) as ours, subprocess.Popen(["sleep", "infinity"]) as reused:
         earlier = ProcessRecords(path)
         earlier.add(ours.pid)
         earlier.add(reused.pid)
@@ -115,17 +117,34 @@ def test_shared_memory_is_removed_where_it_was_written_down_alone(tmp_path):
     ours, others = (Path(f"/dev/shm/mpich_test_{os.getpid()}_{name}") for name in ("ours", "others"))  # noqa: S108  # where MPI puts it
     elsewhere = tmp_path / "mpich_elsewhere"
     try:
-        for file in (ours, others, elsewhere):
-            file.write_bytes(b"x")
-        earlier = ProcessRecords(path)
-        earlier.share([ours, elsewhere])
-        assert ProcessRecords(path).left().segments == (ours,)
-        assert ProcessRecords(path).kill_left().words() == [f"shared memory {ours}"]
-        assert [file.exists() for file in (ours, others, elsewhere)] == [False, True, True]
-        assert ProcessRecords(path).left().words() == []
+        with ours.open("wb"), others.open("wb"):  # open, so that no agent of another test takes them for abandoned
+            elsewhere.touch()
+            earlier = ProcessRecords(path)
+            earlier.share([ours, elsewhere])
+            assert ProcessRecords(path).left().segments == (ours,)
+            assert ProcessRecords(path).kill_left().words() == [f"shared memory {ours}"]
+            assert [file.exists() for file in (ours, others, elsewhere)] == [False, True, True]
+            assert ProcessRecords(path).left().words() == []
     finally:
         for file in (ours, others):
             file.unlink(missing_ok=True)
+
+
+def test_shared_memory_is_abandoned_once_no_process_has_it_open_or_mapped(monkeypatch, tmp_path):
+    monkeypatch.setattr(segments, "SEGMENTS", tmp_path)
+    opened, mapped, left, other = (tmp_path / name for name in ("mpich_o", "mpich_m", "mpich_l", "other"))
+    for file in (opened, mapped, left, other):
+        file.write_bytes(b"x")
+    made_unix_s = left.stat().st_ctime
+    with opened.open("rb"):
+        with mapped.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        with memory:
+            assert segments.abandoned_segments() == {left}
+            assert segments.abandoned_segments(made_unix_s) == {left}
+            assert segments.abandoned_segments(made_unix_s + 60) == set()  # made before
+        assert segments.abandoned_segments() == {mapped, left}
+    assert segments.abandoned_segments() == {opened, mapped, left}
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])

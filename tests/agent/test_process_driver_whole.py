@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from driver_conformance import Node
+from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import ProcessDriver
@@ -21,9 +21,9 @@ REPORT = SaveReport(1, "digest", 0.0, 0.0, 0.0)
 class TestParked:
     suite = _Base()
 
-    async def held(self, node: Node, seconds: float = 60) -> ProcessGuest:
+    async def held(self, node: Node, seconds: float | None = None) -> ProcessGuest:
         """Return a guest that has worked and stands still."""
-        await node.driver.start(self.suite.spec("a", seconds), 0.5, None)
+        await self.suite.throttle(node, self.suite.spec("a", seconds))
         await node.until("a", "progress")
         await node.driver.hold("a")
         assert isinstance(node.driver, ProcessDriver)
@@ -31,10 +31,9 @@ class TestParked:
 
     def test_one_that_could_not_be_written_is_held_and_goes_on_to_the_same_end(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.suite.spec("a", 0.4)
-            await node.driver.start(spec, 1.0, None)
-            straight = (await node.until("a", "done")).detail["checksum"]
-            guest = await self.held(node, 0.4)
+            spec = self.suite.spec("a", self.suite.throttled_s)
+            straight = await self.suite.straight(node, spec)
+            guest = await self.held(node, self.suite.throttled_s)
 
             async def write() -> SaveReport:
                 assert not guest._link.open, "nothing ties it to the agent while it is written"
@@ -46,7 +45,7 @@ class TestParked:
                 assert node.state("a") == "held"
             assert await node.driver.hold("a") == guest._held_at
             await node.driver.release("a")
-            assert (await node.until("a", "done")).detail["checksum"] == straight
+            assert await self.suite.finish((node, spec)) == [straight]
             assert node.happenings == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_conformance import Node
+from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
+from node_agent.drivers.procs import environment
 from node_agent.drivers.protocol import DriverError, Happening
 from node_agent.programs.catalogue import BUILT_IN, find_program, installed
 from node_agent.programs.task import Task, TaskError
@@ -123,15 +124,15 @@ class TestGuests:
     def test_a_plug_in_is_held_saved_restored_and_comes_to_the_right_result(
         self, tmp_path: Path, counters: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        root = os.pathsep.join((str(Path(__file__).parents[2]), str(counters)))
-        monkeypatch.setattr("node_agent.drivers.procs.environment._ROOT", root)
+        root = os.pathsep.join((str(environment._ROOT), str(counters)))
+        monkeypatch.setattr(environment, "_ROOT", root)
 
         async def scenario(node: Node) -> None:
             assert node.facts is not None
             assert "counter" in node.facts.programs
-            one = self.suite.spec("a", 1.0)
+            one = self.suite.spec("a", self.suite.throttled_s)
             one = msgspec.structs.replace(one, program=msgspec.structs.replace(one.program, name="counter"))
-            await node.driver.start(one, 1.0, None)
+            await self.suite.throttle(node, one)
             at = await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", at, image)
@@ -148,13 +149,13 @@ class TestGuests:
     def test_ranks_of_a_plug_in_exchange_messages_that_are_verified(
         self, tmp_path: Path, counters: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        root = os.pathsep.join((str(Path(__file__).parents[2]), str(counters)))
-        monkeypatch.setattr("node_agent.drivers.procs.environment._ROOT", root)
+        root = os.pathsep.join((str(environment._ROOT), str(counters)))
+        monkeypatch.setattr(environment, "_ROOT", root)
 
         async def scenario(node: Node) -> None:
             specs = [
                 msgspec.structs.replace(each, program=msgspec.structs.replace(each.program, name="counter"))
-                for each in self.suite.job(0.2, 2)
+                for each in self.suite.job(2, 0.2)
             ]
             verifier = Verifier()
             for each in specs:
@@ -169,7 +170,7 @@ class TestGuests:
 
     def test_what_is_not_installed_is_not_run(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            one = self.suite.spec("a", 1.0)
+            one = self.suite.spec("a")
             for name in ("counter", "node_agent.cli", "../eatcpu"):
                 other = msgspec.structs.replace(one, program=msgspec.structs.replace(one.program, name=name))
                 with pytest.raises(DriverError, match="expected one of eatcpu, patterns"):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from support.live import HANG_S
 
 from node_agent import verifier as verifying
 from node_agent.drivers.protocol import Happening
@@ -33,10 +34,10 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
         loop = asyncio.get_running_loop()
 
         def slow(*_: object) -> Answer:
-            asyncio.run_coroutine_threadsafe(known.wait(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(known.wait(), loop).result(HANG_S)
             return Answer(RIGHT)
 
-        monkeypatch.setattr(verifying, "_expected", slow)
+        monkeypatch.setattr(verifying, "work_out", slow)
         verifier = Verifier()
         verifier.begin(SPEC)
         happenings: asyncio.Queue[Happening] = asyncio.Queue()
@@ -47,7 +48,7 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
             heard.set()
 
         async def until(count: int) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while len(told) < count:
                     heard.clear()
                     await heard.wait()
@@ -73,7 +74,12 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
     live.phase, live.running_on = Phase.RUNNING, (0,)
     calls: list[str] = []
     recorder = SimpleNamespace(
-        journal=lambda *_, **__: None, now_s=lambda: 1.0, point=lambda *_: None, node_names=["n0"], anchor_ns=0
+        journal=lambda *_, **__: None,
+        now_s=lambda: 1.0,
+        point=lambda *_: None,
+        node_names=["n0"],
+        anchor_ns=0,
+        doubt=lambda *_: None,
     )
 
     def done(job: LiveJob) -> None:
@@ -88,7 +94,11 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
     event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)
     tracker.guest_event(0, event)
     assert calls == ["done"]
-    assert live.unchecked == {0}
+    assert live.unchecked == {0: 0}
+    forged = GuestEvent(node="n1", guest="a", event="done", mono_ns=1, detail=detail)
+    for word in ("failed", "done"):  # of another node, which has no say about this guest
+        tracker.guest_event(1, msgspec.structs.replace(forged, event=word))
+    assert (calls, live.unchecked) == (["done"], {0: 0})
     late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
     tracker.guest_event(0, late)
     assert calls[1:] == (["checked"] if end == "done" else ["task 0: it is wrong", "checked"])

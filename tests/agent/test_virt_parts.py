@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from fake_guest import Answer, FakeGuest, obey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, encode, repeated
@@ -25,6 +27,7 @@ from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_
 from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.migration import migration_target, read_target
+from node_agent.drivers.virt.silence import Silence
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",
@@ -198,14 +201,14 @@ class HangsUpBadly:
     def close(self) -> None:
         if self._hangs is None:
             raise RuntimeError("broken")
-        self._hangs.wait(20)
+        self._hangs.wait(HANG_S)
 
 
 def test_threads_of_a_connection_that_never_came_about_are_let_go():
     async def main() -> None:
         hypervisor = Hypervisor("nonsense:///x", Silent())
         with pytest.raises(DriverError, match="libvirt at nonsense"):
-            await hypervisor.open(5.0)
+            await hypervisor.open(HANG_S)
         await hypervisor.close()
         await hypervisor.close()  # again is no error
         with pytest.raises(RuntimeError, match="after shutdown"):
@@ -278,55 +281,33 @@ def test_a_guest_without_a_process_is_named(tmp_path: Path):
         vcpu_groups(tmp_path / "x.pid")
 
 
+# --- a guest that falls silent
+
+
+def test_a_silence_counts_once_it_is_confirmed():
+    silence = Silence(100.0)
+    assert silence.sample(160.0, 60.0) == 0.0
+    assert silence.sample(161.0, 60.0) == 0.0
+    assert silence.sample(165.0, 60.0) == 0.0
+    assert silence.sample(166.0, 60.0) == 66.0
+
+
+def test_an_agent_that_stood_still_reads_what_its_guests_sent_before_it_gives_them_up():
+    silence = Silence(100.0)
+    assert silence.sample(1000.0, 60.0) == 0.0
+    silence.heard(1000.1)  # what waited to be read
+    assert silence.sample(1010.0, 60.0) == 0.0
+    assert silence.sample(1070.0, 60.0) == 0.0  # found only now
+    assert silence.sample(1075.0, 60.0) == pytest.approx(74.9)
+
+
 # --- the control channel, with the guest's end played by the test
 
-Answer = Callable[["FakeGuest", Frame], None]
 
-
-class FakeGuest:
-    """Listens on a socket and answers as it is told; remembers every order."""
-
-    def __init__(self, path: Path, answer: Answer) -> None:
-        self.path = path
-        self.orders: list[Frame] = []
-        self._answer = answer
-        self._writer: asyncio.StreamWriter | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[FakeGuest]:
-        server = await asyncio.start_unix_server(self._serve, self.path)
-        async with server:
-            yield self
-            self.hang_up()
-            await asyncio.gather(*self._serving)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._serving.add(asyncio.current_task())
-        frames = Reader()
-        while data := await reader.read(4096):
-            for frame in frames.feed(data):
-                self.orders.append(frame)
-                self._answer(self, frame)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    def say(self, kind: str, *fields: tuple[str, object]) -> None:
-        self.raw(encode(kind, fields))
-
-    def raw(self, data: bytes) -> None:
-        assert self._writer is not None
-        self._writer.write(data)
-
-    def hang_up(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def obey(guest: FakeGuest, frame: Frame) -> None:
-    guest.say("attached" if frame.kind == "attach" else "ok", ("id", frame.text("id")), ("pid", 4))
+@pytest.fixture(autouse=True)
+def _no_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have orders repeated only where that is tested, not on a machine that stands still."""
+    monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", HANG_S)
 
 
 def with_guest(tmp_path: Path, answer: Answer, play: Callable[[FakeGuest, GuestChannel, list[Frame]], object]) -> None:
@@ -335,7 +316,7 @@ def with_guest(tmp_path: Path, answer: Answer, play: Callable[[FakeGuest, GuestC
         async with FakeGuest(tmp_path / "ctl", answer).open() as guest:
             channel = GuestChannel("g", heard.append)
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(HANG_S):
                     await play(guest, channel, heard)  # type: ignore[misc]  # a coroutine function
             finally:
                 channel.detach()
@@ -351,15 +332,58 @@ def test_an_order_that_is_lost_is_repeated_with_its_id(tmp_path: Path, monkeypat
             obey(guest, frame)
 
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
-        await channel.attach(guest.path, 5)
-        assert (await channel.order("run", repeated("arg", ["/bin/x", "y z"]), 5)).count("pid") == 4
+        await channel.attach(guest.path, HANG_S)
+        assert (await channel.order("run", repeated("arg", ["/bin/x", "y z"]), HANG_S)).count("pid") == 4
         runs = [order for order in guest.orders if order.kind == "run"]
-        assert len(runs) == 3
+        assert len(runs) >= 3  # more, if its answer came late
         assert len({order.count("id") for order in runs}) == 1
         assert runs[0].fields["arg"] == ("/bin/x", "y z")
         assert runs[0].count("id") > guest.orders[0].count("id")
 
     with_guest(tmp_path, deaf_at_first, play)
+
+
+def test_an_attach_without_an_answer_opens_the_host_s_end_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A port that QEMU holds back takes orders and gives nothing, until its host hangs up."""
+    monkeypatch.setattr(channel_module, "REOPEN_AFTER_S", 0.02)
+
+    def held_back(guest: FakeGuest, frame: Frame) -> None:
+        if guest.hosts >= 3:
+            obey(guest, frame)
+            guest.say("out", ("seq", 1), ("pid", 1), ("text", "line 1"))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, HANG_S)
+        await channel.order("go", [], HANG_S)
+        ids = [order.count("id") for order in guest.orders if order.kind == "attach"]
+        assert len(ids) >= 3
+        assert ids == sorted(set(ids))  # each is an order of its own: all is told again after the answer
+        assert [frame.count("seq") for frame in heard] == [1]
+
+    with_guest(tmp_path, held_back, play)
+
+
+def test_a_guest_that_never_answers_attach_is_told_with_the_whole_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel_module, "REOPEN_AFTER_S", 0.02)
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        with pytest.raises(DriverError, match=r"did not answer attach within 0\.2 s"):
+            await channel.attach(guest.path, 0.2)
+        assert not channel.attached
+
+    with_guest(tmp_path, lambda _guest, _frame: None, play)
+
+
+def test_a_guest_that_refuses_attach_is_not_asked_again(tmp_path: Path):
+    def refuse(guest: FakeGuest, frame: Frame) -> None:
+        guest.say("refused", ("id", frame.text("id")), ("error", "after: expected a count"))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        with pytest.raises(DriverError, match="refused attach: after"):
+            await channel.attach(guest.path, HANG_S)
+        assert len(guest.orders) == guest.hosts == 1
+
+    with_guest(tmp_path, refuse, play)
 
 
 def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
@@ -376,13 +400,32 @@ def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
         guest.say("exit", ("seq", 4 + after), ("pid", 1), ("status", 0))
 
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
-        await channel.attach(guest.path, 5)
-        await channel.order("go", [], 5)  # what was told before is heard before its answer
-        await channel.attach(guest.path, 5)  # as after a restore: only what is new is asked for
+        await channel.attach(guest.path, HANG_S)
+        await channel.order("go", [], HANG_S)  # earlier reports arrive before the answer to this order
+        await channel.attach(guest.path, HANG_S)  # as after a restore: only what is new is asked for
         assert guest.orders[-1].count("after") == 4
-        await channel.order("go", [], 5)
+        await channel.order("go", [], HANG_S)
         assert [frame.count("seq") for frame in heard if frame.kind == "exit"] == [4, 8]
         assert [frame.count("seq") for frame in heard if frame.kind == "out"] == [1, 2, 3]
+
+    with_guest(tmp_path, tell, play)
+
+
+def test_what_was_meant_for_an_earlier_host_is_not_heard(tmp_path: Path):
+    def tell(guest: FakeGuest, frame: Frame) -> None:
+        if frame.kind == "attach":
+            guest.say("out", ("seq", 3), ("pid", 1), ("text", "line 3"))
+            guest.say("progress", ("units", 4), ("mono_ns", 1))
+        obey(guest, frame)
+        if frame.kind == "attach":
+            for seq in range(frame.count("after") + 1, 4):
+                guest.say("out", ("seq", seq), ("pid", 1), ("text", f"line {seq}"))
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        for _ in range(2):
+            await channel.attach(guest.path, HANG_S)
+            await channel.order("go", [], HANG_S)
+        assert [(frame.kind, frame.count("seq")) for frame in heard] == [("out", 1), ("out", 2), ("out", 3)]
 
     with_guest(tmp_path, tell, play)
 
@@ -397,8 +440,8 @@ def test_a_guest_from_a_node_whose_clock_was_ahead_is_caught_up_with(tmp_path: P
             guest.say("refused", ("id", frame.text("id")), ("error", "older"), ("last", ahead))
 
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
-        await channel.attach(guest.path, 5)
-        await channel.order("go", [], 5)
+        await channel.attach(guest.path, HANG_S)
+        await channel.order("go", [], HANG_S)
         assert [(order.kind, order.count("id") > ahead) for order in guest.orders] == [
             ("attach", False), ("attach", True), ("go", True),
         ]  # fmt: skip
@@ -416,14 +459,14 @@ def test_a_guest_that_refuses_or_says_nothing_is_an_error(tmp_path: Path, monkey
             guest.say("refused", ("id", frame.text("id")), ("error", "no such file"))
 
     async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
-        await channel.attach(guest.path, 5)
+        await channel.attach(guest.path, HANG_S)
         with pytest.raises(DriverError, match="refused run: no such file"):
-            await channel.order("run", [], 5)
+            await channel.order("run", [], HANG_S)
         with pytest.raises(DriverError, match="did not answer go"):
             await channel.order("go", [], 0.1)
         guest.hang_up()
         with pytest.raises(DriverError, match="channel"):
-            await channel.order("go", [], 5)
+            await channel.order("go", [], HANG_S)
         assert not channel.attached
 
     with_guest(tmp_path, refuse, play)

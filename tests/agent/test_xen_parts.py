@@ -19,6 +19,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.guests.image import GuestImage
@@ -285,7 +286,7 @@ async def console(agent: Path, folder: Path) -> AsyncIterator[tuple[Console, Gue
     there = Console(agent, folder)
     channel = GuestChannel("g", hear)
     try:
-        await channel.attach(there.path, 10.0)
+        await channel.attach(there.path, HANG_S)
         yield there, channel, heard, news
     finally:
         channel.detach()
@@ -294,9 +295,9 @@ async def console(agent: Path, folder: Path) -> AsyncIterator[tuple[Console, Gue
 
 def test_orders_and_words_go_through_a_terminal(agent: Path, tmp_path: Path):
     async def main() -> None:
-        async with asyncio.timeout(20), console(agent, tmp_path) as (_, channel, heard, news):
+        async with asyncio.timeout(HANG_S), console(agent, tmp_path) as (_, channel, heard, news):
             long = "x" * 6000  # more than a terminal holds at once
-            await channel.order("run", [("arg", "/bin/echo"), ("arg", long)], 5.0)
+            await channel.order("run", [("arg", "/bin/echo"), ("arg", long)], HANG_S)
             while not [frame for frame in heard if frame.kind == "exit"]:
                 news.clear()
                 await news.wait()
@@ -309,11 +310,11 @@ def test_orders_and_words_go_through_a_terminal(agent: Path, tmp_path: Path):
 
 def test_what_the_kernel_prints_into_a_frame_is_told_again(agent: Path, tmp_path: Path):
     async def main() -> None:
-        async with asyncio.timeout(20), console(agent, tmp_path) as (there, channel, heard, news):
+        async with asyncio.timeout(HANG_S), console(agent, tmp_path) as (there, channel, heard, news):
             damaged = encode("done", [("seq", 2), ("units", 5)])[:-9]
             there.print(f"{damaged.decode()}[   12.3] a driver has something to say\n")
             there.print("[   12.4] and more\n")
-            await channel.order("run", [("arg", "/bin/echo"), ("arg", "after it")], 5.0)
+            await channel.order("run", [("arg", "/bin/echo"), ("arg", "after it")], HANG_S)
             while not [frame for frame in heard if frame.kind == "exit"]:
                 news.clear()
                 await news.wait()
@@ -332,7 +333,7 @@ def test_a_terminal_whose_guest_has_gone_is_noticed(agent: Path, tmp_path: Path)
             there.process.kill()
             there.process.wait()
             with pytest.raises(DriverError, match="did not answer go within"):
-                await channel.order("go", [], 1.5)
+                await channel.order("go", [], 0.1)
             channel.detach()
             assert not channel.attached
             with pytest.raises(DriverError, match="control channel"):

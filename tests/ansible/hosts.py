@@ -14,13 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.live import HANG_S, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
-UP_WITHIN_S = 20.0
 PYTHON = "/usr/bin/python3"  # the hosts' own: theirs has to fit the wheels
 WHEELS = "/srv/dfrs-wheels"
 ENVIRONMENT = {  # of whoever logs in; without byte code pip is done in half the time
@@ -111,7 +111,7 @@ def _host(folder: Path, name: str, address: str, ssh: Ssh, wheels: Path) -> Iter
                 stderr=sink, start_new_session=True,
             )  # fmt: skip
         stack.callback(_end, child, root)
-        _until_open(address, port, log)
+        _until_open(child, address, port, log)
         yield HostAt(name, address, port, root)
 
 
@@ -171,7 +171,7 @@ def _end(child: subprocess.Popen[bytes], root: Path) -> None:
     """End the host's sshd, and every process that lives in its root."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
-    child.wait(10)
+    child.wait(HANG_S)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "root").readlink() == root:
@@ -185,14 +185,12 @@ def _free_port(address: str) -> int:
         return port
 
 
-def _until_open(address: str, port: int, log: Path) -> None:
-    ends_s = time.monotonic() + UP_WITHIN_S
-    while True:
-        try:
-            socket.create_connection((address, port), 1).close()
-        except OSError:
-            if time.monotonic() > ends_s:
-                raise AssertionError(f"no sshd at {address}:{port}: {log.read_text()}") from None
-            time.sleep(0.05)
-        else:
-            return
+def _until_open(child: subprocess.Popen[bytes], address: str, port: int, log: Path) -> None:
+    def open_() -> bool:
+        assert child.poll() is None, log.read_text()
+        with contextlib.suppress(OSError):
+            socket.create_connection((address, port), HANG_S).close()
+            return True
+        return False
+
+    wait_until(open_, f"an sshd at {address}:{port}")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+from support.live import HANG_S
 
 from testbed.remote.hosts import load_hosts
 
@@ -118,7 +119,7 @@ def services(found: list[HostAt], log: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack, log.open("ab") as sink:
         for host, command in zip(found, words, strict=True):
             child = subprocess.Popen(["chroot", host.root, *command], stdout=sink, stderr=sink)
-            stack.callback(child.wait, 30)
+            stack.callback(child.wait, HANG_S)
             stack.callback(child.terminate)
         yield
 
@@ -126,7 +127,7 @@ def services(found: list[HostAt], log: Path) -> Iterator[None]:
 def online(inventory: Path, found: list[HostAt], log: Path) -> list[tuple[str, bool]]:
     """Ask the lab, as its controller, which nodes are there; again until both are."""
     environment = {**os.environ, "TESTBED_TLS_DIR": str(inventory.parent / "certificates/controllers/alice")}
-    ends_s = time.monotonic() + 60
+    hangs_s = time.monotonic() + HANG_S
     while True:
         done = subprocess.run(
             [sys.executable, "-m", "testbed", "nodes", "--lab", "lab-1", "--json",
@@ -136,7 +137,7 @@ def online(inventory: Path, found: list[HostAt], log: Path) -> list[tuple[str, b
         nodes = [(node["node"], node["online"]) for node in json.loads(done.stdout or "[]")]
         if len(nodes) == 2 and all(there for _, there in nodes):
             return nodes
-        assert time.monotonic() < ends_s, done.stderr + log.read_text()[-3000:]
+        assert time.monotonic() < hangs_s, done.stderr + log.read_text()[-3000:]
 
 
 @pytest.mark.usefixtures("played")

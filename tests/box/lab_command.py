@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from support.live import HANG_S
 
 COMMAND = Path(__file__).with_name("box_command.py")  # with agents that drive nothing
 
@@ -13,22 +16,27 @@ COMMAND = Path(__file__).with_name("box_command.py")  # with agents that drive n
 class LabCommand:
     """`testbed lab` for one scenario file."""
 
-    command = (str(COMMAND),)
-    within_s = 120.0
+    real_driver = False  # else agents that drive processes, or nothing on nested Xen
 
     def __init__(self, name: str, file: Path) -> None:
         self.name = name
         self.file = file
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, cut_at: str = "") -> subprocess.Popen[str]:
+        """Start the command; with `cut_at` it stands still before a part of that kind is made, until SIGTERM."""
         return subprocess.Popen(
-            [sys.executable, *self.command, "lab", *arguments],
+            [sys.executable, str(COMMAND), "lab", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={
+                **os.environ,
+                "DFRS_TEST_CUT_AT": cut_at,
+                "DFRS_TEST_REAL_DRIVER": "1" if self.real_driver else "",
+            },
         )  # fmt: skip
 
     def run(self, *arguments, code=0):
         with self.start(*arguments) as child:
-            out, said = child.communicate(timeout=self.within_s)
+            out, said = child.communicate(timeout=HANG_S)
         assert child.returncode == code, said
         return out, said
 

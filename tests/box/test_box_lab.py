@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from lab_command import LabCommand
+from support.live import HANG_S
 
 from testbed.box.network import namespaces
 from testbed.box.partition import here
@@ -71,7 +72,7 @@ class Lab(LabCommand):
     def virsh(self, node, *arguments):
         return subprocess.run(
             ["virsh", "-c", f"qemu+unix:///system?socket={lab_dir(self.name)}/{node}/run/libvirt-sock", *arguments],
-            capture_output=True, text=True, timeout=30, check=True,
+            capture_output=True, text=True, timeout=HANG_S, check=True,
         ).stdout  # fmt: skip
 
     def assert_gone(self):
@@ -97,7 +98,7 @@ def lab(tmp_path):
     made = Lab(f"pytest{os.getpid()}", tmp_path)
     yield made
     with made.start("down", made.name) as child:
-        _, said = child.communicate(timeout=120)
+        _, said = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, said
     made.assert_gone()
 
@@ -112,7 +113,7 @@ def _assert_nodes_are_their_own(lab):
         [
             "nsenter", f"--net=/run/netns/dfrs-{lab.name}-a", "virsh", "-c", "qemu+tcp://10.213.255.2/system",
             "capabilities",
-        ], text=True, timeout=30,
+        ], text=True, timeout=HANG_S,
     )  # fmt: skip
     own = lab.virsh("a", "capabilities")
     uuids = [text[text.index("<uuid>") + 6 : text.index("</uuid>")] for text in (own, other)]
@@ -127,7 +128,7 @@ def _assert_a_cleanup_leaves(lab):
     for hide in ("true", "mount -t tmpfs tmpfs /run/dfrs-testbed"):
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", f"{hide} && exec {sys.executable} -m testbed cleanup --only labs"],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=HANG_S,
         )  # fmt: skip
         assert (done.returncode, lab.name in done.stdout) == (0, False), done.stdout + done.stderr
 
@@ -157,7 +158,7 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     assert lab.status()["nodes"][0]["domains"] == [{"name": "guest", "cap_cores": 0.3}]
 
     os.kill(first["nodes"][0]["libvirtd_pid"], signal.SIGKILL)
-    assert wait_until(lambda: identify(first["nodes"][0]["libvirtd_pid"]) is None, 5)
+    assert wait_until(lambda: identify(first["nodes"][0]["libvirtd_pid"]) is None, HANG_S)
     broken = lab.status(code=1)
     assert f"libvirtd dfrs-{lab.name}-a" in broken["missing"]
     os.kill(first["nodes"][1]["agent_pid"], signal.SIGKILL)
@@ -171,14 +172,14 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     assert repaired["missing"] == []
     assert repaired["nodes"][0]["domains"] == [{"name": "guest", "cap_cores": 0.3}]
 
-    subprocess.run(["ip", "netns", "delete", f"dfrs-{lab.name}-b"], check=True, timeout=10)
+    subprocess.run(["ip", "netns", "delete", f"dfrs-{lab.name}-b"], check=True, timeout=HANG_S)
     again = lab.up()
     assert sorted(again["made"]) == [
         f"libvirtd dfrs-{lab.name}-b", f"namespaces dfrs-{lab.name}-b", f"network dfrs-{lab.name}-b",
     ]  # fmt: skip
     subprocess.run(
         ["nsenter", f"--net=/run/netns/dfrs-{lab.name}-a", "virsh", "-c", "qemu+tcp://10.213.255.2/system", "version"],
-        check=True, timeout=30, stdout=subprocess.DEVNULL,
+        check=True, timeout=HANG_S, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 
     _assert_a_cleanup_leaves(lab)
@@ -223,10 +224,10 @@ def test_a_lab_whose_making_was_cut_off_leaves_nothing(lab, reached, how):
             return False
         return any(name.startswith(f"{reached} ") for name in things)
 
-    with lab.start("up", str(lab.file)) as child:
-        assert wait_until(begun, 20)
+    with lab.start("up", str(lab.file), cut_at=reached) as child:
+        assert wait_until(begun, HANG_S)
         child.send_signal(how)
-        _, said = child.communicate(timeout=60)
+        _, said = child.communicate(timeout=HANG_S)
     if how == signal.SIGTERM:
         assert child.returncode == 130, said
         assert "removing what was made" in said
@@ -238,10 +239,10 @@ def test_a_lab_whose_making_was_cut_off_leaves_nothing(lab, reached, how):
 
 def test_a_cut_off_lab_is_completed_by_the_next_up(lab):
     lab.write(driver="process")
-    with lab.start("up", str(lab.file)) as child:
-        assert wait_until(lambda: bool(marked(lab.name)), 20)
+    with lab.start("up", str(lab.file), cut_at="agent") as child:
+        assert wait_until(lambda: bool(marked(lab.name)), HANG_S)
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=HANG_S)
     assert lab.status(code=1)["phase"] == "making"
     found = lab.up()
     assert found["missing"] == []

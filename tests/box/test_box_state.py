@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from testbed.box import processes
 from testbed.box import spec as spec_module
@@ -123,24 +124,35 @@ def test_one_command_at_a_time(root):
         assert root.is_dir()
 
 
+READS_TWICE = """
+import pathlib, sys, time
+print(input())
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+input()
+"""
+
+
 def test_a_process_is_known_by_its_start_so_that_a_reused_id_is_never_ended(tmp_path):
-    process = spawn([sys.executable, "-c", "print(input()); input()"], "xstate/a/agent", tmp_path / "log", "hello\n")
+    argv = [sys.executable, "-c", READS_TWICE, str(tmp_path / "go")]
+    process = spawn(argv, "xstate/a/agent", tmp_path / "log", "hello\n")
     try:
+        (tmp_path / "go").touch()
         # its standard input is closed after the first line, so it ends in an error that its log tells
-        assert wait_until(lambda: not alive(process), 10)
+        assert wait_until(lambda: not alive(process), HANG_S)
         assert identify(process.pid) is None
         assert (tmp_path / "log").read_text().startswith("hello\n")
         assert "EOFError" in (tmp_path / "log").read_text()
     finally:
         os.waitpid(process.pid, 0)
-    sleeper = spawn(["sleep", "60"], "xstate/a/agent", tmp_path / "log")
+    sleeper = spawn(["sleep", "infinity"], "xstate/a/agent", tmp_path / "log")
     try:
         reused = ProcessId(sleeper.pid, sleeper.start_ticks - 1)
         assert alive(sleeper)
         assert not alive(reused)
-        end([reused], grace_s=1)
+        end([reused], grace_s=HANG_S)
         assert alive(sleeper)
-        end([sleeper], grace_s=5)
+        end([sleeper], grace_s=HANG_S)
         assert not alive(sleeper)  # although its parent has not asked for it yet
     finally:
         os.kill(sleeper.pid, signal.SIGKILL)
@@ -149,16 +161,16 @@ def test_a_process_is_known_by_its_start_so_that_a_reused_id_is_never_ended(tmp_
 
 def test_processes_are_found_by_lab_node_and_role_when_nobody_wrote_them_down(tmp_path):
     roles = [("xmark", "a", "agent"), ("xmark", "a", "libvirtd"), ("xmark", "b", "agent"), ("xmark-b", "a", "agent")]
-    started = [spawn(["sleep", "60"], mark(*role), tmp_path / "log") for role in roles]
+    started = [spawn(["sleep", "infinity"], mark(*role), tmp_path / "log") for role in roles]
     try:
         # between fork and exec a child has its parent's environment
-        assert wait_until(lambda: len(marked("xmark")) == 3 and len(marked("xmark-b")) == 1, 5)
+        assert wait_until(lambda: len(marked("xmark")) == 3 and len(marked("xmark-b")) == 1, HANG_S)
         assert set(marked("xmark")) == set(started[:3])
         assert set(marked("xmark", "a")) == set(started[:2])
         assert marked("xmark", "b", "agent") == [started[2]]
         assert marked("xmar") == []
     finally:
-        end(started, grace_s=5)
+        end(started, grace_s=HANG_S)
         for process in started:
             os.waitpid(process.pid, 0)
     assert marked("xmark") == []
@@ -179,7 +191,7 @@ def test_a_process_lives_until_its_last_thread_has_ended_and_its_locks_are_free(
     process = spawn(argv, mark("xhalf", "a", "libvirtd"), tmp_path / "log")
     try:
         status = Path(f"/proc/{process.pid}/stat")
-        assert wait_until(lambda: ") Z " in status.read_text(), 10), (tmp_path / "log").read_text()
+        assert wait_until(lambda: ") Z " in status.read_text(), HANG_S), (tmp_path / "log").read_text()
         assert alive(process)
         assert marked("xhalf", "a", "libvirtd") == [process]
         assert with_housemates([process]) == [process]
@@ -198,7 +210,7 @@ def test_a_process_lives_until_its_last_thread_has_ended_and_its_locks_are_free(
 def test_a_process_that_does_not_end_is_told_with_what_it_waits_for(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_KILLED_WITHIN_S", 0.1)
     monkeypatch.setattr(os, "kill", lambda *_: None)  # as when it waits for a disk
-    sleeper = spawn(["sleep", "60"], "xstuck/a/agent", tmp_path / "log")
+    sleeper = spawn(["sleep", "infinity"], "xstuck/a/agent", tmp_path / "log")
     try:
         with pytest.raises(RunError, match=rf"even SIGKILL does not end process {sleeper.pid}( \(in \w+\))?$"):
             end([sleeper], grace_s=0)

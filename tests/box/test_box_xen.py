@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from node_agent.guests.recipe_debian import Package
 from testbed.box import partition as partition_module
@@ -364,7 +365,7 @@ class FakeQemu:
                 lines.flush()
 
     def close(self):
-        self._thread.join(10)
+        self._thread.join(HANG_S)
         self._server.close()
 
 

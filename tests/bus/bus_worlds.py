@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.live import HANG_S
 
 from testbed.bus.broker import broker
 from testbed.bus.client import Bus, MqttBus, Presence
 from testbed.bus.memory import MemoryHub
 from testbed.bus.mosquitto import find_mosquitto
-
-PATIENCE_S = 10.0  # how long a test waits for what must happen
 
 
 class Mailbox:
@@ -39,7 +38,7 @@ class Mailbox:
 
     async def until(self, condition: Callable[[list[bytes]], bool]) -> list[bytes]:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(HANG_S):
                 while not condition(self.payloads):
                     self._news.clear()
                     await self._news.wait()
@@ -109,7 +108,7 @@ class Wire:
 
 async def lost(bus: Bus) -> None:
     """Wait until a bus has noticed that its connection is gone."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while bus.connected.is_set():  # noqa: ASYNC110  an event can be waited for only in the other direction
             await asyncio.sleep(0)
 
@@ -137,6 +136,8 @@ class MemoryWorld(World):
 
 
 class MqttWorld(World):
+    """Clients behind wires; they wait for a broker that is slow, unless a test gives them a limit of its own."""
+
     def __init__(self, address: Any) -> None:
         self.address = address
         self.buses: dict[str, MqttBus] = {}
@@ -144,6 +145,13 @@ class MqttWorld(World):
 
     @asynccontextmanager
     async def bus(self, name: str, presence: Presence | None = None, **options: Any) -> AsyncIterator[Bus]:
+        options = {
+            "connect_timeout_s": HANG_S,
+            "ack_timeout_s": HANG_S,
+            "close_timeout_s": HANG_S,
+            "keepalive_s": 3600,
+            **options,
+        }
         async with Wire(self.address.host, self.address.port).open() as wire:
             self.wires[name] = wire
             async with MqttBus(replace(self.address, port=wire.port), name, presence, **options) as bus:
@@ -157,7 +165,7 @@ class MqttWorld(World):
 
     async def mend(self, name: str) -> None:
         self.wires[name].accepts = True
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await self.buses[name].connected.wait()
 
 
@@ -186,7 +194,7 @@ def run(work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.Abst
     async def watched() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: complaints.append(repr(context)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             await work
         for _ in range(5):
             await asyncio.sleep(0)

@@ -51,7 +51,7 @@ class Node:
                 self.log.append(f"begin {cpu_s:g}")
                 self.begun.set()
                 try:
-                    await asyncio.sleep(cpu_s)
+                    await asyncio.sleep(cpu_s)  # speed: the command's own length, mostly in virtual time
                 except asyncio.CancelledError:
                     self.log.append(f"cancelled {cpu_s:g}")
                     raise

@@ -227,7 +227,8 @@ def test_publishing_fails_for_those_who_wait_when_the_bus_closes(kind: str) -> N
 
 def test_a_second_client_of_the_same_name_takes_over_and_is_heard(kind: str) -> None:
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a, w.bus("b"):
+        options: dict[str, Any] = {} if kind == "memory" else {"close_timeout_s": 0.05}
+        async with world(kind) as w, w.bus("a") as a, w.bus("b", **options):
             frozen = getattr(w, "wires", {}).get("b")
             if frozen is not None:
                 frozen.freeze()  # else the first one would connect again, and take over in its turn

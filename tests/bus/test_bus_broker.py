@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bus_worlds import MQTT_KINDS, Mailbox, run, world
+from support.live import until
 
 from testbed.bus import embedded, mosquitto
 from testbed.bus.broker import broker
@@ -131,9 +132,7 @@ def test_mosquitto_dies_with_the_process_that_started_it() -> None:
         assert not gone(child)
         os.kill(server.pid, signal.SIGKILL)
         await server.wait()
-        async with asyncio.timeout(5):
-            while not gone(child):  # noqa: ASYNC110  not our child: there is nothing to wait for
-                await asyncio.sleep(0.01)
+        await until(lambda: gone(child), "the end of Mosquitto")
 
     run(scenario())
 
@@ -153,7 +152,7 @@ def test_an_old_connection_that_ends_late_does_not_deafen_the_new_one(monkeypatc
     monkeypatch.setattr(embedded._Broker, "_stop_handler", stop_late)
 
     async def scenario() -> None:
-        async with world("embedded") as w, w.bus("a") as a, w.bus("b"):
+        async with world("embedded") as w, w.bus("a") as a, w.bus("b", close_timeout_s=0.05):
             w.wires["b"].freeze()
             old = w.wires["b"]
             async with w.bus("b") as second:

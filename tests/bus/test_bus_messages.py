@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.bus.envelope import decode_envelope
 from testbed.bus.messages import (
     SCHEMA_VERSION,
     Adopt,
@@ -36,7 +38,6 @@ from testbed.bus.messages import (
     Telemetry,
     Watch,
     decode,
-    decode_envelope,
     encode,
 )
 
@@ -44,13 +45,14 @@ RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 count = st.integers(0, 2**62)
-size = st.floats(0, 1e12, allow_nan=False)
+size = st.floats(0, 4096, allow_nan=False)
+mib = st.integers(0, 1 << 26)
 programs = st.builds(
-    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=count, topology=text,
-    touched_frac=st.floats(0, 1, exclude_min=True),
+    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=st.integers(0, 1 << 20),
+    topology=text, touched_frac=st.floats(0, 1, exclude_min=True),
 )  # fmt: skip
 specs = st.builds(
-    GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=count
+    GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
 )
 images = st.builds(ImageRef, image=text, bytes=count, digest=text)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
@@ -59,7 +61,7 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Save, guest=text, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
     st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
-    st.builds(Calibrate, cpu_s=size),
+    st.builds(Calibrate, cpu_s=st.floats(1e-3, 600)),
     st.builds(
         Watch,
         guests=st.lists(text).map(tuple),
@@ -144,6 +146,31 @@ def test_what_an_earlier_controller_says_means_what_it_meant() -> None:
             decode(Command, json.dumps({**raw, "action": {"kind": "start", "spec": spoilt, "cap_cores": 1}}))
 
 
+SAMPLE = (
+    '{"v":1,"node":"n","mono_ns":1,"cpu_frac":0,"memory_used_mib":0,"disk_read_mib":0,"disk_written_mib":0,'
+    '"net_received_mib":0,"net_sent_mib":0,"agent_cpu_s":0,"agent_rss_mib":0,"guests":[{"guest":"g","state":"running",'
+    '%s"cpu_s":1,"rss_mib":1,"read_mib":0,"written_mib":0,"units_done":5,"units_mono_ns":1}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "in_force", "wanted"),
+    [
+        ('"cap_cores":0.5,', None, 0.5),  # an agent of before told what was asked for by this name
+        ('"cap_cores":0.9,"wanted_cores":0.5,', 0.9, 0.5),
+        ('"cap_cores":null,"wanted_cores":0.5,', None, 0.5),
+        ('"cap_cores":null,', None, None),
+    ],
+)
+def test_caps_of_a_sample_are_those_in_force_and_those_asked_for(
+    told: str, in_force: float | None, wanted: float | None
+) -> None:
+    record = decode(Telemetry, SAMPLE % told)
+    (sample,) = record.guests
+    assert (sample.cap_cores, sample.wanted_cores) == (in_force, wanted)
+    assert decode(Telemetry, encode(record)) == record
+
+
 def test_commands_are_a_closed_set() -> None:
     raw = {"v": 1, "id": "a", "lease": "l", "reply_to": "r", "deadline_s": 1, "action": {"kind": "format-disk"}}
     with pytest.raises(BadRecordError, match=r"'format-disk' - at `\$.action.kind`"):
@@ -187,3 +214,31 @@ def test_the_hosts_of_a_job_keep_their_order() -> None:
 def test_the_sender_of_a_bad_command_can_be_told() -> None:
     envelope = decode_envelope(b'{"v": 9, "id": "c1", "reply_to": "back", "action": {"kind": "unheard-of"}}')
     assert (envelope.id, envelope.reply_to) == ("c1", "back")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"mono_ns":' + "9" * 40, r"bad record on lab/n1: Expected `int` <= 9223372036854775807 - at `\$\.mono_ns`"),
+        ('"mono_ns":-1', r"`int` >= 0 - at `\$\.mono_ns`"),
+        ('"mono_ns":1,"cpu_frac":1e308', r"`float` <= 1000000000000000\.0 - at `\$\.cpu_frac`"),
+        ('"mono_ns":1,"cpu_frac":1e400', r"out of range - at `\$\.cpu_frac`"),
+        ('"mono_ns":1,"cpu_frac":null', r"got `null` - at `\$\.cpu_frac`"),
+    ],
+)
+def test_numbers_that_measure_nothing_are_refused(text: str, words: str) -> None:
+    with pytest.raises(BadRecordError, match=words):
+        decode(Telemetry, f'{{"v":1,"node":"n1",{text}}}'.encode(), "lab/n1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("workers", 10**9), ("workers", 0), ("ranks", 10**9), ("work_units", 2**63), ("rank", -1)],
+)
+def test_a_program_that_would_take_a_nodes_memory_is_refused(key: str, value: int) -> None:
+    program = {"name": "eatcpu", "work_units": 1, "units_per_iteration": 1, "seed": 1, key: value}
+    spec = {"guest": "g", "run": "r", "job": 1, "task": 0, "cpu_cores": 1.0, "memory_mib": 64, "program": program}
+    action = {"kind": "start", "spec": spec, "cap_cores": 1.0}
+    command = {"v": 1, "id": "i", "lease": "l", "reply_to": "t", "deadline_s": 1.0, "action": action}
+    with pytest.raises(BadRecordError, match=rf"at `\$\.action\.spec\.program\.{key}`"):
+        decode(Command, msgspec.json.encode(command), "t")

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,7 +16,8 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from bus_worlds import MQTT_KINDS, PATIENCE_S, Mailbox, MqttWorld, lost, run, world
+from bus_worlds import MQTT_KINDS, Mailbox, MqttWorld, lost, run, world
+from support.live import HANG_S
 
 from testbed.bus import client as client_module
 from testbed.bus.broker import broker
@@ -27,13 +27,11 @@ from testbed.bus.connection import Connection
 by_broker = pytest.mark.parametrize("kind", MQTT_KINDS)
 
 
-async def refusal(address: BrokerAddress, timeout_s: float = 1.0) -> str:
-    """Return the one line with which a first connection fails, and check that it came in time."""
-    began_s = time.monotonic()
+async def refusal(address: BrokerAddress, timeout_s: float = HANG_S) -> str:
+    """Return the one line with which a first connection fails, long before its time is up if that is not given."""
     with pytest.raises(BusError) as caught:
         async with MqttBus(address, "c", connect_timeout_s=timeout_s):
             raise AssertionError("connected")
-    assert time.monotonic() - began_s < timeout_s + 1.5
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -73,12 +71,13 @@ def test_an_address_without_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_does_not_speak_is_told() -> None:
     async def scenario() -> None:
         here = 0
-        nobody = asyncio.Event()
+        somebody, nobody = asyncio.Event(), asyncio.Event()
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal here
             here += 1
             nobody.clear()
+            somebody.set()
             await reader.read()
             writer.close()
             here -= 1
@@ -89,9 +88,12 @@ def test_a_server_that_does_not_speak_is_told() -> None:
             address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
             assert "no MQTT greeting within 0.3 s" in await refusal(address, 0.3)
             await nobody.wait()  # the client has closed its socket
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2), MqttBus(address, "c"):
-                    pass
+            somebody.clear()
+            coming = asyncio.create_task(MqttBus(address, "c", connect_timeout_s=HANG_S).__aenter__())
+            await somebody.wait()
+            coming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await coming
             await nobody.wait()
 
     run(scenario())
@@ -105,9 +107,7 @@ def test_a_server_that_hangs_up_is_told_at_once() -> None:
 
         async with await asyncio.start_server(rude, "127.0.0.1", 0) as server:
             address = BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
-            began_s = time.monotonic()
-            assert "closed the connection without a greeting" in await refusal(address, timeout_s=20.0)
-            assert time.monotonic() - began_s < 5
+            assert "closed the connection without a greeting" in await refusal(address)
 
     run(scenario())
 
@@ -155,13 +155,14 @@ def test_a_restart_of_the_broker_loses_nothing(kind: str, tmp_path: Path) -> Non
     """
     port = unused_port()
     keeps = kind == "mosquitto"
+    patient = {"connect_timeout_s": HANG_S, "ack_timeout_s": HANG_S}
 
     async def scenario() -> None:
         mail = Mailbox()
         async with AsyncExitStack() as clients:
             async with broker(kind, state_dir=tmp_path, port=port) as running:
-                receiver = await clients.enter_async_context(MqttBus(running.address, "receiver"))
-                sender = await clients.enter_async_context(MqttBus(running.address, "sender", ack_timeout_s=2.0))
+                receiver = await clients.enter_async_context(MqttBus(running.address, "receiver", **patient))
+                sender = await clients.enter_async_context(MqttBus(running.address, "sender", **patient))
                 await receiver.subscribe("stream", mail)
                 sending = [asyncio.create_task(sender.publish("stream", b"%d" % n)) for n in range(100)]
                 if keeps:
@@ -235,7 +236,9 @@ def test_a_client_that_falls_silent_is_given_up(kind: str) -> None:
             await seen.count(1)
             w.wires["b"].freeze()
             w.wires["b"].accepts = False
-            assert await seen.count(2) == [b"online", b"lost"]
+            # a test that stands still is given up, too, and comes back; after the end of the wire it does not
+            got = await seen.until(lambda got: got[-1:] == [b"lost"])
+            assert got == [b"online", b"lost"] * (len(got) // 2)
 
     run(scenario())
 
@@ -245,7 +248,7 @@ def test_a_client_comes_back_although_its_old_connection_is_stuck(kind: str) -> 
     """As after a cut cable: what the broker sends piles up in a connection that it believes in."""
 
     async def scenario() -> None:
-        async with world(kind) as w, w.bus("a") as a, w.bus("b", keepalive_s=60) as first:
+        async with world(kind) as w, w.bus("a") as a, w.bus("b", keepalive_s=60, close_timeout_s=0.05) as first:
             await first.subscribe("to/b", Mailbox(), qos=0)
             old = w.wires["b"]
             old.freeze()
@@ -336,7 +339,7 @@ def test_a_loss_in_the_moment_of_the_end_does_not_hold_it_up(kind: str, monkeypa
     monkeypatch.setattr(client_module, "lost", lost_when_cancelled)
 
     async def scenario() -> None:
-        async with world(kind) as w, asyncio.timeout(PATIENCE_S), w.bus("a"):
+        async with world(kind) as w, asyncio.timeout(HANG_S), w.bus("a"):
             pass
 
     run(scenario())
@@ -367,14 +370,14 @@ def test_many_clients_come_at_once(kind: str) -> None:
             async def come(number: int) -> None:
                 name = f"n{number}"
                 presence = Presence(f"lab/{name}", name.encode, b"offline", b"lost")
-                async with MqttBus(w.address, name, presence) as bus:
+                async with MqttBus(w.address, name, presence, connect_timeout_s=HANG_S) as bus:
                     await bus.subscribe("lab/+", Mailbox())
                     await bus.subscribe(f"command/{name}", seen)
                     await bus.publish(f"command/{name}", name.encode())
 
             for _ in range(3):
                 seen.got.clear()
-                async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as group:
                     for number in range(20):
                         group.create_task(come(number))
 

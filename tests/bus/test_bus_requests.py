@@ -12,6 +12,7 @@ from bus_worlds import KINDS, VirtualLoop, run, world
 from command_lab import COMMANDS, REPLIES, Lab, Node, Stubborn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.messages import (
@@ -380,9 +381,9 @@ def test_commands_go_over_every_bus(kind: str) -> None:
             node = Node()
             async with (
                 Responder(far, "lab", "n1", node.perform, node.refuse),
-                Requester(near, "lab", "ctl", lambda: "token") as requester,
+                Requester(near, "lab", "ctl", lambda: "token", tries=1000) as requester,
             ):
-                calls = [requester.call("n1", Calibrate(cpu_s=n / 1000), deadline_s=5) for n in range(50)]
+                calls = [requester.call("n1", Calibrate(cpu_s=n / 1000), deadline_s=HANG_S) for n in range(50)]
                 assert [reply.result["units_per_s"] for reply in await asyncio.gather(*calls)] == [
                     n / 500 for n in range(50)
                 ]
@@ -396,7 +397,7 @@ def test_commands_go_over_every_bus(kind: str) -> None:
                 calling.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await calling
-                assert (await requester.call("n1", Ping(), deadline_s=5)).status == "done"
+                assert (await requester.call("n1", Ping(), deadline_s=HANG_S)).status == "done"
                 assert node.log[-1] == "cancelled 3600"
 
     run(scenario())

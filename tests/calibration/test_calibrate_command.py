@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.live import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ def calibrate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "testbed", "calibrate", "--quick", "--repeats", "2", "--experiments", "bus,decision",
          "--out", "calibration.toml", *words],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=200,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
 
 

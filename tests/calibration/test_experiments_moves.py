@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from node_agent.drivers.null import MIGRATION_DOWNTIME_S, MIGRATION_MIB_PER_S, NullDriver
@@ -128,7 +128,7 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
 
     async def slow_save(self, guest, at, image):
         lately.append(guest)
-        await asyncio.sleep(1.0 + len(lately))  # 2 s for the first, 3 s for the second: the first waits for it
+        await asyncio.sleep(1.0 + len(lately))  # the first waits for the second
         return await save(self, guest, at, image)
 
     async def slow_start(self, spec, cap_cores, image):
@@ -206,11 +206,40 @@ labs = st.builds(
 )
 
 
+ROOMY = lab_of(capabilities=(*SAVING, "whole", "live"))
+NEEDS = {  # capabilities, nodes; guests on a node at once, by the number of nodes
+    "save-restore": (("save",), 1, lambda _nodes: 1),
+    "mpi-save-restore": (("save", "mpi"), 1, lambda nodes: min(4, max(2, nodes))),
+    "transfer": (("save",), 2, lambda _nodes: 1),
+    "live-migration": (("live",), 2, lambda _nodes: 1),
+    "start": (("start",), 1, lambda _nodes: 1),
+    "enactment": (("start", "cap"), 1, lambda _nodes: 1),
+}
+
+
+def possible(name, lab):
+    """Whether a lab has what an experiment needs."""
+    capabilities, nodes, guests = NEEDS[name]
+    fact = lab.facts[0]
+    need_mib = guests(len(lab.facts)) * max(64, fact.guest_floor_mib)
+    room_mib = min(fact.memory_mib, fact.image_free_mib // 4, 2048)
+    return len(lab.facts) >= nodes and set(capabilities) <= set(fact.capabilities) and need_mib <= room_mib
+
+
+def test_a_lab_with_all_it_takes_refuses_no_experiment():
+    assert set(NEEDS) == set(ON_NODES)
+    assert [experiment.why_not(ROOMY) for experiment in find_experiments(ON_NODES)] == [""] * len(ON_NODES)
+
+
 @given(lab=labs, quick=st.booleans())
+@example(lab=ROOMY, quick=False)
+@example(lab=ROOMY, quick=True)
 def test_conditions_always_fit(lab, quick):
     fact = lab.facts[0]
     for experiment in find_experiments(ON_NODES):
-        if experiment.why_not(lab):
+        reason = experiment.why_not(lab)
+        assert (reason == "") == possible(experiment.name, lab), reason
+        if reason:
             continue
         conditions = experiment.conditions(lab, quick=quick)
         assert conditions
@@ -231,11 +260,11 @@ def test_conditions_always_fit(lab, quick):
 
 
 @given(lab=labs)
+@example(lab=ROOMY)
 def test_the_grid_of_saves_tells_memory_from_company(lab):
     """Each number of guests at once has two sizes of memory to fit a line, as far as room permits."""
     (experiment,) = find_experiments(["save-restore"])
-    if experiment.why_not(lab):
-        return
+    assume(possible("save-restore", lab))
     for quick in (False, True):
         conditions = experiment.conditions(lab, quick=quick)
         plain = [

@@ -281,13 +281,28 @@ def labs(draw):
     return LabFacts(scenario(nodes=nodes, **({"box": {}} if boxed else {})), (fact,) * count)
 
 
+def possible(name, lab):
+    """Whether a lab has what an experiment needs: memory, at least a fifth of a core, and native programs."""
+    fact = lab.facts[0]
+    shared = lab.scenario.box is not None or all(node.spawn for node in lab.scenario.nodes)
+    cores = min(fact.cpus, 0.9 * fact.machine_cores) if shared else fact.cpus
+    guests = fact.memory_mib // max(64, fact.guest_floor_mib)
+    return (
+        cores >= 0.2
+        and guests >= (2 if name == "isolation" else 1)
+        and (name != "virtualisation" or "native" in fact.capabilities)
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(labs(), st.booleans())
 def test_conditions_fit_every_lab(lab, quick):
     one_machine = lab.scenario.box is not None or all(node.spawn for node in lab.scenario.nodes)
     most_mib = max(64, lab.floor_mib)
     for name, experiment in EXPERIMENTS.items():
-        if reason := experiment.why_not(lab):
+        reason = experiment.why_not(lab)
+        assert (reason == "") == possible(name, lab), reason
+        if reason:
             assert "expected" in reason or not lab.able("native")
             continue
         conditions = experiment.conditions(lab, quick=quick)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.live import HANG_S
+
 ROOT = Path(__file__).parents[2]
 SMALL = """
 name = "small"
@@ -49,7 +51,7 @@ def write(folder: Path, text: str = SMALL, name: str = "small.toml") -> Path:
 def start(*arguments: object, **settings: str) -> subprocess.Popen[str]:
     """Start the command in a group of its own, so that all of it can be ended."""
     return subprocess.Popen(
-        [sys.executable, "-m", "testbed", "campaign", *map(str, arguments)],
+        [sys.executable, "-P", "-m", "testbed", "campaign", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
@@ -63,7 +65,7 @@ def command(*arguments: object, **settings: str) -> tuple[int, str, str]:
     """Run the command; exit code, standard output, standard error."""
     process = start(*arguments, **settings)
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=HANG_S)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

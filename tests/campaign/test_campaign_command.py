@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,19 +14,28 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 from campaign_files import ROOT, SMALL, command, start, write
+from support.live import HANG_S, wait_until
 
 TWINS = {"PYTHONPATH": str(Path(__file__).parent / "twins_only")}
 MANY = SMALL.replace('"1..3"', '"1..20"').replace("jobs = 30", "jobs = 150")
 UNITS, ROWS = 20 * 2 + 2, (20 * 2 + 2) * 3
 
 
-def until(condition, process=None, timeout_s=120.0):
-    end_s = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s, "it did not happen"
+def until(condition, process=None):
+    def there():
         assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    return found
+        return condition()
+
+    wait_until(there, "what is waited for")
+    return condition()
+
+
+def gate(folder, out, least):
+    """Let units wait at their beginning once `least` are done; returns the gate, to remove, and the settings."""
+    path = folder / "gate"
+    (folder / "new").write_text(f"{least} {out / 'done'}")
+    (folder / "new").replace(path)
+    return path, {**TWINS, "DFRS_TEST_GATE": str(path)}
 
 
 def done(out):
@@ -102,13 +110,14 @@ def test_mistakes_and_failures_have_their_exit_codes(tmp_path):
 def test_killed_and_started_again_it_loses_nothing_and_does_nothing_twice(tmp_path, whole):
     path, out = write(tmp_path, MANY), tmp_path / "out"
     for ended in (2, 12):
-        process = start(path, "--out", out, "--jobs", 2, **TWINS)
+        _closed, settings = gate(tmp_path, out, ended)
+        process = start(path, "--out", out, "--jobs", 2, **settings)
         until(lambda ended=ended: len(done(out)) >= ended, process)
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.communicate()
         assert len(workers) >= 2
-        _gone, alive = psutil.wait_procs(workers, timeout=30)  # they end without their parent
+        _gone, alive = psutil.wait_procs(workers, timeout=HANG_S)  # they end without their parent
         assert not alive
         kept = {file: file.stat().st_mtime_ns for file in done(out)}
     code, _out, err = command(path, "--out", out, "--jobs", 2, **TWINS)
@@ -123,7 +132,8 @@ def test_killed_and_started_again_it_loses_nothing_and_does_nothing_twice(tmp_pa
 @pytest.mark.slow
 def test_a_worker_that_dies_costs_nothing_but_time(tmp_path, whole):
     path, out = write(tmp_path, MANY), tmp_path / "out"
-    process = start(path, "--out", out, "--jobs", 2, **TWINS)
+    closed, settings = gate(tmp_path, out, 1)
+    process = start(path, "--out", out, "--jobs", 2, **settings)
     try:
         until(lambda: done(out), process)
         worker = next(
@@ -133,7 +143,8 @@ def test_a_worker_that_dies_costs_nothing_but_time(tmp_path, whole):
         )
         worker.kill()
         assert len(done(out)) < UNITS
-        _out, err = process.communicate(timeout=300)
+        closed.unlink()
+        _out, err = process.communicate(timeout=HANG_S)
     finally:
         end(process)
     assert process.returncode == 0, err
@@ -143,11 +154,12 @@ def test_a_worker_that_dies_costs_nothing_but_time(tmp_path, whole):
 @pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on(tmp_path):
     path, out = write(tmp_path, MANY), tmp_path / "out"
-    process = start(path, "--out", out, "--jobs", 2, **TWINS)
+    _closed, settings = gate(tmp_path, out, 1)
+    process = start(path, "--out", out, "--jobs", 2, **settings)
     try:
         until(lambda: done(out), process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _out, err = process.communicate(timeout=60)
+        _out, err = process.communicate(timeout=HANG_S)
     finally:
         end(process)
     assert process.returncode == 130, err
@@ -159,11 +171,12 @@ def test_interrupted_it_says_how_to_go_on(tmp_path):
 @pytest.mark.slow
 def test_on_a_dask_cluster_whose_worker_is_killed(tmp_path, whole):
     path, out, address = write(tmp_path, MANY), tmp_path / "out", tmp_path / "scheduler.json"
+    closed, settings = gate(tmp_path, out, 2)
 
     def dask(role, *arguments):
         return subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.dask_{role}", *map(str, arguments), "--no-dashboard"],
-            cwd=ROOT, env={**os.environ, **TWINS}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=ROOT, env={**os.environ, **settings}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     scheduler = dask("scheduler", "--host", "127.0.0.1", "--port", 0, "--scheduler-file", address)
@@ -181,7 +194,8 @@ def test_on_a_dask_cluster_whose_worker_is_killed(tmp_path, whole):
         until(lambda: len(done(out)) >= 2, campaign)
         workers[0].kill()
         assert len(done(out)) < UNITS
-        _out, err = campaign.communicate(timeout=300)
+        closed.unlink()
+        _out, err = campaign.communicate(timeout=HANG_S)
         assert campaign.returncode == 0, err
         assert figures(out) == whole
     finally:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.campaign.conditions import Condition
-from testbed.campaign.file import find_campaign, load_campaign, ready_campaigns
+from testbed.campaign.file import load_campaign
 from testbed.campaign.instances import TraceSets
 from testbed.campaign.plan import Plan, has_period
 from testbed.campaign.ranges import numbers_of
 from testbed.errors import UserError
+from testbed.packaged import find_campaign, packaged_campaigns
 
 sys.path.append(str(Path(__file__).parent))
 from campaign_files import SMALL, write
@@ -143,7 +144,7 @@ weeks = WEEKS
 
 
 def test_ready_campaigns_are_those_of_the_papers_and_that_of_the_users_hardware():
-    ready = {name: load_campaign(path) for name, path in ready_campaigns().items()}
+    ready = {name: load_campaign(path) for name, path in packaged_campaigns().items()}
     assert {name: len(campaign.policies) for name, campaign in ready.items()} == {
         "ipdps-tables": 9, "rr7659-catalogue": 119, "rr7659-hpc2n": 21, "rr7659-periods": 3,
         "rr7659-scaled": 21, "rr7659-unscaled": 21, "your-hardware": 10,
@@ -155,6 +156,6 @@ def test_ready_campaigns_are_those_of_the_papers_and_that_of_the_users_hardware(
     assert len(names) == 18
     assert all("OPT=MIN" in name for name in names[:-1])
     assert sum("MINVT=600" in name for name in names) == 9  # 4 greedy, 3 with MCB8, /per and /stretch-per
-    assert find_campaign("rr7659-scaled") == ready_campaigns()["rr7659-scaled"]
+    assert find_campaign("rr7659-scaled") == packaged_campaigns()["rr7659-scaled"]
     with pytest.raises(UserError, match="nearest: rr7659-scaled"):
         find_campaign("rr7659-scale")

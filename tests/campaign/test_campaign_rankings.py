@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, rankdata
 
 from testbed.campaign.digests import code_version, overheads_digest
-from testbed.campaign.file import find_campaign, load_campaign
+from testbed.campaign.file import load_campaign
 from testbed.campaign.instances import TraceSets
 from testbed.campaign.model import RankingSpec
 from testbed.campaign.plan import Plan
@@ -23,6 +23,7 @@ from testbed.campaign.results import rows_of
 from testbed.campaign.run import Place, run_units
 from testbed.campaign.sweep import Sweep
 from testbed.errors import UserError
+from testbed.packaged import find_campaign
 from testbed.simulation.overheads import Overheads, parse_overheads
 
 sys.path.append(str(Path(__file__).parent))

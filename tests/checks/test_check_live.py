@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
+from support.deadlines import PATIENT_TOML
+from support.live import HANG_S, wait_until
 
 from testbed.checks.references import load_references, save_references
 
@@ -93,10 +94,10 @@ def argv(*arguments: str) -> list[str]:
 
 
 def checked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "lab.toml").write_text(LAB)
+    (folder / "lab.toml").write_text(LAB + PATIENT_TOML)
     return subprocess.run(
         argv("--lab=lab.toml", "--json", *arguments), cwd=folder, capture_output=True, text=True, check=False,
-        timeout=240,
+        timeout=HANG_S,
     )  # fmt: skip
 
 
@@ -170,19 +171,17 @@ def test_a_lab_that_breaks_skips_the_rest_with_the_reason(tmp_path: Path) -> Non
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "test_waits.py").write_text(WAITS)
-    (tmp_path / "lab.toml").write_text(LAB)
+    (tmp_path / "lab.toml").write_text(LAB + PATIENT_TOML)
     base = tmp_path / "base"
     command = argv("--lab=lab.toml", "test_waits.py")
     process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTEST_ADDOPTS": f"--basetemp={base}"})
     try:
-        end_s = time.monotonic() + 60
-        while not (tmp_path / "running").exists() and process.poll() is None and time.monotonic() < end_s:
-            time.sleep(0.05)
+        wait_until(lambda: (tmp_path / "running").exists() or process.poll() is not None, "a check at work")
         assert (tmp_path / "running").exists()
         below = psutil.Process(process.pid).children(recursive=True)
         assert any("node_agent" in child.cmdline() for child in below)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
+        assert process.wait(HANG_S) == 130
     finally:
         process.kill()
         process.wait()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.live import HANG_S
 
 ROOT = Path(__file__).parents[2]
 TABLE = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n1,0,1,1.0,0.4,300\n2,10,2,0.5,0.3,200\n"
@@ -26,7 +27,12 @@ name = "node-b"
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "testbed", *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "testbed", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
     )
 
 
@@ -53,7 +59,7 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'numpy', 'pydantic', 'rich', 'aiomqtt', 'msgspec', 'psutil', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANG_S)
     assert result.returncode == 0, result.stderr
     assert "quickstart" in result.stdout
 
@@ -138,7 +144,8 @@ def test_a_broker_that_is_not_there(small: Path) -> None:
     result = run("run", "small.toml", cwd=small)
     assert result.returncode == 2
     assert result.stderr.strip().splitlines()[-1].startswith("testbed: broker mqtt://127.0.0.1:9")
-    assert not list((small / "runs").iterdir())
+    assert result.stdout == ""
+    assert not (small / "runs").exists()
 
 
 def test_an_agent_that_never_answers(small: Path) -> None:
@@ -148,7 +155,8 @@ def test_an_agent_that_never_answers(small: Path) -> None:
     result = run("run", "small.toml", cwd=small)
     assert result.returncode == 2
     assert "no answer within 3 s from far-away" in result.stderr.splitlines()[-1]
-    assert not list((small / "runs").iterdir())
+    assert result.stdout == ""
+    assert not (small / "runs").exists()
 
 
 def test_what_is_no_run_directory(tmp_path: Path) -> None:
@@ -160,3 +168,38 @@ def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
     result = run("polices", cwd=tmp_path)
     assert result.returncode == 2
     assert "nearest: policies" in result.stderr
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    refused(run("query", ".", "SELECT 1", cwd=tmp_path), ".: no run directory: expected one with events.jsonl")
+    refused(run("query", "/dev/null", "SELECT 1", cwd=tmp_path), "/dev/null: no run directory")
+    (tmp_path / "jobs.csv").touch()
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "manifest.json").write_text("{}")
+    refused(run("report", ".", "--no-html", cwd=tmp_path), "manifest.json: no run", "expected the manifest of a run")
+
+
+def test_a_place_where_no_authority_can_be_made(tmp_path: Path) -> None:
+    refused(run("ca", "init", "/proc/x", "--lab", "lab-1", cwd=tmp_path), "/proc/x: cannot write: ")
+
+
+def test_a_lab_without_a_broker_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    for command in ("who", "take"):
+        result = run("lab", command, "lab-1", "--broker", "mqtt://127.0.0.1:9", cwd=tmp_path)
+        refused(result, "broker mqtt://127.0.0.1:9: connection refused")
+
+
+def test_a_driver_that_is_unknown_is_told_at_once(small: Path) -> None:
+    (small / "small.toml").write_text(SCENARIO.replace('name = "node-b"', 'name = "node-b"\ndriver = "proces"'))
+    for more in ((), ("--dry-run",)):
+        result = run("run", "small.toml", *more, cwd=small)
+        refused(result, "node node-b: nodes.1.driver = 'proces': expected one of docker, libvirt, null, process, xen")
+        assert result.stdout == ""
+    assert not (small / "runs").exists()
+
+
+def test_a_policy_of_a_megabyte_is_cut(small: Path) -> None:
+    (small / "small.toml").write_text(SCENARIO.replace("GreedyPM */per/OPT=MIN/MINVT=600", "x" * 10**6))
+    result = run("run", "small.toml", cwd=small)
+    refused(result, "expected a name of at most 200 characters")
+    assert len(result.stderr) < 300

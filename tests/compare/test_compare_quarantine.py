@@ -36,7 +36,8 @@ def test_a_rehearsed_run_is_well_and_its_hardware_is_not_asked(run: Path) -> Non
     found = health(run)
     assert names(found) == []
     assert {finding.name for finding in found.findings} == {
-        "jobs", "nodes_lost", "retries", "failures", "restarts", "missing", "gap", "dropped", "drift", "late", "clock",
+        "jobs", "nodes_lost", "retries", "failures", "doubts", "restarts", "missing", "gap", "dropped", "drift",
+        "late", "clock",
     }  # fmt: skip
     assert value(found, "late") < 0.001
     assert value(found, "clock") is None
@@ -47,6 +48,7 @@ DISTURBANCES = {
     "nodes_lost": add_offline,
     "retries": add(kind="retry", job=2, verb="start", error="no room"),
     "failures": add(kind="outcome", action=99, verb="cap", job=2, nodes=[0, 1], ok=False, error="refused"),
+    "doubts": add(kind="doubt", job=2, task=0, node=1, reason="it is done with 100 work units in 0 s"),
     "dropped": add(kind="telemetry", node=0, dropped=3),
     "clock": add(kind="clock", unix_ns=10**15),
 }

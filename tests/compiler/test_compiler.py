@@ -17,6 +17,7 @@ from kernels_to_compile import (
     returns_its_argument,
     weighted_sum,
 )
+from support.live import HANG_S
 
 from testbed import compiler
 
@@ -75,7 +76,9 @@ print(was, sum(function.stats.cache_hits.values()), compiler.is_cached(differenc
 def _in_a_process(home, **more):
     environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(Path(__file__).parent), **more}
     run = [sys.executable, "-W", "error", "-c", _COMPILE]
-    return subprocess.run(run, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    return subprocess.run(
+        run, env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
+    ).stdout.split()
 
 
 def test_machine_code_is_kept_for_the_next_process(tmp_path):

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-UP_WITHIN_S = 30.0
-END_WITHIN_S = 20.0
+from support.live import HANG_S
+
+_END_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _GROUPS = Path("/sys/fs/cgroup")
 # in a mount namespace of its own: its mounts end with it, and in its own /run it finds no other engine's sockets
@@ -84,13 +85,14 @@ def _end(child: subprocess.Popen[bytes], name: str) -> None:
     """End the engine, and what is left of it if it did not end well."""
     child.terminate()
     try:
-        child.wait(END_WITHIN_S)
+        child.wait(_END_WITHIN_S)  # speed: then it is killed, which no test sees
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-    ends_s = time.monotonic() + END_WITHIN_S
+    hangs_s = time.monotonic() + HANG_S
     while not _cleaned(name):
-        assert time.monotonic() < ends_s, f"of the engine {name} is left: processes {_processes(name)}, {_groups(name)}"
+        left = f"processes {_processes(name)}, {_groups(name)}"
+        assert time.monotonic() < hangs_s, f"of the engine {name} is left: {left}"
         time.sleep(_LOOK_EVERY_S)  # the ends of others' children are not told to this process
 
 
@@ -124,9 +126,9 @@ def _groups(name: str) -> list[Path]:
 
 def _until_up(child: subprocess.Popen[bytes], path: Path, log: Path) -> None:
     """Wait until the engine has its socket; whoever connects then is answered once it is ready."""
-    ends_s = time.monotonic() + UP_WITHIN_S
+    hangs_s = time.monotonic() + HANG_S
     with socket.socket(socket.AF_UNIX) as probe:
         while probe.connect_ex(str(path)):
             assert child.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < ends_s, log.read_text()[-2000:]
+            assert time.monotonic() < hangs_s, log.read_text()[-2000:]
             time.sleep(_LOOK_EVERY_S)  # it tells its start to systemd alone

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_conformance import DriverConformance, Node
+from driver_conformance import DriverConformance
+from driver_suite import Node
 from engine import EngineAt, engine, why_not
+from support.live import ENDLESS_UNITS
 
 from node_agent.drivers.containers.frozen import is_frozen
 from node_agent.drivers.protocol import Driver, DriverError, NodeBudget
@@ -35,6 +37,7 @@ class Containers(DriverConformance):
     memory_mib = 96
     units_a_second = 40_000
     units_per_iteration = 200
+    throttled_s = 2.0
     _url: str
 
     def make(self) -> Driver:
@@ -63,7 +66,7 @@ class TestDockerDriver(Containers):
             stores = ImageStores(node.budget.image_dir)
             stores.open_memory("t")
             try:
-                spec = msgspec.structs.replace(self.spec("a", 60), memory_mib=400)
+                spec = msgspec.structs.replace(self.spec("a"), memory_mib=400)
                 await node.driver.start(spec, 1.0, None)
                 at = await node.driver.hold("a")
                 before = self.limits_mib()
@@ -98,7 +101,7 @@ class TestWholeContainers(Containers):
             assert node.facts is not None
             assert "save:criu" in node.facts.capabilities
             assert node.happenings == []  # of the trial nobody hears
-            await node.driver.start(self.spec("a", 60), 0.5, None)
+            await node.driver.start(self.spec("a"), 0.5, None)
             await node.until("a", "progress")
             image = node.budget.image_dir / "a.img"
             for _ in range(3):
@@ -106,7 +109,7 @@ class TestWholeContainers(Containers):
                 report = await node.driver.save("a", at, image)
                 assert is_frozen(image)
                 assert image.stat().st_size == report.bytes
-                await node.driver.start(self.spec("a", 60), 0.25, image)
+                await node.driver.start(self.spec("a"), 0.25, image)
                 assert [sample.cap_cores for sample in node.driver.sample()] == [0.25]
                 progress = await node.until("a", "progress")
                 assert int(str(progress.detail["units"])) >= (at or 0) * self.units_per_iteration
@@ -118,20 +121,20 @@ class TestWholeContainers(Containers):
         from node_agent.drivers.containers.driver import DockerDriver
 
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.spec("a", 60), 1.0, None)
+            await node.driver.start(self.spec("a"), 1.0, None)
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", None, image)
             other = Node(
                 DockerDriver(url=self._url, save="program"),
-                replace(node.budget, node="other", state_dir=tmp_path / "other"), self.within_s,
-            )  # fmt: skip
+                replace(node.budget, node="other", state_dir=tmp_path / "other"),
+            )
             try:
                 await other.open()
                 assert other.facts is not None
                 assert "save:program" in other.facts.capabilities
                 with pytest.raises(DriverError, match="cannot take back: the agent was told save=program"):
-                    await other.driver.start(self.spec("a", 60), 1.0, image)
+                    await other.driver.start(self.spec("a"), 1.0, image)
                 assert other.driver.sample() == []
             finally:
                 await other.driver.close()
@@ -172,7 +175,7 @@ def test_where_criu_does_not_work_programs_save_themselves(
         try:
             await driver.open(budget, lambda _happening: None)
             assert driver.sample() == []
-            program = ProgramSpec("eatcpu", 10**9, 200, 1)
+            program = ProgramSpec("eatcpu", ENDLESS_UNITS, 200, 1)
             spec = GuestSpec(guest="g", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=96, program=program)
             await driver.start(spec, 1.0, None)
             at = await driver.hold("g")

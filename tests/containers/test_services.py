@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from engine import EngineAt, engine, why_not
+from support.live import HANG_S
 
 from testbed.bus.mosquitto import find_mosquitto
 
@@ -37,7 +38,7 @@ async def main():
     async def hear(topic, payload):
         heard.set()
     broker = BrokerAddress.parse("$TESTBED_BROKER")
-    async with asyncio.timeout(20), MqttBus(broker, "talker", keep_session=False) as bus:
+    async with asyncio.timeout(900), MqttBus(broker, "talker", keep_session=False) as bus:
         await bus.subscribe("testbed/v1/t/lease", hear)
         if sys.argv[1] == "publish":
             await bus.publish("testbed/v1/t/lease", b"kept", retain=True)
@@ -61,7 +62,7 @@ class Services:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.at.inside, *words], env=self.environment, capture_output=True, text=True, check=False, timeout=180
+            [*self.at.inside, *words], env=self.environment, capture_output=True, text=True, check=False, timeout=HANG_S
         )
 
     def env(self) -> dict[str, str]:

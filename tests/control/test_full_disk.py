@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rehearsal import BEST, Watcher, scenario
+from support.live import HANG_S
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
@@ -209,7 +210,7 @@ def test_the_command_ends_with_1_and_one_line(disk: Path, tmp_path: Path) -> Non
     fill(disk, (1 << 20) + 60_000)
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "full.toml")],
-        check=False, capture_output=True, text=True, timeout=60, env={**os.environ, "TMPDIR": str(disk)},
+        check=False, capture_output=True, text=True, timeout=HANG_S, env={**os.environ, "TMPDIR": str(disk)},
     )  # fmt: skip
     assert ended.returncode == 1, ended.stdout + ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("testbed: ")]

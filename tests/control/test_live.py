@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import interrupting
 import psutil
 import pytest
+from support.deadlines import PATIENT_TOML
+from support.live import HANG_S, wait_until
 
+from node_agent.programs.segments import segments_of
 from testbed.control.replay_decisions import replay_decisions
 from testbed.measure.rundir import read_journal
 
@@ -22,6 +27,7 @@ pytestmark = pytest.mark.slow
 SCENARIO = """
 name = "live"
 policy = "GreedyPM */per/OPT=MIN/MINVT=600"
+period_s = 60
 time_scale = 60
 [programs]
 units_per_core_s = 50000.0
@@ -35,23 +41,23 @@ memory_mib = 512
 name = "node-b"
 memory_mib = 512
 """
-JOBS = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
-1,0,1,1.0,0.4,400
-2,30,2,1.0,0.4,300
-3,60,3,0.5,0.25,240
-4,200,2,0.5,0.7,120
-5,300,1,0.25,0.2,60
-"""
+HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
+ENDLESS_S = 10**9  # of trace: a job that runs until something ends it
+JOB_TASKS = {1: 1, 2: 2, 3: 3}  # in all runs but one, which is not asked for job 3
+LOST_AFTER_S = 20.0
 
 
 class Run:
-    """`testbed run` as a child process; `watch` is called with every journal entry while it runs."""
+    """`testbed run` as a child process, whose output is kept line by line."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, room: Path, *arguments: str) -> None:
         self.folder = folder
+        self.room = room
+        python_path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "testbed", "run", "live.toml", *arguments], cwd=folder, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(room)},
         )  # fmt: skip
         self.lines: list[str] = []
         self._heard = threading.Condition()
@@ -67,29 +73,53 @@ class Run:
         with self._heard:
             self._heard.notify_all()
 
-    def wait_for(self, words: str, timeout_s: float = 90) -> None:
+    def wait_for(self, words: str) -> None:
         """Wait until a line of output holds `words`."""
 
         def there() -> bool:
             return any(words in line for line in self.lines) or self.process.poll() is not None
 
         with self._heard:
-            assert self._heard.wait_for(there, timeout_s), f"never said {words!r}: {self.lines}"
+            assert self._heard.wait_for(there, HANG_S), f"never said {words!r}: {self.lines}"
         assert any(words in line for line in self.lines), self.lines
 
-    def end(self, timeout_s: float = 150) -> int:
-        code = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
+    def end(self) -> int:
+        code = self.process.wait(HANG_S)
+        self._reader.join(HANG_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
 
-    def processes(self, name: str) -> list[psutil.Process]:
-        """Processes below the run whose command line holds `name`."""
+    def until_at_work(self, job: int) -> None:
+        """Wait until all guests of a job have progressed."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, self.lines
+            entries = [entry for path in self.folder.glob("runs/*/events.jsonl") for entry in read_journal(path)]
+            progressed = {e["task"] for e in entries if (e["kind"], e.get("event")) == ("guest", "progress")
+                          and e["job"] == job}  # fmt: skip
+            return progressed == set(range(JOB_TASKS[job]))
+
+        wait_until(there, f"job {job} at work")
+
+    def agents(self) -> list[psutil.Process]:
+        """Agents of the run's nodes, in the order of the nodes."""
+        found = [child for child in psutil.Process(self.process.pid).children() if "--node" in child.cmdline()]
+        return sorted(found, key=lambda agent: agent.cmdline())
+
+    def serial_programs(self) -> list[psutil.Process]:
+        """Programs of jobs of one task: no process of MPI is between them and their agent."""
+        programs = [child for agent in self.agents() for child in agent.children()]
+        return [program for program in programs if program.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
+
+    def processes(self) -> list[psutil.Process]:
+        """Processes of the run, also of one that was killed: it, its broker, its agents and their programs."""
         found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
+        for process in psutil.process_iter():
             try:
-                if name in " ".join(process.cmdline()):
+                place = Path(process.cwd())
+                mine = place == self.folder or place.is_relative_to(self.room)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
@@ -102,33 +132,25 @@ class Run:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., Run]:
-    """Start runs in a folder of their own; afterwards no process of theirs is left."""
-    (tmp_path / "live.toml").write_text(SCENARIO)
-    (tmp_path / "jobs.csv").write_text(JOBS)
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Start runs of the given jobs in a folder of their own; afterwards no process of theirs is left."""
+    (tmp_path / "live.toml").write_text(SCENARIO + PATIENT_TOML)
     runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="dfrs-t") as room:  # short: names of sockets begin with it
 
-    def begin(*arguments: str) -> Run:
-        runs.append(Run(tmp_path, *arguments))
-        return runs[-1]
+        def begin(jobs: str, *arguments: str) -> Run:
+            (tmp_path / "jobs.csv").write_text(HEADER + jobs)
+            runs.append(Run(tmp_path, Path(room), *arguments))
+            return runs[-1]
 
-    before = set(psutil.pids())
-    yield begin
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.end()
-    _, left = psutil.wait_procs([p for p in _ours() if p.pid not in before], timeout=15)
-    left = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert not left, left
+        yield begin
+        for run in runs:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.end()
+        wait_until(lambda: not any(run.processes() for run in runs), "the end of all that the runs started")
     groups = [path for path in Path("/sys/fs/cgroup").glob("*/dfrs-node-*") if (path / "cgroup.procs").read_text()]
     assert not groups, "a killed agent's groups stay, but empty; the next agent removes them"
-
-
-def _ours() -> list[psutil.Process]:
-    return [
-        p for p in psutil.process_iter(["cmdline"]) if any("node_agent" in word for word in p.info["cmdline"] or ())
-    ]
 
 
 def checksums(journal: list[dict]) -> dict[tuple[int, int], str]:
@@ -139,30 +161,43 @@ def checksums(journal: list[dict]) -> dict[tuple[int, int], str]:
     }
 
 
-def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(start: Callable[..., Run]) -> None:
-    run = start()
+def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(
+    start: Callable[..., Run], install_plugin: Callable[[str, str, str], Path]
+) -> None:
+    install_plugin(
+        "dfrs_interrupting", Path(interrupting.__file__).read_text(),
+        "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n",
+    )  # fmt: skip
+    jobs = "1,0,1,1.0,0.2,60\n2,60,2,1.0,0.2,60\n3,120,3,1.0,0.2,60\n"
+    run = start(jobs, "--policy", "Interrupting")
     assert run.end() == 0, run.lines
     journal = read_journal(run.path / "events.jsonl")
-    metrics = {k: v["value"] for k, v in json.loads((run.path / "summary.json").read_text())["metrics"].items()}
-    assert metrics["preemptions"] + metrics["migrations"] >= 1
-    assert metrics["restores"] >= 1
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["results"] == {"right": 3, "wrong": {}, "unchecked": {}}, "the controller compared every rank"
+    assert "doubts" not in summary
+    metrics = {k: v["value"] for k, v in summary["metrics"].items()}
+    assert metrics["preemptions"] + metrics["migrations"] >= 3
+    assert metrics["restores"] >= 3
     costs = [entry for entry in journal if entry["kind"] == "rescheduling"]
-    assert any(len(run_tasks(journal, cost["job"])) > 1 for cost in costs), "an MPI job was saved and restored"
+    assert sorted(cost["job"] for cost in costs) == [1, 2, 3], "each job was interrupted once"
+    assert len(run_tasks(journal, 3)) == 3, "an MPI job was saved and restored"
     for cost in costs:
         assert cost["save_s"] > 0
         assert cost["restore_s"] > 0
         assert cost["saved_bytes"] > 50 << 20
+        # the tasks of job 2 are alike, so that each stays on its node
+        assert (cost["transferred_bytes"] > 50 << 20) == (cost["job"] != 2)
     assert replay_decisions(run.path)[1] == []
     points = (run.path / "points.lp").read_text().splitlines()
     assert {line.split(",", 1)[0] for line in points} >= {"node", "guest", "action", "decision", "job", "rescheduling"}
     assert not (run.path / "images").exists()
 
-    quiet = start("--out", "quiet", "--policy", "Greedy */OPT=MIN")  # it never interrupts a job
+    quiet = start(jobs, "--out", "quiet", "--policy", "Greedy */OPT=MIN")  # it never interrupts a job
     assert quiet.end() == 0, quiet.lines
     (quiet_path,) = (run.folder / "quiet").iterdir()
     undisturbed = read_journal(quiet_path / "events.jsonl")
     assert not [entry for entry in undisturbed if entry.get("verb") == "save"]
-    assert len(checksums(journal)) == 9
+    assert len(checksums(journal)) == 6
     assert checksums(journal) == checksums(undisturbed)
 
 
@@ -171,41 +206,54 @@ def run_tasks(journal: list[dict], job: int) -> set[int]:
 
 
 def test_a_program_killed_from_outside_fails_its_job_and_the_run_goes_on(start: Callable[..., Run]) -> None:
-    run = start()
-    run.wait_for("job 1 running")
-    run.wait_for("start job 2")
-    victim = next(p for p in run.processes("node_agent.programs") if "mpiexec" not in " ".join(p.cmdline()))
+    run = start(
+        f"1,0,1,1.0,0.4,{ENDLESS_S}\n2,30,2,1.0,0.4,60\n3,60,3,0.5,0.25,60\n4,200,2,0.5,0.5,60\n5,300,2,0.25,0.2,60\n",
+        "--policy", "Greedy */OPT=MIN",  # it never interrupts a job: the victim works when it is killed
+    )  # fmt: skip
+    run.until_at_work(1)
+    (victim,) = run.serial_programs()
     victim.send_signal(signal.SIGKILL)
     assert run.end() == 1
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["done"] == 4
-    assert len(summary["failed"]) == 1
+    assert list(summary["failed"]) == ["1"]
     (reason,) = summary["failed"].values()
     assert "SIGKILL" in reason or "signal 9" in reason
 
 
-def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run]) -> None:
-    run = start()
-    run.wait_for("job 2 running")
-    agent = next(p for p in run.processes("node_agent") if "node-b" in p.cmdline())
-    agent.send_signal(signal.SIGKILL)
+def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path) -> None:
+    scenario = (tmp_path / "live.toml").read_text()
+    for name in ("node_silence_s", "node_lost_s"):  # nobody is waited for longer than that
+        scenario = scenario.replace(f"{name} = {HANG_S}", f"{name} = {LOST_AFTER_S}")
+    (tmp_path / "live.toml").write_text(scenario)
+    # both nodes have a task of job 2; the others fit on the node that is left
+    run = start(f"1,0,1,1.0,0.2,60\n2,30,2,1.0,0.6,{ENDLESS_S}\n3,60,1,0.5,0.15,60\n")
+    run.until_at_work(2)
+    segments = {segment for process in run.processes() for segment in segments_of(process.pid)}
+    assert segments, "ranks of job 2 have mapped shared memory"
+    run.agents()[1].send_signal(signal.SIGKILL)
     run.wait_for("node node-b is lost")
     assert run.end() == 1
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["done"] >= 1
-    assert any("node-b was lost" in reason for reason in summary["failed"].values())
+    assert "node-b is lost" in summary["failed"]["2"]
     removed = subprocess.run(
         [sys.executable, "-m", "testbed", "cleanup", "--only", "agents"], capture_output=True, check=False
     )
-    assert removed.returncode == 0, removed.stdout  # all that the killed agent left, shared memory among it
+    assert removed.returncode == 0, removed.stdout
+    assert not [segment for segment in segments if segment.exists()]
+    assert not list(run.room.glob("dfrs-*"))
+
+
+ENDLESS = f"1,0,1,1.0,0.2,{ENDLESS_S}\n2,30,2,1.0,0.2,{ENDLESS_S}\n3,60,3,0.5,0.2,{ENDLESS_S}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_measured(start: Callable[..., Run], number: signal.Signals) -> None:
-    run = start()
-    run.wait_for("job 3 running")
+    run = start(ENDLESS)
+    run.until_at_work(3)
     run.process.send_signal(number)
-    assert run.end(30) == 130
+    assert run.end() == 130
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["complete"] is False
     assert (run.path / "points.lp").stat().st_size > 0
@@ -214,19 +262,14 @@ def test_an_interrupted_run_keeps_what_was_measured(start: Callable[..., Run], n
 
 
 def test_after_a_killed_controller_the_agents_clean_up(start: Callable[..., Run]) -> None:
-    before = folders()
-    run = start()
-    run.wait_for("start job 2")
-    agents = run.processes("node_agent")
-    made = folders() - before
+    run = start(ENDLESS)
+    run.until_at_work(2)
+    assert len(run.agents()) == 2
+    assert len(run.processes()) >= 6, "controller, broker, agents, and the programs of job 2 at least"
+    made = list(run.room.iterdir())
     assert made
     run.process.kill()
-    assert run.end(30) == -signal.SIGKILL
-    psutil.wait_procs(agents, timeout=15)
+    assert run.end() == -signal.SIGKILL
+    wait_until(lambda: not run.processes(), "the end of all that the run started")
     assert not (run.path / "images").exists()
-    assert not made & folders()
-
-
-def folders() -> set[Path]:
-    """Folders for the agents' sockets."""
-    return set(Path(tempfile.gettempdir()).glob("dfrs-*"))
+    assert not [folder for folder in made if folder.name.startswith("dfrs-") and folder.exists()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError
 from testbed.control.labs import dry_lab
 from testbed.control.replay_decisions import replay_decisions
-from testbed.control.session import check_jobs, run_session
+from testbed.control.session import check_disk, check_jobs, run_session
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
@@ -220,6 +221,30 @@ def test_a_save_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pyte
     assert all(entry["ok"] for entry in journal if entry["kind"] == "outcome")
 
 
+def test_a_cap_that_another_one_is_in_force_after_is_set_again_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_cap = NullDriver.set_cap
+    answers = iter([1.07])
+
+    async def lying(self: NullDriver, guest: str, cap_cores: float) -> float:
+        found = await set_cap(self, guest, cap_cores)
+        return next(answers, found)
+
+    monkeypatch.setattr(NullDriver, "set_cap", lying)
+    result, journal = rehearse(tmp_path, five_jobs())
+    assert result.summary["done"] == 5
+    (retry,) = [entry for entry in journal if entry["kind"] == "retry"]
+    assert re.fullmatch(r"the cap of guest \S+ is 1\.07 cores after it was set: expected 0\.\d+ cores", retry["error"])
+    intents = {entry["action"]: entry for entry in journal if entry["kind"] == "intent"}
+    caps = [entry for entry in journal if entry["kind"] == "outcome" and entry["verb"] == "cap"]
+    needs = {job.job_id: job.cpu_need_frac for job in five_jobs()}
+    assert caps
+    for outcome in caps:
+        wanted = intents[outcome["action"]]["yield_frac"] * needs[outcome["job"]]
+        assert outcome["caps_cores"] == pytest.approx([wanted] * len(outcome["nodes"]), abs=1e-5)
+
+
 def test_a_start_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = NullDriver.start
     failures = iter([True])
@@ -300,9 +325,10 @@ def test_a_lost_node_fails_its_jobs_and_the_others_go_on(tmp_path: Path) -> None
         result, journal = rehearse(tmp_path, jobs, watcher=Watcher(stop_one))
     failed = result.summary["failed"]
     assert set(failed) == {"2", "4"}
-    assert "node-1 was lost" in failed["2"]
-    assert "does not fit on the 1 nodes" in failed["4"]
-    assert [entry["node"] for entry in journal if entry["kind"] == "node"] == ["node-1"]
+    assert failed["2"] == "node node-1 is lost (its agent ended)"
+    assert failed["4"] == "does not fit on the 1 nodes that are left"
+    (gone,) = (entry for entry in journal if entry["kind"] == "node")
+    assert (gone["node"], gone["online"], gone["standing"]) == ("node-1", False, "lost")
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -343,13 +369,12 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_a_disk_too_small_for_the_images_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rehearsal_needs_no_disk_for_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=3999 << 20))
-    with pytest.raises(UserError, match="3999 MiB free: expected at least 4000 MiB for images"):
-        rehearse(tmp_path, five_jobs())
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="3999 MiB free on its disk: expected at least 4000 MiB for images"):
+        check_disk(tmp_path, scenario())
+    result, _ = rehearse(tmp_path, five_jobs())
+    assert result.summary["done"] == 5
 
 
 def test_changed_policy_code_is_found_out(tmp_path: Path) -> None:

@@ -24,12 +24,23 @@ def test_every_scenario_that_is_shipped_is_valid(path: Path) -> None:
     ("change", "words"),
     [
         ({"polcy": "EASY"}, ["polcy", "nearest: policy"]),
-        ({"time_scale": 0}, ["time_scale = 0", "greater than 0"]),
+        ({"time_scale": 0}, ["time_scale = 0", "greater than or equal to 0.001"]),
+        ({"time_scale": 1e308}, ["time_scale = 1e+308", "less than or equal to 1000000"]),
+        ({"time_scale": 1e-300}, ["time_scale = 1e-300", "greater than or equal to 0.001"]),
         ({"time_scale": float("nan")}, ["time_scale", "finite"]),
-        ({"period_s": -1}, ["period_s = -1", "greater than 0"]),
+        ({"period_s": -1}, ["period_s = -1", "greater than or equal to 0.1"]),
+        ({"period_s": 1e-6}, ["period_s = 1e-06", "greater than or equal to 0.1"]),
+        ({"programs": {"units_per_core_s": 1e300}}, ["programs.units_per_core_s = 1e+300", "1000000000000"]),
+        ({"nodes": [{"name": "a", "cpus": 1e9}]}, ["nodes.0.cpus = 1000000000.0", "4096"]),
+        ({"nodes": [{"name": "a", "cpus": float("nan")}]}, ["nodes.0.cpus = nan", "finite"]),
+        ({"nodes": [{"name": "a", "memory_mib": 99999999999999999999}]}, ["nodes.0.memory_mib = 99999", "67108864"]),
+        ({"deadlines": {"command_s": 1e308}}, ["deadlines.command_s = 1e+308", "1000000000"]),
         ({"name": "Quick Start"}, ["name = 'Quick Start'"]),
         ({"nodes": []}, ["nodes"]),
-        ({"nodes": [{"name": "a"}, {"name": "a"}]}, ["nodes with different names"]),
+        ({"nodes": [{"name": "n a"}]}, ["nodes.0.name = 'n a': expected 1 to 63 of a-z, 0-9 and -"]),
+        ({"policy": 7}, ["policy = 7: expected the name of a policy, or a list of names"]),
+        ({"lab": "x" * 10**6}, ["lab = 'xxx", "(1000002 characters): expected 1 to 63 of a-z"]),
+        ({"nodes": [{"name": "a"}, {"name": "a"}]}, ["nodes with different names, found more than one a"]),
         ({"nodes": [{"name": "a", "memory_mb": 5}]}, ["nodes.0.memory_mb", "nearest: memory_mib"]),
         ({"programs": {"serial": "os; system"}}, ["programs.serial = 'os; system'"]),
         ({"recorders": "influx"}, ["recorders = 'influx'"]),
@@ -46,6 +57,7 @@ def test_a_wrong_value_is_named(change: dict, words: list[str]) -> None:
         check_scenario({**copy.deepcopy(GOOD), **change}, Path("s.toml"))
     text = str(caught.value)
     assert "\n" not in text
+    assert len(text) < 500
     for word in ["s.toml", *words]:
         assert word in text
 

@@ -17,6 +17,8 @@ from testbed.bus.messages import (
     GuestEvent,
     GuestSample,
     GuestSpec,
+    NodeFacts,
+    NodeStatus,
     ProgramSpec,
     Supersteps,
     Telemetry,
@@ -24,15 +26,21 @@ from testbed.bus.messages import (
 )
 from testbed.bus.requests import Requester
 from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.fleet import Fleet, Node
-from testbed.control.recorder import Recorder
+from testbed.control.fleet import Fleet, Node, rule_of
+from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.results import cap_error_pp
 from testbed.control.sample_clock import SampleClock
+from testbed.control.scenario import DeadlinesTable
 from testbed.control.step_meter import StepMeter
 from testbed.control.tracker import Tracker
 from testbed.control.virtual_time import run_in_virtual_time
-from testbed.measure.rundir import RunDirectory
+from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.workload.jobs import Job
 
+FACTS = NodeFacts(
+    cpus=1.0, memory_mib=1000, machine_cores=2, machine_memory_mib=4000, cpu_model="a", kernel="k", driver="null",
+    capabilities=(), versions={}, address="127.0.0.1", image_port=0, image_free_mib=0,
+)  # fmt: skip
 SECOND_NS = 10**9
 ANCHOR_NS = 1_700_000_000 * SECOND_NS
 UNITS = 10**6
@@ -73,7 +81,8 @@ def test_clocks_that_drift_apart_are_followed():
         taken_ns = clock.taken_ns(mono_ns, heard_ns + 1000, late=False)
         assert taken_ns is not None
         error_ns.append(abs(taken_ns - heard_ns))
-    assert max(error_ns) <= 600 * 10_000 + 1000  # as much as they drift in ten minutes, not in a day
+    # speed: of clocks that the test makes; as much as they drift in ten minutes, not in a day
+    assert max(error_ns) <= 600 * 10_000 + 1000
 
 
 # --- what a fleet makes of late samples
@@ -92,7 +101,7 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
     async def main() -> None:
         loop, hub = asyncio.get_running_loop(), MemoryHub()
         async with hub.client("c") as bus, hub.client("n0") as agent:
-            fleet = Fleet(bus, "t", ["n0"], Requester(bus, "t", "c", lambda: ""), silence_s=6.0)
+            fleet = Fleet(bus, "t", ["n0"], Requester(bus, "t", "c", lambda: ""), rule_of(DeadlinesTable()))
             got: list[tuple[float, bool]] = []
             changes: list[bool] = []
             begin_s = loop.time()
@@ -101,7 +110,7 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
                 got.append((round(taken_ns / 1e9 - begin_s, 3), record.late))
 
             fleet.on_telemetry = take
-            fleet.on_node_change = lambda node: changes.append(node.online)
+            fleet.on_node_change = lambda node, _change: changes.append(node.online)
             await fleet.open()
             watching = asyncio.create_task(fleet.watch())
             node = fleet.nodes[0]
@@ -110,8 +119,9 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
                 await agent.publish(topics.node_topic("t", "n0", "telemetry"), encode(record))
                 await asyncio.sleep(0.001)
 
-            node.online, node.heard_s = True, loop.time()
-            node.announced.set()
+            here = NodeStatus(node="n0", online=True, boot="b1", facts=FACTS)
+            await agent.publish(topics.node_topic("t", "n0", "status"), encode(here))
+            await node.announced.wait()
             await send(telemetry(1000, late=True))  # of before this controller
             assert got == []
             for _ in range(3):  # its clock is 1000 s ahead, a delivery takes no time
@@ -120,7 +130,7 @@ def test_late_samples_are_placed_in_order_and_say_nothing_of_now() -> None:
             assert got == [(0.001, False), (1.001, False), (2.001, False)]
             await asyncio.sleep(7)
             assert not node.online
-            assert node.reason.startswith("silent")
+            assert node.reason == "silent for 7.5 s, as all nodes"
             for second in (3, 4, 5):
                 await send(telemetry(1000.001 + second, late=True))
             await send(telemetry(1000.001 + 4, late=True))  # once more: nobody knew whether it had arrived
@@ -151,10 +161,12 @@ SPEC = GuestSpec(
 )  # fmt: skip
 
 
-def guest(units: int, cpu_s: float, steps: Supersteps | None = None) -> GuestSample:
+def guest(
+    units: int, cpu_s: float, steps: Supersteps | None = None, cap_cores: float | None = 0.5, wanted_cores: float = 0.5
+) -> GuestSample:
     return GuestSample(
-        guest="g", state="running", cap_cores=0.5, cpu_s=cpu_s, rss_mib=1.0, read_mib=0.0, written_mib=0.0,
-        units_done=units, units_mono_ns=0, supersteps=steps,
+        guest="g", state="running", cap_cores=cap_cores, wanted_cores=wanted_cores, cpu_s=cpu_s,
+        rss_mib=1.0, read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=0, supersteps=steps,
     )  # fmt: skip
 
 
@@ -194,7 +206,10 @@ class World:
                 head, fields, time_ns = line.split(" ")
                 if head.split(",")[0] == measurement:
                     pairs = (pair.partition("=") for pair in fields.split(","))
-                    values = {name: float(value.removesuffix("i")) for name, _, value in pairs}
+                    values = {
+                        name: value == "true" if value in ("true", "false") else float(value.removesuffix("i"))
+                        for name, _, value in pairs
+                    }
                     found.append(((int(time_ns) - ANCHOR_NS) / 1e9, values))
         return found
 
@@ -234,6 +249,90 @@ def test_a_window_of_constant_cap_ends_where_samples_come_late(tmp_path: Path) -
     run(main())
 
 
+def windows(world: World) -> list[tuple[float, float, bool]]:
+    """Length, requested cores, and whether a drift ended it, of each window."""
+    return [
+        (pytest.approx(fields["window_s"]), fields["requested_cores"], fields["drifted"])
+        for _, fields in world.points("cap")
+    ]
+
+
+def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(5):
+            world.sample(second, guest(second, 0.5 * second))
+        for second in range(5, 9):  # somebody else raised the cap to 0.9 cores
+            world.sample(second, guest(second, 0.9 * second, cap_cores=0.9))
+        for second in range(9, 13):
+            world.sample(second, guest(second, 0.5 * second))
+        for second in range(13, 17):
+            world.sample(second, guest(second, 0.5 * second, cap_cores=0.25, wanted_cores=0.25))
+        world.live.phase = Phase.SAVING
+        world.sample(17, guest(17, 17.0, cap_cores=0.25, wanted_cores=0.25))
+        assert windows(world) == [(4.0, 0.5, True), (3.0, 0.5, False), (3.0, 0.25, False)]
+        assert [window.drifted for window in world.recorder.cap_windows] == [True, False, False]
+        caps = [(fields["cap_cores"], fields["wanted_cores"]) for _, fields in world.points("guest")]
+        assert caps[4:10] == [(0.5, 0.5), *[(0.9, 0.5)] * 4, (0.5, 0.5)]
+
+    run(main())
+
+
+def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(4):
+            world.sample(second, guest(second, 0.5 * second))
+        detail = {"found": -1.0, "wanted": 0.5}
+        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
+        for second in range(4, 8):
+            world.sample(second, guest(second, 0.5 * second))
+        world.live.phase = Phase.SAVING
+        world.sample(8, guest(8, 4.0))
+        assert windows(world) == [(3.0, 0.5, True), (3.0, 0.5, False)]
+        assert [fields["found_cores"] for _, fields in world.points("cap_drift")] == [-1.0]
+
+    run(main())
+
+
+def test_a_node_that_never_had_a_guest_has_no_say_about_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        world.live.been = {(2, 0)}  # it was moved from there: the last samples may come late
+        steps = Supersteps(steps=4, longest_s=0.5, compute_s=0.8, comm_s=0.2)
+        for node in (Node(1, "n1"), Node(2, "n2")):
+            record = telemetry(1.0, guest(100, 0.1, steps), node=node.name)
+            world.tracker.telemetry(node, record, world.begin_ns + 10**9)
+        assert world.live.units_done == [0]
+        assert [fields["units_done"] for _, fields in world.points("guest")] == [100]
+        text = (world.directory.path / "points.lp").read_text()
+        assert "guest,job=7,node=n2" in text
+        assert text.count("superstep,") == 1
+
+    run(main())
+
+
+def test_a_cap_that_could_not_be_read_is_no_number_and_no_window(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second in range(4):
+            world.sample(second, guest(second, 0.5 * second))
+        for second in range(4, 8):
+            world.sample(second, guest(second, 0.5 * second, cap_cores=None))
+        assert windows(world) == [(3.0, 0.5, False)]
+        assert [sorted(set(fields) & {"cap_cores", "wanted_cores"}) for _, fields in world.points("guest")] == [
+            *[["cap_cores", "wanted_cores"]] * 4, *[["wanted_cores"]] * 4
+        ]  # fmt: skip
+
+    run(main())
+
+
+def test_windows_that_a_drift_ended_do_not_count_as_errors_of_caps() -> None:
+    good = CapWindow("eatcpu", 0.5, 0.51, 10.0)
+    assert cap_error_pp([good, CapWindow("eatcpu", 0.5, 0.9, 10.0, drifted=True)]) == (pytest.approx(1.0), 1)
+    assert cap_error_pp([CapWindow("eatcpu", 0.5, 0.9, 10.0, drifted=True)]) == (None, 0)
+
+
 def test_samples_that_an_agent_gave_up_are_told_once(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
@@ -244,6 +343,19 @@ def test_samples_that_an_agent_gave_up_are_told_once(tmp_path: Path) -> None:
             "node n0 lost 5", "node n0 lost 3", "node n0 lost 2"
         ]  # fmt: skip
         world.directory.close()
+
+    run(main())
+
+
+def test_a_guest_that_was_healed_is_told_and_in_the_journal(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        detail: dict[str, object] = {"silent_s": 31.4, "attachments": 1}
+        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
+        world.directory.close()
+        assert [line.partition(" on ")[2] for line in world.lines] == ["n0 tells again after 31 s of silence"]
+        (entry,) = read_journal(world.directory.path / "events.jsonl")
+        assert (entry["kind"], entry["event"], entry["detail"]) == ("guest", "healed", detail)
 
     run(main())
 

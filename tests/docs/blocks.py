@@ -31,6 +31,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for found, text in _BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
 
 
+def command_lines(page: Path) -> list[str]:
+    """Return the command lines of a page's `sh` blocks as they are typed: joined where they go on, without comments."""
+    text = "".join(_COMMENT.sub("", block.replace("\\\n", " ")) for block in blocks(page, "sh"))
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
 def lines() -> list[Line]:
     """Return every command of ours in every page."""
     found = []

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from blocks import PAGES, ROOT, Line, lines
+from support.live import HANG_S
 
 LINES = lines()
 # these need no lab, and are quick: they are executed below, in the order of the pages
@@ -33,6 +34,7 @@ ELSEWHERE = {
     "report": ("tests/report/test_report_command.py", "invoke(report,"),
     "run": ("tests/control/test_live.py", '"testbed", "run"'),
     "services": ("tests/containers/test_services.py", '"testbed", "services"'),
+    "why": ("tests/report/test_job_story.py", "invoke(why,"),
     "trace info": ("tests/workload/test_trace_command.py", '"info",'),
 }
 
@@ -94,8 +96,8 @@ def test_commands_that_need_no_lab_work(page: Path, tmp_path: Path) -> None:
     ]
     for line in mine:
         done = subprocess.run(
-            [sys.executable, "-m", *line.words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
-            env={**os.environ, **dict(each.split("=", 1) for each in line.variables)},
+            [sys.executable, "-m", *line.words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            timeout=HANG_S, env={**os.environ, **dict(each.split("=", 1) for each in line.variables)},
         )  # fmt: skip
         if line.words[1] == "doctor":  # this machine may be sick
             assert done.returncode in {0, 1, 2}

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 from blocks import ROOT, blocks
+from support.deadlines import PATIENT_TOML
+from support.live import HANG_S
 
+import testbed
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.task import Task
 from testbed.policies.catalogue import parse
@@ -81,10 +84,11 @@ def test_the_program_computes_what_it_expects() -> None:
 @pytest.mark.slow
 def test_policy_and_driver_work_in_a_live_run(plugins: Path, tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(JOBS)
-    (tmp_path / "own.toml").write_text(SCENARIO)
+    (tmp_path / "own.toml").write_text(SCENARIO + PATIENT_TOML)
+    packages = Path(testbed.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-m", "testbed", "run", "own.toml"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=200, env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{ROOT}"},
+        timeout=HANG_S, env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{packages}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").iterdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import shlex
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from support.live import HANG_S
 
 from node_agent.guests import wire
 from node_agent.guests.image import GuestImage, command_line
@@ -26,8 +29,9 @@ def missing(*tools: str) -> bool:
 class Host:
     """Orders to a guest, and all frames that came from it."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, last_words: Callable[[], str] = lambda: "") -> None:
         self.end = end
+        self._last_words = last_words
         self.reader = wire.Reader()
         self.frames: list[wire.Frame] = []
         self.last_id = 0
@@ -43,13 +47,16 @@ class Host:
         """Take what is there within a time; return whether anything came."""
         if not select.select([self.end], [], [], timeout_s)[0]:
             return False
-        data = self.end.recv(65536)
-        assert data, "the guest's end was closed"
+        try:
+            data = self.end.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        assert data, f"the guest's end was closed; {self._last_words()}"
         self.frames += self.reader.feed(data)
         return True
 
-    def until(self, wanted: Callable[[wire.Frame], bool], timeout_s: float = 20.0, since: int = 0) -> wire.Frame:
-        end_s = time.monotonic() + timeout_s
+    def until(self, wanted: Callable[[wire.Frame], bool], since: int = 0) -> wire.Frame:
+        end_s = time.monotonic() + HANG_S
         while True:
             for frame in self.frames[since:]:
                 if wanted(frame):
@@ -58,8 +65,8 @@ class Host:
             assert left_s > 0, f"did not come; there were {self.frames[-20:]}"
             self.receive(left_s)
 
-    def kind(self, kind: str, timeout_s: float = 20.0, since: int = 0) -> wire.Frame:
-        return self.until(lambda frame: frame.kind == kind, timeout_s, since)
+    def kind(self, kind: str, since: int = 0) -> wire.Frame:
+        return self.until(lambda frame: frame.kind == kind, since)
 
     def order(self, kind: str, *fields: tuple[str, object], number: int | None = None) -> wire.Frame:
         since = len(self.frames)
@@ -84,9 +91,11 @@ class AgentAlone:
 
     def __init__(self, binary: Path, folder: Path) -> None:
         ours, theirs = socket.socketpair()
+        self.folder = folder
         with theirs:
             argv = [str(binary), str(theirs.fileno()), str(folder)]
-            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+            told = {"DFRS_TEST_PORT": str(theirs.fileno()), "DFRS_TEST_FOLDER": str(folder)}  # see odd_port.c
+            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={**os.environ, **told})
         self.host = Host(ours)
 
     def close(self) -> None:
@@ -99,8 +108,9 @@ class Machine:
     """A guest under QEMU's emulation; `network` are the options of its card's back end."""
 
     def __init__(
-        self, image: GuestImage, folder: Path, name: str, memory_mib: int, address: str = "", network: str = ""
-    ) -> None:
+        self, image: GuestImage, folder: Path, name: str, memory_mib: int, address: str = "", network: str = "",
+        machine: str = "pc",
+    ) -> None:  # fmt: skip
         self.console = folder / f"{name}.console"
         path = folder / f"{name}.sock"
         card: list[str] = []
@@ -110,8 +120,9 @@ class Machine:
             card = ["-netdev", f"{network},id=n0", "-device", model]
         self.started_s = time.monotonic()
         self.process = subprocess.Popen([
-            QEMU, "-accel", "tcg", "-M", "pc", "-cpu", "max", "-m", str(memory_mib), "-nodefaults", "-no-user-config",
-            "-display", "none", "-no-reboot", "-kernel", str(image.kernel), "-initrd", str(image.initramfs),
+            QEMU, "-accel", "tcg", "-M", machine, "-cpu", "max", "-m", str(memory_mib), "-nodefaults",
+            "-no-user-config", "-display", "none", "-no-reboot",
+            "-kernel", str(image.kernel), "-initrd", str(image.initramfs),
             "-append", command_line(name, address or None), "-serial", f"file:{self.console}",
             "-device", "virtio-serial-pci", "-chardev", f"socket,id=ctl,path={path},server=on,wait=off",
             "-device", "virtserialport,chardev=ctl,name=dfrs.ctl", *card,
@@ -124,14 +135,19 @@ class Machine:
             except OSError:
                 assert self.process.poll() is None, "QEMU ended"
                 select.select([], [], [], 0.02)
-        self.host = Host(end)
+        self.host = Host(end, self._last_words)
 
-    def attach(self, timeout_s: float = 60.0) -> float:
+    def _last_words(self) -> str:
+        """Return how QEMU ended, and what the guest's kernel said last."""
+        said = self.console.read_text(errors="replace")
+        return f"QEMU: {self.process.poll()}; console: {said[-4000:]}"
+
+    def attach(self) -> float:
         """Attach to the agent as soon as it is there; return how long after the start it said hello."""
-        end_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + HANG_S
         while not any(frame.kind == "hello" for frame in self.host.frames):
-            assert time.monotonic() < end_s, self.console.read_text(errors="replace")
-            assert self.process.poll() is None, self.console.read_text(errors="replace")
+            assert time.monotonic() < end_s, self._last_words()
+            assert self.process.poll() is None, self._last_words()
             self.host.send("attach", ("after", 0))
             self.host.receive(1.0)
         return time.monotonic() - self.started_s

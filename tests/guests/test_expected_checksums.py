@@ -8,6 +8,7 @@ from dataclasses import asdict
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import ENDLESS_UNITS, HANG_S
 from twins import expected, task
 
 from node_agent.drivers.protocol import Happening
@@ -63,11 +64,11 @@ def test_a_guest_is_verified_or_fails():
 
 
 def test_what_nobody_waits_for_ends_at_once():
-    endless = task(name="patterns", ranks=2, work_units=2**50, units_per_iteration=1)
+    endless = task(name="patterns", ranks=2, work_units=ENDLESS_UNITS, units_per_iteration=1)
 
     async def main() -> None:
         verifier = Verifier()
         verifier.begin(spec_of(endless))
         verifier.close()
 
-    asyncio.run(asyncio.wait_for(main(), 10))  # waits for the thread
+    asyncio.run(asyncio.wait_for(main(), HANG_S))  # waits for the thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
@@ -10,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.accuracy import Window
+from support.live import HANG_S
 from twins import expected, task
 
 from node_agent.drivers.procs.environment import BIN
@@ -38,7 +41,7 @@ class Side:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(folder / "agent.sock"))
         self.listener.listen()
-        self.listener.settimeout(20)
+        self.listener.settimeout(HANG_S)
         self.folder = folder
         self.environment = {
             "DFRS_RUN": str(folder), "DFRS_MEMINFO": str(folder / "meminfo"),
@@ -56,7 +59,7 @@ class Side:
     def hear(self) -> wire.Frame:
         if self.end is None:
             self.end = self.listener.accept()[0]
-            self.end.settimeout(20)
+            self.end.settimeout(HANG_S)
         said = self.end.recv(65536).decode()
         if not said:
             raise SilenceError
@@ -143,13 +146,13 @@ def test_ranks_compute_what_their_twins_do(programs, short_path, topology, ranks
         _check_steps(done, one)
         assert done.number("comm_s") > 0
         side.close()
-    assert sides[0].process.wait(20) == 0
+    assert sides[0].process.wait(HANG_S) == 0
 
 
 def test_a_message_that_is_not_what_was_sent_is_an_error(programs, short_path):
     tasks = [task(name="patterns", rank=rank, ranks=2) for rank in range(2)]
     sides = _together(programs, short_path, tasks, seed=12)
-    assert sides[0].process.wait(20) != 0
+    assert sides[0].process.wait(HANG_S) != 0
     for path in set().union(*(side.segments for side in sides)):
         path.unlink(missing_ok=True)  # a rank that aborts leaves its shared memory
     said = [side.last_words() for side in sides]
@@ -224,6 +227,20 @@ def test_a_task_that_makes_no_sense_is_told_why(programs, short_path, changes, c
     side.close()
 
 
-def test_calibration_prints_a_rate(programs):
+def test_calibration_prints_the_rate_at_which_tasks_are_done(programs, short_path, accuracy):
+    window = Window()
     out = subprocess.run([programs / "eatcpu", "calibrate", "0.2"], capture_output=True, text=True, check=True).stdout
-    assert float(re.fullmatch(r"units_per_core_s=(\d+\.\d)\n", out)[1]) > 100
+    rate = float(re.fullmatch(r"units_per_core_s=(\d+\.\d)\n", out)[1])
+    one = task(work_units=max(1, round(rate)), units_per_iteration=50)
+    side = Side(short_path / "a", one)
+    process = subprocess.Popen([programs / "eatcpu"], env=side.environment)
+    side.go()
+    assert side.hear().kind == "done"
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    side.close()
+    # both are of CPU time: what else the machine does changes little
+    ratio = rate / (one.work_units / (usage.ru_utime + usage.ru_stime))
+    assert 0.25 < ratio < 4
+    accuracy.check("calibrated rate over that of a task", ratio, 0.75, 1.33, window)

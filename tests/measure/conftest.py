@@ -4,6 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from influx_lab import Adapter, Influxd, influx
+from support.live import HANG_S
+
+from testbed.measure import influx as influx_recorder
+from testbed.measure import recorders, shipping
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,30 @@ def server(lab: tuple[Influxd, Adapter]) -> Influxd:
     adapter.behave = lambda _number: "pass"
     adapter.written_points = 0
     return server
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder may ship for as long as it takes once its run has ended, and warns of a server only once."""
+    monkeypatch.setattr(recorders, "CLOSE_WITHIN_S", HANG_S)
+    monkeypatch.setattr(influx_recorder, "LAST_S", HANG_S)
+    monkeypatch.setattr(influx_recorder, "SAY_AGAIN_S", HANG_S)
+
+
+class OwnTime:
+    """A clock that goes on only while someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shipping waits in a time of its own: its patience ends after as many tries on every machine."""
+    monkeypatch.setattr(shipping, "time", OwnTime())

@@ -23,22 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.live import HANG_S, wait_until
+
 INFLUXD = shutil.which("influxd")
 _PRECISIONS = {"ns": "n", "us": "u", "ms": "ms", "s": "s"}
-_DEADLINE_S = 30.0
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], bool], within_s: float = _DEADLINE_S, what: str = "condition") -> None:
-    ends_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends_s, f"{what}: not within {within_s:g} s"
-        time.sleep(0.02)
 
 
 class Influxd:
@@ -80,13 +74,13 @@ enabled = false
                 [INFLUXD, "-config", str(self._folder / "influxdb.conf")],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-        until(self.answers, what=f"influxd ({self._folder / 'log'})")
+        wait_until(self.answers, f"influxd ({self._folder / 'log'})")
 
     def answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
         try:
-            with urllib.request.urlopen(self.url + "/ping", timeout=2) as answer:  # noqa: S310  # loopback
+            with urllib.request.urlopen(self.url + "/ping", timeout=HANG_S) as answer:  # noqa: S310  # loopback
                 return bool(answer.status == 204)
         except OSError:
             return False
@@ -94,12 +88,12 @@ enabled = false
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, number)
-            self._process.wait(20)
+            self._process.wait(HANG_S)
 
     def query(self, text: str, database: str | None = None) -> list[dict[str, Any]]:
         """Return the series of a statement; numbers as they are written in the answer."""
         data = urllib.parse.urlencode({"q": text, "epoch": "ns", **({"db": database} if database else {})}).encode()
-        with urllib.request.urlopen(self.url + "/query", data=data, timeout=60) as answer:  # noqa: S310  # loopback
+        with urllib.request.urlopen(self.url + "/query", data=data, timeout=HANG_S) as answer:  # noqa: S310  # loopback
             value = json.load(answer, parse_int=_Number, parse_float=_Number)
         (result,) = value["results"]
         assert "error" not in result, result
@@ -140,7 +134,7 @@ class Adapter:
     """`/api/v2/write` in front of a 1.x server. The attributes are the disturbances, and what was seen.
 
     `behave` gets the number of a write from 0, and returns what to do with it: "pass", "503", "429", "500 after",
-    "cut", "cut after", "hang", "200", "html 400", or any status.
+    "cut", "cut after", "hang", "hang after", "200", "html 400", or any status.
     """
 
     upstream: str
@@ -166,13 +160,13 @@ class Adapter:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(ready,), name="influx adapter", daemon=True)
         self._thread.start()
-        assert ready.wait(20)
+        assert ready.wait(HANG_S)
         assert self._failed is None, self._failed
 
     def stop(self) -> None:
         if self._loop is not None and self._stop is not None and self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(HANG_S)
             assert not self._thread.is_alive()
 
     def cut_network(self) -> None:
@@ -223,9 +217,7 @@ class Adapter:
             return web.Response(status=500)
         body = await request.read()
         if todo == "hang":
-            with contextlib.suppress(TimeoutError):
-                assert self._stop is not None
-                await asyncio.wait_for(self._stop.wait(), 60)
+            return await self._hang()
         if todo == "html 400":
             return web.Response(status=400, text="<html>The plain HTTP request was sent to HTTPS port</html>")
         if todo.isdigit():
@@ -240,11 +232,21 @@ class Adapter:
         status, said = await self._forward(session, request, body)
         if status == 204:
             self.written_points += _lines(request, body)
+        if todo == "hang after":
+            return await self._hang()
         if todo == "cut after":
             request.transport.abort()
         if todo == "500 after":
             return web.json_response({"code": "internal error", "message": "lost"}, status=500)
         return web.Response(status=status, body=said, content_type="application/json" if said else None)
+
+    async def _hang(self) -> Any:
+        """Answer when the adapter is stopped."""
+        from aiohttp import web
+
+        assert self._stop is not None
+        await self._stop.wait()
+        return web.Response(status=503)
 
     async def _forward(self, session: Any, request: Any, body: bytes) -> tuple[int, bytes]:
         from aiohttp import ClientError
@@ -385,12 +387,11 @@ class Recording:
                 self.count += 1
             self._end.wait(0.01)
 
-    def end(self) -> tuple[float, dict[str, str]]:
-        """End the run; return the seconds that its recorder took, and the recorder's failures."""
+    def end(self) -> dict[str, str]:
+        """End the run as the controller does; return the failures of its recorder."""
         self._end.set()
         self._thread.join()
-        began_s = time.monotonic()
+        self.directory.sync()
         self.directory.recorders.close()
-        closed_s = time.monotonic() - began_s
         self.directory.close()
-        return closed_s, dict(self.directory.recorders.failures())
+        return dict(self.directory.recorders.failures())

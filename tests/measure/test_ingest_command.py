@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, until, write_spool
+from influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, write_spool
+from support.live import HANG_S, wait_until
 
 from testbed.cli.ingest import ingest as command
 from testbed.errors import TestbedError
@@ -25,7 +26,7 @@ COMMAND = [sys.executable, "-m", "testbed", "ingest"]
 def begin(run: Path, adapter: Adapter, *more: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLUXDB_V2_")}
     return subprocess.Popen(
-        [*COMMAND, str(run), "--url", adapter.url, *more],
+        [*COMMAND, str(run), "--url", adapter.url, "--patience-s", f"{HANG_S:g}", *more],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -79,6 +80,7 @@ def test_a_run_is_shipped_once_and_again_from_the_start(
     assert compare(server, "testbed", 3000) == whole(3000)
 
 
+@pytest.mark.usefixtures("own_time")
 def test_exit_codes_tell_what_to_do(
     tmp_path: Path, lab: tuple[Influxd, Adapter], server: Influxd, ingest: Ingest
 ) -> None:
@@ -113,9 +115,9 @@ def test_ctrl_c_keeps_the_position(
     write_spool(run, 12_000)
     lab[1].behave = lambda _number: "pass" if lab[1].written_points < 5000 else "503"
     process = begin(run, lab[1])
-    until(lambda: bool(read_shipped(run)), what="a first batch")
+    wait_until(lambda: bool(read_shipped(run)), "a first batch")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert err.endswith("testbed: interrupted\n")
     lab[1].behave = lambda _number: "pass"
@@ -130,30 +132,45 @@ def test_killed_again_and_again_in_the_middle_it_loses_nothing(
     run, count, kills = tmp_path / "run", 40_000, 0
     write_spool(run, count)
     adapter = lab[1]
+    hangs = threading.Event()
     while kills < 3:
-        process = begin(run, adapter)
         wanted = adapter.written_points + 5000 * (1 + kills % 2)
-        until(lambda: adapter.written_points >= wanted, what="points")  # noqa: B023  # waited for at once
+
+        def behave(_number: int, wanted: int = wanted, how: str = ("hang", "hang after")[kills % 2]) -> str:
+            if adapter.written_points < wanted:
+                return "pass"
+            hangs.set()
+            return how
+
+        hangs.clear()
+        adapter.behave = behave
+        process = begin(run, adapter)
+        assert hangs.wait(HANG_S)
+        if kills % 2:
+            wait_until(lambda: adapter.written_points > wanted, "points without an answer")  # noqa: B023  # at once
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=HANG_S)
         assert process.returncode == -signal.SIGKILL
         kills += 1
     assert next(iter(read_shipped(run).values())).read_points < count
+    adapter.behave = lambda _number: "pass"
     assert ingest(run, adapter)[0] == 0
-    assert adapter.written_points >= count  # some more than once
+    assert adapter.written_points > count  # some more than once
     assert compare(server, "testbed", count) == whole(count)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient")
 def test_it_ships_beside_the_recorder_while_the_run_goes_on(
     tmp_path: Path, lab: tuple[Influxd, Adapter], server: Influxd, ingest: Ingest
 ) -> None:
     run = Recording(tmp_path / "run", lab[1].url, rate=1000)
-    ends_s = time.monotonic() + 3
-    while time.monotonic() < ends_s:
+    for _ in range(10):
+        before = run.count
+        wait_until(lambda: run.count > before, "points")  # noqa: B023  # waited for at once
         code, _, err = ingest(tmp_path / "run", lab[1])
         assert code == 0, err
-    assert run.end()[1] == {}
+    assert run.end() == {}
     assert compare(server, "testbed", run.count) == whole(run.count)
     shipped = next(iter(read_shipped(tmp_path / "run").values()))
     assert shipped.read_points == run.count

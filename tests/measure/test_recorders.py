@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from support.live import HANG_S
 
 from testbed.errors import UserError
 from testbed.measure import recorders as module
@@ -110,7 +111,7 @@ def test_one_that_hangs_holds_up_nobody_and_one_that_falls_behind_is_left_out(
     class Hangs(Heard):
         def open(self, path: Path, manifest: Mapping[str, object]) -> None:
             super().open(path, manifest)
-            go_on.wait(20)
+            go_on.wait(HANG_S)
 
     slow, slower = Hangs(), Hangs()
     run = directory(tmp_path, slow=slow, slower=slower)
@@ -127,7 +128,7 @@ def test_one_that_hangs_holds_up_nobody_and_one_that_falls_behind_is_left_out(
     assert len(read_journal(run.path / "events.jsonl")) == 50
     go_on.set()
     for feed in run.recorders._feeds:
-        feed.join(10.0)
+        feed.join(HANG_S)
     assert [call[0] for call in slower.calls] == ["open", "close"]
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from testbed.cli.schema import schema
 from testbed.control.cluster import LiveJob
+from testbed.control.liveness import Standing
 from testbed.control.planner import Target, Verb
 from testbed.control.recorder import Recorder
 from testbed.control.reschedulings import LIVE, SAVE_RESTORE, Rescheduling
@@ -142,7 +143,7 @@ def test_rates_are_of_what_was_moved(tmp_path: Path) -> None:
     told.migration(job=1, task=1, source=0, target=1, error="stays", at_source=True, at_target=None)
     told.migration(job=1, task=1, source=0, target=7, counted=False, bytes=0, elapsed_s=2.0, downtime_s=2.0, rounds=0)
     told.cap_drift({"node": "a", "job": "1", "task": "0"}, -1.0, 0.5)
-    told.node("b", online=False, reason="silent for 5.0 s")
+    told.node("b", Standing.LOST, "silent for 5.0 s")
     told.close()
     lines = [line.rsplit(" ", 1)[0] for line, _ in read_lines(told.directory.path)]
     assert lines == [

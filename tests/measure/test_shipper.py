@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S
 
 from testbed.control.scenario import check_scenario
 from testbed.errors import InputError, RunError, UserError
@@ -242,7 +243,7 @@ def test_shippers_of_a_run_take_turns_and_know_of_each_other(tmp_path: Path) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_S)
     work(shippers[0])
     assert server.lines == [b"a v=1 %d\n" % number for number in range(120)]  # each once, in order
     shippers[0].restart()
@@ -288,19 +289,21 @@ def test_a_broken_position_ships_all_again(tmp_path: Path, text: str) -> None:
     assert read_shipped(run) == {HERE: Shipped(1, 8, 1, 0, 0)}
 
 
+@pytest.mark.usefixtures("own_time")
 def test_shipping_a_run_gives_up_when_nothing_is_acknowledged(tmp_path: Path) -> None:
     run = spool(tmp_path / "run", b"a v=1 1\nb v=1 2\n")
     told: list[str] = []
+    # speed: in a time of its own
     away = ship(run, HERE, Server(("away",) * 99), told.append, lambda _s: None, from_start=False, patience_s=0.6)
     assert (away.left, away.shipped, away.problem, away.complete) == (2, 0, "away", False)
     assert told == ["away; trying again for 0.6 s"]
     with pytest.raises(ServerRefusesError):
-        ship(run, HERE, Server(("mend",)), told.append, lambda _s: None, from_start=False, patience_s=9.0)
-    done = ship(run, HERE, Server(("away",)), told.append, lambda _s: None, from_start=False, patience_s=9.0)
+        ship(run, HERE, Server(("mend",)), told.append, lambda _s: None, from_start=False, patience_s=HANG_S)
+    done = ship(run, HERE, Server(("away",)), told.append, lambda _s: None, from_start=False, patience_s=HANG_S)
     assert (done.points, done.shipped, done.left, done.sent, done.complete) == (2, 2, 0, 4, True)
-    again = ship(run, HERE, Server(), told.append, lambda _s: None, from_start=False, patience_s=9.0)
+    again = ship(run, HERE, Server(), told.append, lambda _s: None, from_start=False, patience_s=HANG_S)
     assert (again.sent, again.shipped, again.complete) == (0, 2, True)
-    all_again = ship(run, HERE, Server(), told.append, lambda _s: None, from_start=True, patience_s=9.0)
+    all_again = ship(run, HERE, Server(), told.append, lambda _s: None, from_start=True, patience_s=HANG_S)
     assert (all_again.sent, all_again.shipped, all_again.complete) == (2, 2, True)
 
 
@@ -355,7 +358,7 @@ def test_answers_mean_what_a_shipper_must_do(status: int, body: bytes, kind: typ
 
 
 def test_nobody_there_is_a_server_that_is_away() -> None:
-    writer = InfluxWriter(HERE, timeout_s=2.0)
+    writer = InfluxWriter(HERE, timeout_s=HANG_S)
     with pytest.raises(ServerAwayError, match=r"http://127\.0\.0\.1:1: .*refused"):
         writer.write(b"a v=1 1\n")
     writer.close()

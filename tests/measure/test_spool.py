@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live import HANG_S, wait_until
 
 from testbed.errors import RunError, UserError
 from testbed.measure import append_file
@@ -30,13 +30,6 @@ def follow(run: Path, position: Position) -> tuple[list[str], Position]:
     """Read from there, and return where the next look begins."""
     found = list(read_lines(run, position))
     return [line for line, _ in found], found[-1][1] if found else position
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < ends_s, "it did not happen within 20 s"
-        time.sleep(0.005)
 
 
 @given(steps=STEPS, segment_bytes=st.integers(1, 200), cut_bytes=st.integers(0, 120))
@@ -105,7 +98,7 @@ def test_a_reader_that_follows_a_writer_misses_nothing(tmp_path: Path) -> None:
     writer.start()
     seen: list[str] = []
     position = START
-    ends_s = time.monotonic() + 30
+    ends_s = time.monotonic() + HANG_S
     while len(seen) < count and time.monotonic() < ends_s:
         lines, position = follow(tmp_path, position)
         seen += lines
@@ -120,12 +113,12 @@ def test_a_slow_disk_holds_up_no_append(tmp_path: Path, monkeypatch: pytest.Monk
 
     def slow(_fd: int) -> None:
         at_disk.set()
-        go_on.wait(20)
+        go_on.wait(HANG_S)
 
     spool = Spool(tmp_path, every_s=0.001)
     monkeypatch.setattr(append_file.os, "fsync", slow)
     spool.append("first", sync=True)
-    assert at_disk.wait(20)
+    assert at_disk.wait(HANG_S)
     for number in range(1000):
         spool.append(f"{number}", sync=number == 999)
     assert not go_on.is_set()
@@ -143,9 +136,9 @@ def test_a_line_reaches_the_kernel_by_itself_and_is_made_durable(
     journal = AppendFile(tmp_path / "events.jsonl")
     spool = Spool(tmp_path, beside=[journal], every_s=0.01)
     journal.write(b"12345\n")
-    wait_for(lambda: 6 in synced)
+    wait_until(lambda: 6 in synced, "the journal on disk")
     spool.append("1234567")
-    wait_for(lambda: 8 in synced)
+    wait_until(lambda: 8 in synced, "the point on disk")
     assert [line for line, _ in read_lines(tmp_path)] == ["1234567"]
     spool.close()
     journal.close()
@@ -163,7 +156,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_killed_process_loses_nothing_that_was_handed_over(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=False, timeout=HANG_S)
     assert ended.returncode == -9
     assert [line for line, _ in read_lines(tmp_path)] == [f"line {number}" for number in range(500)]
 
@@ -188,7 +181,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_told_once(
         patch.setattr(append_file.os, "write", full)
         for number in range(20):
             spool.append(f"line {number:04}")  # 10 bytes with its end
-        wait_for(lambda: bool(told))
+        wait_until(lambda: told, "a failure that is told")
     spool.append("late", sync=True)  # there is room again, but it would leave a gap
     with pytest.raises(RunError, match=r"points\.lp: cannot write: No space left on device"):
         spool.sync()
@@ -209,7 +202,7 @@ def test_a_broken_disk_is_told_although_every_write_succeeds(tmp_path: Path, mon
     spool.sync()
     monkeypatch.setattr(append_file.os, "fsync", broken)
     spool.append("line", sync=True)
-    wait_for(lambda: bool(told))
+    wait_until(lambda: told, "a failure that is told")
     spool.close()
     assert [str(error) for error in told] == [f"{tmp_path / 'points.lp'}: cannot write: Input/output error"]
 

@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from blockbuster import blockbuster_ctx
 from click.testing import CliRunner
 from rehearsed_run import GrowingRun, rehearse
+from support.live import HANG_S
 
 from testbed.cli.dashboard import dashboard
 from testbed.errors import UserError
@@ -56,7 +57,7 @@ async def page_of(
 async def next_event(response: ClientResponse) -> dict[str, Any]:
     """Read one server-sent event as event, id and data; the syntax is checked on the way."""
     event: dict[str, Any] = {}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while True:
             line = (await response.content.readline()).decode()
             assert line.endswith("\n")
@@ -231,25 +232,25 @@ def test_a_slow_browser_gets_the_page_anew_and_takes_no_memory(monkeypatch: pyte
         state = {"value": 0}
         hub = Hub(lambda: dict(state))
         slow, quick = hub.subscribe(), hub.subscribe()
-        await slow.next(1)
+        await slow.next(HANG_S)
         for value in range(1, 500):
             state["value"] = value
             hub.publish({"value": value})
             assert len(slow._waiting) <= QUEUE_MESSAGES
-            message = await quick.next(1)
+            message = await quick.next(HANG_S)
             assert message is not None
             assert b'"value":%d,' % value in message
         assert slow.drops == 1
-        message = await slow.next(1)
+        message = await slow.next(HANG_S)
         assert message is not None
         assert message.startswith(b"event: snapshot\n")
         assert b'"value":499,' in message
-        message = await slow.next(0.01)
+        message = await slow.next(0.0)
         assert message is not None
         assert message.startswith(b"event: beat\n")
         assert sum(len(kept) for _, kept in hub._history) <= hub_module.HISTORY_BYTES
         hub.close()
-        assert await slow.next(1) is None
+        assert await slow.next(HANG_S) is None
 
     asyncio.run(main())
 
@@ -264,7 +265,7 @@ def test_a_browser_that_reads_nothing_does_not_stop_the_others(run: Path, tmp_pa
             await writer.drain()
             async with client.get("/events") as response:
                 await next_event(response)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(HANG_S):
                     while len(follower.hub) < 2:  # noqa: ASYNC110  # the server tells nobody of a new stream
                         await asyncio.sleep(0.005)
                 step_s = growing.end_s / 100
@@ -308,20 +309,20 @@ def test_a_signal_closes_the_streams_and_ends_the_process_with_130(run: Path, nu
             url = json.loads(process.stdout.readline())["url"]
             host, port = url.removeprefix("http://").rstrip("/").split(":")
             busy = subprocess.run(
-                [*COMMAND, str(run), "--port", port], capture_output=True, text=True, timeout=30, check=False
+                [*COMMAND, str(run), "--port", port], capture_output=True, text=True, timeout=HANG_S, check=False
             )
             assert busy.returncode == 2
             assert busy.stderr.count("\n") == 1
             assert f"127.0.0.1:{port}: cannot listen there" in busy.stderr
-            with socket.create_connection((host, int(port)), 5) as stream:
-                stream.settimeout(10)
+            with socket.create_connection((host, int(port)), HANG_S) as stream:
+                stream.settimeout(HANG_S)
                 stream.sendall(f"GET /events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
                 heard = stream.recv(4096)
                 assert heard.startswith(b"HTTP/1.1 200")
                 process.send_signal(number)
                 while heard:
                     heard = stream.recv(65536)
-            assert process.wait(10) == 130
+            assert process.wait(HANG_S) == 130
             assert process.stderr is not None
             assert process.stderr.read() == ""
         finally:
@@ -341,7 +342,7 @@ def test_another_host_needs_a_token_even_when_none_was_given(run: Path) -> None:
             assert len(token) >= 32
             port = int(base.rpartition(":")[2])
             for path, status in (("/", b"401"), (f"/?token={token}", b"303")):
-                with socket.create_connection(("127.0.0.1", port), 5) as client:
+                with socket.create_connection(("127.0.0.1", port), HANG_S) as client:
                     client.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
                     assert client.recv(64).split()[1] == status
         finally:

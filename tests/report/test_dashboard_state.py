@@ -173,6 +173,10 @@ def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
         assert telemetry.feed(sample(cpu_s, time_ns)) == "rack 1,node=2"
     guest = telemetry.by_node["rack 1,node=2"].guests[7, 0]
     assert guest.used_cores == pytest.approx(0.4)
+    del fields["cap_cores"]
+    telemetry.feed(sample(1.9, 5 * 10**9 // 2))  # its cap could not be read: what it uses is known all the same
+    guest = telemetry.by_node["rack 1,node=2"].guests[7, 0]
+    assert (guest.cap_cores, guest.used_cores) == (None, pytest.approx(1.0))
     telemetry.feed(sample(0.1, 3 * 10**9))  # it was restored: another process
     assert telemetry.by_node["rack 1,node=2"].guests[7, 0].used_cores is None
     node = {

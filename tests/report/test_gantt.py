@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import time
 from collections import Counter
 from itertools import pairwise
 
@@ -230,12 +229,10 @@ def test_very_many_spans_become_a_picture_that_is_quick_and_small() -> None:
     many = large()
     assert is_dense(many)
     assert not is_dense(story())
-    begin_s = time.process_time()  # not the wall: others may work beside the test
     figure = gantt_figure([many])
     text = drawn(figure)
-    took_s = time.process_time() - begin_s
     assert len(text) < 3_000_000
-    assert took_s < 20.0  # some 3 s on a machine of 2026 that does nothing else
+    assert len(figure.findobj()) < 1000 < len(many.spans)  # an artist per span would take minutes
     picture, ticks = (np.ma.filled(image.get_array(), np.nan) for image in figure.axes[0].images)
     assert picture.shape[0] == ticks.shape[0] == 128 * 5
     assert 0.1 <= np.nanmin(picture) <= np.nanmax(picture) <= 1.0

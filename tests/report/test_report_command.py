@@ -45,6 +45,23 @@ def test_tables_are_printed_and_the_page_lies_beside_the_run(run):
     assert (run / "report.html").read_bytes() == first
 
 
+def test_what_cannot_be_true_and_what_was_not_compared_is_told(run):
+    journal = (run / "events.jsonl").read_text().splitlines()
+    entries = [
+        {"t_s": 12.0, "kind": "doubt", "trace_s": 600.0, "job": 71, "task": 1, "node": 0, "reason": "too soon <b>"},
+        {"t_s": 99.0, "kind": "results", "trace_s": 5000.0, "right": 10, "wrong": {}, "unchecked": {"no time": [3, 4]}},
+    ]
+    journal = [line for line in journal if json.loads(line)["kind"] != "results"]
+    (run / "events.jsonl").write_text("\n".join([*journal, *map(json.dumps, entries)]) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "doubts": {"71": "task 1: too soon <b>"}}))
+    result = call(run)
+    assert "job 71 is doubtful: task 1: too soon <b>" in " ".join(result.stdout.split())
+    page = (run / "report.html").read_text()
+    assert "At 12.0 s job 71, task 1: too soon &lt;b&gt;" in page
+    assert "Results that the controller did not compare, of 2 jobs: no time" in page
+
+
 def test_json_is_all_that_standard_output_holds(run):
     data = json.loads(call(run, "--json", "--no-html").stdout)
     assert [one["run"] for one in data] == [str(run)]
@@ -133,3 +150,10 @@ def test_a_format_that_there_is_not_is_refused(run):
 def test_what_is_no_run_directory_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"events\.jsonl: cannot read"):
         call(tmp_path)
+
+
+def test_a_run_whose_policy_has_no_period_gets_its_page(run):
+    path = run / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "period_s": None}))
+    call(run)
+    assert "none: the policy decides at events only" in (run / "report.html").read_text()

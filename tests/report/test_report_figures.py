@@ -79,14 +79,15 @@ def few_resamples():
 )  # fmt: skip
 @settings(max_examples=10, deadline=None)
 def test_a_line_is_found_although_one_in_six_points_is_far_off(intercept, slope, thousandths):
-    x = np.array(thousandths) / 100
+    x = np.array(sorted(thousandths)) / 100  # points that are far off at one end alone would tilt the line
     y = intercept + slope * x
     y[::6] += 1000.0
     fit = robust_fit(x, y, np.arange(x.size))
+    if x.size < 24 and fit.slope is None:  # so few points need not support a slope
+        return
     assert fit.slope.low <= slope * (1 + 1e-9)
     assert fit.slope.high >= slope * (1 - 1e-9)
-    if x.size >= 24:
-        assert fit.slope.value == pytest.approx(slope, rel=0.35)
+    assert fit.slope.value == pytest.approx(slope, rel=1e-6)  # two of three pairs are exact
 
 
 def test_an_exact_line_has_its_numbers_and_no_width():
@@ -231,6 +232,8 @@ def test_caps_are_told_apart_by_program():
     assert "n = 7 windows (6 of eatcpu, 1 of patterns)" in scatter.caption
     assert "eatcpu: mean |error| 1.00, 5 to 95 % -1.00 to -1.00 pp over 6 windows" in histogram.caption
     assert "patterns: mean |error| 10.00" in histogram.caption
+    marked = table.with_columns(drifted=pl.Series([None, False, *[True] * 4, False]))  # None: a run of before
+    assert "n = 3 windows (2 of eatcpu, 1 of patterns)" in figures_caps(facts(jobs), marked)[0].caption
     assert [type(one) for one in figures_caps(facts(), None)] == [Absent]
     assert [type(one) for one in figures_caps(facts(), table.head(0))] == [Absent]
 

@@ -6,10 +6,11 @@ import contextlib
 import getpass
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.live import HANG_S, wait_until
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto
@@ -79,17 +80,16 @@ def open_doors(
         yield Doors(authority, agent_port, controller_port, log, address)
     finally:
         child.terminate()
-        child.wait(10)
+        child.wait(HANG_S)
 
 
 def _until_open(child: subprocess.Popen[bytes], ports: Sequence[int], log: Path) -> None:
     """Wait until the broker listens, as its network namespace tells: that may be another than ours."""
-    ends_s = time.monotonic() + 10
     wanted = {f"{port:04X}" for port in ports}
-    while True:
+
+    def listens() -> bool:
         assert child.poll() is None, log.read_text()
         rows = [line.split() for line in Path(f"/proc/{child.pid}/net/tcp").read_text().splitlines()[1:]]
-        if wanted <= {row[1].rpartition(":")[2] for row in rows if row[3] == "0A"}:
-            return
-        assert time.monotonic() < ends_s, log.read_text()
-        time.sleep(0.02)
+        return wanted <= {row[1].rpartition(":")[2] for row in rows if row[3] == "0A"}
+
+    wait_until(listens, "a broker that listens")

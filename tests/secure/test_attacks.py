@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from doors import LAB, Doors, open_doors
+from support.deadlines import PATIENT_DEADLINES
+from support.live import HANG_S, until
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
@@ -40,7 +42,7 @@ from testbed.bus.messages import (
     guests_in,
 )
 from testbed.bus.requests import CommandFailedError, Requester
-from testbed.control.fleet import Fleet
+from testbed.control.fleet import Fleet, rule_of
 from testbed.control.lease import hold_lease
 
 MESSAGES = 10_000
@@ -73,20 +75,20 @@ async def world(doors: Doors, folder: Path) -> AsyncIterator[World]:
     config = AgentConfig(LAB, "n2", 2.0, 1000, folder / "n2", folder / "n2" / "images", telemetry_s=0.2)
     agent = Agent(config, driver, lambda presence: MqttBus(doors.agent("n2"), "n2", presence))
     async with (
-        asyncio.timeout(90),
+        asyncio.timeout(HANG_S),
         MqttBus(doors.controller(), "alice", keep_session=False) as controller,
         MqttBus(doors.agent("n1"), "n1", keep_session=False) as attacker,
-        hold_lease(controller, LAB, token, 30.0),
+        hold_lease(controller, LAB, token, HANG_S),
         Requester(controller, LAB, "alice", lambda: token) as requester,
     ):
-        fleet = Fleet(controller, LAB, ["n2"], requester, 60.0)
+        fleet = Fleet(controller, LAB, ["n2"], requester, rule_of(PATIENT_DEADLINES))
         await fleet.open()
         running = asyncio.create_task(agent.run())
         try:
-            await fleet.wait_for_all(20)
-            await fleet.call(0, Start(spec=spec("dfrs-a"), cap_cores=0.5, verify=False), 10)
+            await fleet.wait_for_all(HANG_S)
+            await fleet.call(0, Start(spec=spec("dfrs-a"), cap_cores=0.5, verify=False), HANG_S)
             yield World(driver, fleet, requester, controller, attacker, token, folder)
-            (left,) = guests_in(await fleet.call(0, ListGuests(), 10))
+            (left,) = guests_in(await fleet.call(0, ListGuests(), HANG_S))
             assert (left.guest, left.cap_cores, left.state) == ("dfrs-a", 0.5, "running"), "nothing happened to it"
             assert fleet.nodes[0].online
         finally:
@@ -101,7 +103,7 @@ def spec(guest: str) -> GuestSpec:
 
 def command(action: object, token: str, reply_to: str = REPLIES, command_id: str = "") -> bytes:
     return encode(
-        Command(id=command_id or secrets.token_hex(8), lease=token, reply_to=reply_to, deadline_s=5, action=action)
+        Command(id=command_id or secrets.token_hex(8), lease=token, reply_to=reply_to, deadline_s=HANG_S, action=action)
     )
 
 
@@ -121,9 +123,9 @@ async def command_with_a_stolen_token(world: World) -> None:
 async def take_the_lease(world: World) -> None:
     own = new_token()
     for released in (True, False):
-        lease = Lease(digest=token_digest(own), holder="x", ttl_s=60, expires_unix_s=1e12, released=released)
+        lease = Lease(digest=token_digest(own), holder="x", ttl_s=HANG_S, expires_unix_s=1e12, released=released)
         await world.attacker.publish(topics.lease_topic(LAB), encode(lease), retain=True)
-        real = Lease(digest=token_digest(world.token), holder="x", ttl_s=60, expires_unix_s=1e12, released=True)
+        real = Lease(digest=token_digest(world.token), holder="x", ttl_s=HANG_S, expires_unix_s=1e12, released=True)
         await world.attacker.publish(topics.lease_topic(LAB), encode(real), retain=True)
 
 
@@ -137,16 +139,15 @@ async def listen_to_everything(world: World) -> None:
     for pattern in (f"testbed/v1/{LAB}/#", "#", COMMANDS, topics.reply_pattern(LAB)):
         await world.attacker.subscribe(pattern, hear)
     for _ in range(5):
-        await world.fleet.call(0, Ping(), 10)
+        await world.fleet.call(0, Ping(), HANG_S)
     await world.attacker.subscribe(topics.node_topic(LAB, "n1", "command"), hear)
     await world.controller.publish(topics.node_topic(LAB, "n1", "command"), b"end")
-    while topics.node_topic(LAB, "n1", "command") not in heard:  # noqa: ASYNC110  # what else came matters, too
-        await asyncio.sleep(0.01)
+    await until(lambda: topics.node_topic(LAB, "n1", "command") in heard, "the last message")
     assert set(heard) <= {topics.lease_topic(LAB), topics.node_topic(LAB, "n1", "command")}
 
 
 async def forge_replies(world: World) -> None:
-    asking = asyncio.create_task(world.fleet.call(0, Ping(), 10))
+    asking = asyncio.create_task(world.fleet.call(0, Ping(), HANG_S))
     for guess in range(1000):
         forged = {"v": 1, "id": f"{guess:016x}", "node": "n2", "status": "failed", "error": "forged"}
         await world.attacker.publish(REPLIES, json.dumps(forged).encode(), qos=0)
@@ -158,18 +159,17 @@ async def command_without_the_live_lease(world: World) -> None:
         stranger = Requester(world.controller, LAB, f"stranger-{number}", lambda token=token: token)
         async with stranger:
             with pytest.raises(CommandFailedError, match="its lease is not the one in force here"):
-                await stranger.call("n2", Stop(guest="dfrs-a"), 5)
+                await stranger.call("n2", Stop(guest="dfrs-a"), HANG_S)
 
 
 async def replay_a_command(world: World) -> None:
     payload = command(Start(spec=spec("dfrs-b"), cap_cores=0.5, verify=False), world.token, command_id="f" * 16)
     await world.controller.publish(COMMANDS, payload)
-    while not any(sample.guest == "dfrs-b" for sample in world.driver.sample()):  # noqa: ASYNC110  # it tells no event
-        await asyncio.sleep(0.01)
-    await world.fleet.call(0, Stop(guest="dfrs-b"), 10)
+    await until(lambda: any(sample.guest == "dfrs-b" for sample in world.driver.sample()), "the guest")
+    await world.fleet.call(0, Stop(guest="dfrs-b"), HANG_S)
     for _ in range(10):
         await world.controller.publish(COMMANDS, payload)
-    await world.fleet.call(0, Ping(), 10)
+    await world.fleet.call(0, Ping(), HANG_S)
     assert [sample.guest for sample in world.driver.sample()] == ["dfrs-a"], "each id is done once"
 
 
@@ -185,7 +185,7 @@ async def lead_out_of_its_folders(world: World) -> None:
         MpiJoin(guest="dfrs-a", argv=("/bin/sh", "-c", f"rm {outside}")), Stop(guest=strange),
     ):  # fmt: skip
         try:
-            await world.fleet.call(0, action, 10)
+            await world.fleet.call(0, action, HANG_S)
         except CommandFailedError:
             continue
         assert isinstance(action, Stop), f"{action} was done"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from doors import LAB, Doors, open_doors
+from support.live import HANG_S
 
 from node_agent.claims import claims
 from node_agent.drivers.procs.records import start_ticks
@@ -25,7 +26,6 @@ from testbed.control.fleet import Fleet
 from testbed.control.lease import hold_lease
 
 pytestmark = pytest.mark.slow
-TTL_S = 3.0
 SPEC = GuestSpec(
     guest="dfrs-left", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=48,
     program=ProgramSpec(name="eatcpu", work_units=10**12, units_per_iteration=100, seed=1),
@@ -82,14 +82,14 @@ class Lab:
         token = new_token()
         async with (
             MqttBus(self.doors.controller(), "alice", keep_session=False) as bus,
-            hold_lease(bus, LAB, token, TTL_S),
+            hold_lease(bus, LAB, token, HANG_S),
             Requester(bus, LAB, "alice", lambda: token) as requester,
         ):
-            fleet = Fleet(bus, LAB, ["n1"], requester, 60.0)
+            fleet = Fleet(bus, LAB, ["n1"], requester, HANG_S)
             await fleet.open()
-            await fleet.wait_for_all(20)
-            await fleet.wait_until_empty(5)
-            await fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), 20)
+            await fleet.wait_for_all(HANG_S)
+            await fleet.wait_until_empty(HANG_S)
+            await fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), HANG_S)
             started = json.loads((self.state / "processes.json").read_text())["started"]
             (pid,) = map(int, started)
             yield pid
@@ -107,7 +107,7 @@ def play(doors: Doors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 
     def run(work: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(HANG_S):
                 await work(Lab(doors, tmp_path))
 
         asyncio.run(main())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from doors import LAB, Doors, open_doors
+from support.live import HANG_S
 
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
@@ -19,7 +20,6 @@ from testbed.bus.protocol import BusError
 from testbed.secure.authority import Authority
 
 ALL = f"testbed/v1/{LAB}/#"
-PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 
 def play(work: Coroutine[Any, Any, None]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             await work
 
     asyncio.run(main())
@@ -48,7 +48,7 @@ class Ear:
         self.news.set()
 
     async def until(self, payload: bytes) -> list[str]:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             while not any(found == payload for _, found in self.heard):
                 self.news.clear()
                 await self.news.wait()

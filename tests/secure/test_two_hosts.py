@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 from doors import LAB, Doors, open_doors
+from support.deadlines import PATIENT
+from support.live import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 4
@@ -75,7 +77,7 @@ def agent(name: str, doors: Doors, inside: tuple[str, ...], folder: Path) -> Ite
         yield
     finally:
         child.terminate()
-        child.wait(30)
+        child.wait(HANG_S)
 
 
 def test_jobs_of_the_quickstart_scenario_run_across_them(tmp_path: Path) -> None:
@@ -89,6 +91,7 @@ def test_jobs_of_the_quickstart_scenario_run_across_them(tmp_path: Path) -> None
         scenario = tomllib.loads((ROOT / "scenarios/quickstart.toml").read_text())
         scenario["lab"], scenario["time_scale"] = LAB, 200
         scenario["workload"]["segment"]["jobs"] = JOBS
+        scenario["deadlines"] = PATIENT
         scenario["broker"] = {
             "address": f"mqtts://{HEAD}:{doors.controller_port}",
             "tls_dir": str(doors.authority.folder / "controllers/alice"),
@@ -97,7 +100,7 @@ def test_jobs_of_the_quickstart_scenario_run_across_them(tmp_path: Path) -> None
         (tmp_path / "across.toml").write_text(tomli_w.dumps(scenario))
         done = subprocess.run(
             [*inside["head"], sys.executable, "-m", "testbed", "run", "across.toml"], cwd=tmp_path, capture_output=True,
-            text=True, check=False, timeout=400,
+            text=True, check=False, timeout=HANG_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + doors.log.read_text()[-2000:]
         (run,) = (tmp_path / "runs").iterdir()

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.live import HANG_S
 
 from testbed.cli import simulate as command
 from testbed.cli.main import cli
@@ -49,7 +50,7 @@ def test_on_a_fresh_machine_small_work_is_done_without_a_compiler(tmp_path):
     arguments = [str(tmp_path / "trace.csv"), "--nodes", "16", *policies, "--jobs-out", str(tmp_path / "out")]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-W", "error", "-c", _ASK, *arguments], env=environment, text=True,
-                          capture_output=True, check=True, timeout=60)  # fmt: skip
+                          capture_output=True, check=True, timeout=HANG_S)  # fmt: skip
     assert done.stdout.split() == ["False", "0", "''"]
     assert not (tmp_path / "cache").exists()
     jobs = load_trace(tmp_path / "trace.csv")

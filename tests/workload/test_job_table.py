@@ -57,12 +57,12 @@ def test_unsorted_jobs_are_sorted_by_submission_then_file_order():
 
 BAD_VALUES = {
     "job_id": ["-1", "1.0", "x", "", "1_0", str(2**63)],
-    "submit_time_s": ["-0.5", "nan", "inf", "1e999", "x", "", "1_0", " 1"],
+    "submit_time_s": ["-0.5", "nan", "inf", "1e999", "x", "", "1_0", " 1", "1e10"],
     "tasks": ["0", "-3", "1.5", "2.0", "nan", "", "٣"],
     "cpu_need_frac": ["0", "-0.1", "1.0000001", "nan", "inf", "x", ""],
     "mem_req_frac": ["0", "0.0", "-1", "2", "NaN", "half"],
-    "run_time_s": ["0", "-1", "nan", "-inf", "1e400", "1e-400", "1:30"],
-    "estimate_s": ["0", "-1", "nan", "inf", "x"],
+    "run_time_s": ["0", "-1", "nan", "-inf", "1e400", "1e-400", "1:30", "1e300"],
+    "estimate_s": ["0", "-1", "nan", "inf", "x", "1e300"],
 }
 
 

@@ -151,7 +151,7 @@ def test_hpc2n_log_gives_the_known_figures(hpc2n_log, caplog):
     assert len(every_week) == 182
     cuts = [cut(jobs, week) for week in every_week]
     assert sum(map(len, cuts)) == 202_871
-    assert all(0 <= job.submit_time_s < 604_800 for segment in cuts for job in segment)
+    assert all(0 <= job.submit_time_s < 604_800 for segment in cuts for job in segment)  # speed: time in a trace
 
 
 def test_the_whole_hpc2n_log_takes_little_memory(hpc2n_path):

@@ -3,13 +3,14 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from testbed.limits import MOST_TRACE_S
 from testbed.workload.jobs import Job
 
 deterministic = settings(deadline=None, derandomize=True, max_examples=150)
 
 _FRACTION = st.floats(min_value=0, max_value=1, exclude_min=True)
-_SECONDS = st.floats(min_value=0, max_value=1e15)
-_POSITIVE_S = st.floats(min_value=0, max_value=1e15, exclude_min=True)
+_SECONDS = st.floats(min_value=0, max_value=MOST_TRACE_S)
+_POSITIVE_S = st.floats(min_value=0, max_value=MOST_TRACE_S, exclude_min=True)
 
 
 def traces(min_size=1, max_size=30, submit_times_s=_SECONDS, run_times_s=_POSITIVE_S):

@@ -38,10 +38,14 @@ class CgroupCaps(ABC):
         """See `Caps.set`."""
         needed = cap_cores is not None and cap_cores < self._most_cores[guest]
         quota_us = max(LEAST_QUOTA_US, round(cap_cores * PERIOD_US)) if cap_cores is not None and needed else None
-        found_us = await asyncio.to_thread(self._write_and_read, self._folder / guest, quota_us)
-        if found_us is None:
-            return None if needed else cap_cores
-        return found_us / PERIOD_US
+        found = await asyncio.to_thread(self._write_and_read, self._folder / guest, quota_us)
+        return cap_cores if found is None and not needed else found
+
+    def read(self, guest: str) -> float:
+        """See `Caps.read`."""
+        most_cores = self._most_cores[guest]
+        found = self.read_cap(self._folder / guest)
+        return most_cores if found is None else min(found, most_cores)
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`."""
@@ -59,8 +63,8 @@ class CgroupCaps(ABC):
         """Write the quota of a group; None is no quota."""
 
     @abstractmethod
-    def read_quota(self, folder: Path) -> int | None:
-        """Read the quota of a group."""
+    def read_cap(self, folder: Path) -> float | None:
+        """Read the quota of a group as cores: anybody may have changed the period, too. None is no quota."""
 
     def prepare(self) -> None:
         """Make the agent's group."""
@@ -77,9 +81,9 @@ class CgroupCaps(ABC):
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as sleeper:  # noqa: S607  # ends with its input
             try:
                 self._enter(trial, sleeper.pid)
-                found_us = self._write_and_read(trial, PERIOD_US // 2)
-                if found_us != PERIOD_US // 2:
-                    raise OSError(f"{trial}: a quota of {PERIOD_US // 2} us was read back as {found_us}")
+                found = self._write_and_read(trial, PERIOD_US // 2)
+                if found != 0.5:
+                    raise OSError(f"{trial}: a quota of 0.5 cores was read back as {found}")
             finally:
                 sleeper.kill()
                 sleeper.wait()
@@ -101,9 +105,9 @@ class CgroupCaps(ABC):
         if str(pid) not in (folder / "cgroup.procs").read_text(encoding="ascii").split():
             raise OSError(f"{folder}: process {pid} did not enter it")
 
-    def _write_and_read(self, folder: Path, quota_us: int | None) -> int | None:
+    def _write_and_read(self, folder: Path, quota_us: int | None) -> float | None:
         self.write_quota(folder, quota_us)
-        return self.read_quota(folder)
+        return self.read_cap(folder)
 
     def _drop(self, folder: Path) -> None:
         """Remove a group; processes that live on in it go on where the agent is, without a quota."""

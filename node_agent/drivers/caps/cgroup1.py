@@ -17,7 +17,12 @@ class CgroupV1Caps(CgroupCaps):
         (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US), encoding="ascii")
         (folder / "cpu.cfs_quota_us").write_text(str(-1 if quota_us is None else quota_us), encoding="ascii")
 
-    def read_quota(self, folder: Path) -> int | None:
-        """See `CgroupCaps.read_quota`."""
-        quota_us = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        return None if quota_us < 0 else quota_us
+    def read_cap(self, folder: Path) -> float | None:
+        """See `CgroupCaps.read_cap`."""
+        return read_cap(folder)
+
+
+def read_cap(folder: Path) -> float | None:
+    """Return the quota of a group in cores, None without one; raises `OSError`."""
+    quota_us = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+    return None if quota_us < 0 else quota_us / int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))

@@ -42,10 +42,9 @@ class CgroupV2Caps(CgroupCaps):
         quota = "max" if quota_us is None else str(quota_us)
         (folder / "cpu.max").write_text(f"{quota} {PERIOD_US}", encoding="ascii")
 
-    def read_quota(self, folder: Path) -> int | None:
-        """See `CgroupCaps.read_quota`."""
-        quota = (folder / "cpu.max").read_text(encoding="ascii").split()[0]
-        return None if quota == "max" else int(quota)
+    def read_cap(self, folder: Path) -> float | None:
+        """See `CgroupCaps.read_cap`."""
+        return read_cap(folder)
 
     def _close(self) -> None:
         super()._close()
@@ -54,3 +53,9 @@ class CgroupV2Caps(CgroupCaps):
                 (self._own / "cgroup.subtree_control").write_text("-cpu", encoding="ascii")
                 self._moved = False
                 self._drop(self._leaf)
+
+
+def read_cap(folder: Path) -> float | None:
+    """Return the quota of a group in cores, None without one; raises `OSError`."""
+    quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    return None if quota == "max" else int(quota) / int(period)

@@ -23,6 +23,12 @@ class Caps(Protocol):
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """Set the cap, or lift it with None; return it as read back. A cap of `most_cores` or more costs nothing."""
 
+    def read(self, guest: str) -> float:
+        """Return the cap in force as it is now, `most_cores` without one, in some 0.1 ms.
+
+        Raises `OSError`, or `KeyError` for a guest that was not taken yet.
+        """
+
     async def remove(self, guest: str) -> None:
         """Forget a guest, which is running freely afterwards if it still lives; one that is unknown is no error."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from node_agent.drivers.caps import cgroup1, cgroup2
 from node_agent.drivers.caps.mounts import own_group
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers.engine import Engine
@@ -20,6 +21,7 @@ class ContainerCaps:
         self._containers: dict[str, str] = {}
         self._pids: dict[str, int] = {}
         self._most_cores: dict[str, float] = {}
+        self._groups: dict[str, Path] = {}
 
     async def open(self) -> None:
         """See `Caps.open`: `bare` is open, and the engine was asked already."""
@@ -45,14 +47,28 @@ class ContainerCaps:
         if guest not in self._containers:
             return await self._bare.set(guest, cap_cores)
         await self._engine.set_cap(self._containers[guest], cap_cores)
-        found = _read(self._pids[guest])
+        found = self._quota(guest)
         return self._most_cores[guest] if found is None and cap_cores is not None else found
+
+    def read(self, guest: str) -> float:
+        """See `Caps.read`."""
+        if guest not in self._containers:
+            return self._bare.read(guest)
+        most_cores, found = self._most_cores[guest], self._quota(guest)
+        return most_cores if found is None else min(found, most_cores)
+
+    def _quota(self, guest: str) -> float | None:
+        folder = self._groups.get(guest) or _group_of(self._pids[guest])
+        if folder is None:
+            return None
+        self._groups[guest] = folder
+        return cgroup2.read_cap(folder) if (folder / "cpu.max").exists() else cgroup1.read_cap(folder)
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`: the cap goes with the container."""
         if guest not in self._containers:
             await self._bare.remove(guest)
-        for known in (self._containers, self._pids, self._most_cores):
+        for known in (self._containers, self._pids, self._most_cores, self._groups):
             known.pop(guest, None)
 
     async def close(self) -> None:
@@ -60,16 +76,13 @@ class ContainerCaps:
         await self._bare.close()
 
 
-def _read(pid: int) -> float | None:
-    """Return the cap of a process by its control group, in cores; None without one."""
+def _group_of(pid: int) -> Path | None:
+    """Return the control group whose quota a process is under, None if there is none; raises `OSError`."""
     mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
     cgroup = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
     v2, v1 = own_group("cgroup2", mountinfo, cgroup), own_group("cgroup", mountinfo, cgroup)
     if v1 is not None and (v1 / "cpu.cfs_quota_us").exists():
-        quota_us = int((v1 / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        period_us = int((v1 / "cpu.cfs_period_us").read_text(encoding="ascii"))
-        return None if quota_us < 0 else quota_us / period_us
+        return v1
     if v2 is not None and (v2 / "cpu.max").exists():
-        quota, period = (v2 / "cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
+        return v2
     return None

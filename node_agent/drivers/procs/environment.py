@@ -11,20 +11,21 @@ import psutil
 
 import node_agent
 from node_agent.drivers.procs import tether
+from testbed.interpreter import module_argv
 
 BIN = Path(sys.executable).parent
 _ROOT = Path(node_agent.__file__).resolve().parents[1]
-_PROGRAM = ("-P", "-m", "node_agent.programs")
+_PROGRAM = "node_agent.programs"
 
 
 def program_argv(*arguments: str) -> list[str]:
     """Return the command line of a program."""
-    return [sys.executable, *_PROGRAM, *arguments]
+    return module_argv(_PROGRAM, *arguments)
 
 
 def rank_argv() -> list[str]:
     """Return the command line of a rank, whose interpreter is looked up on the node that it runs on."""
-    return [Path(sys.executable).name, *_PROGRAM]
+    return module_argv(_PROGRAM, python=Path(sys.executable).name)
 
 
 def tethered(argv: list[str]) -> list[str]:

@@ -25,7 +25,8 @@ from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
-from node_agent.programs.segments import is_segment, segments_of
+from node_agent.programs.segments import abandoned_segments, is_segment
+from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
@@ -98,6 +99,9 @@ class ProcessGuest:
         self._usage = Usage()
         self._cpu_s = 0.0  # of the program alone
         self._segments: set[Path] = set()
+        self._made_unix_s = time.time()
+        self._capping = asyncio.Lock()  # held while a cap is on its way: what is found may be the old or the new one
+        self._repairing: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -141,8 +145,6 @@ class ProcessGuest:
         self._records.share(self._segments)
 
     def _kill(self) -> None:
-        if self._link.pid is not None and self.spec.program.ranks > 1:
-            self._note_segments(segments_of(self._link.pid))  # if it has not come to tell them
         if self._program is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._program, signal.SIGKILL)
@@ -161,10 +163,13 @@ class ProcessGuest:
         self._made = True
 
     async def set_cap(self, cap_cores: float) -> float:
-        """Set the cap; while the guest is not running it is kept for later."""
+        """Set the cap; while the guest is not running it is kept for later, and the one in force returned."""
         self._cap_cores = cap_cores
         async with self._end_told():
-            return await self._apply_cap() if self.state is State.RUNNING else cap_cores
+            if self.state is State.RUNNING:
+                return await self._apply_cap()
+            in_force = self._in_force()
+            return self._most_cores if in_force is None else in_force  # no program yet: nothing is under a cap
 
     async def hold(self) -> int:
         """Lift the cap and stop at the next consistent point; return it."""
@@ -247,13 +252,16 @@ class ProcessGuest:
         usage = read_usage(pids)
         if usage is not None and usage.cpu_s >= self._usage.cpu_s:
             self._usage = usage
+        in_force = self._in_force()
+        self._look_after(in_force)
         told = self.told
         steps = self._steps
         if steps is not None:
             self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
-            guest=self.spec.guest, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._usage.cpu_s,
-            rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib, written_mib=self._usage.written_mib,
+            guest=self.spec.guest, state=self.state.value, cap_cores=in_force, wanted_cores=self._cap_cores,
+            cpu_s=self._usage.cpu_s, rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib,
+            written_mib=self._usage.written_mib,
             units_done=told.units if told else 0, units_mono_ns=told.mono_ns if told else 0, supersteps=steps,
         )  # fmt: skip
 
@@ -279,16 +287,45 @@ class ProcessGuest:
 
     # --- the channel
 
+    @property
+    def _most_cores(self) -> float:
+        return float(self.spec.program.workers)
+
+    def _in_force(self) -> float | None:
+        """Return the cap in force, None where that cannot be read."""
+        try:
+            return float(self._caps.read(self.spec.guest))
+        except (OSError, KeyError, ValueError):  # not under a cap yet, or it has ended just now
+            return None
+
     async def _apply_cap(self) -> float:
-        found = await self._cap(self._cap_cores)
-        if found is None or abs(found - self._cap_cores) > 0.01 + 0.01 * self._cap_cores:
-            raise DriverError(f"guest {self.spec.guest}: cap {self._cap_cores} cores was read back as {found}")
-        return found
+        wanted = self._cap_cores
+        found = await self._cap(wanted)
+        if found is None or not same_cap(found, wanted, self._most_cores):
+            raise DriverError(f"guest {self.spec.guest}: cap {wanted} cores was read back as {found}")
+        return min(found, self._most_cores)
+
+    def _look_after(self, in_force: float | None) -> None:
+        """Notice a cap that somebody else has changed."""
+        idle = not self._capping.locked() and (self._repairing is None or self._repairing.done())
+        if self.state is not State.RUNNING or in_force is None or not idle:
+            return
+        if not same_cap(in_force, self._cap_cores, self._most_cores):
+            self._repairing = asyncio.get_running_loop().create_task(self._repair(in_force), name="set a cap again")
+
+    async def _repair(self, found: float) -> None:
+        if self.state is not State.RUNNING:
+            return
+        detail: dict[str, object] = {"wanted": self._cap_cores, "found": found if found < self._most_cores else -1.0}
+        self._tell(Happening(self.spec.guest, "drift", time.monotonic_ns(), detail))
+        with contextlib.suppress(DriverError):
+            await self._apply_cap()
 
     async def _cap(self, cap_cores: float | None) -> float | None:
         try:
-            return await self._caps.set(self.spec.guest, cap_cores)
-        except (OSError, KeyError) as error:  # its process may have ended just now
+            async with self._capping:
+                return await self._caps.set(self.spec.guest, cap_cores)
+        except (OSError, KeyError, ValueError) as error:  # its process may have ended just now
             raise DriverError(f"guest {self.spec.guest}: its cap could not be set: {error}") from error
 
     async def _ask(self, kind: str, *answers: str, **fields: object) -> Message:
@@ -415,6 +452,8 @@ class ProcessGuest:
             await self._greeting
         await self._caps.remove(self.spec.guest)
         self._link.close()
+        if self.spec.program.ranks > 1 and (self._stopping or self._trouble):  # perhaps while MPI started
+            self._note_segments(await asyncio.to_thread(abandoned_segments, self._made_unix_s))
         for segment in self._segments:
             segment.unlink(missing_ok=True)
         self._records.unshare(self._segments)

@@ -14,9 +14,14 @@ from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, en
 
 REPEAT_AFTER_S = 1.0
 CONNECT_EVERY_S = 0.05
+REOPEN_AFTER_S = 4.0  # without an answer to `attach`; twice as long each time, for guests that are slow
 _AGAIN_WITHIN_S = 10.0
 _OVERHEARD_LINES = 5
 _ANSWERS = ("ok", "attached", "refused")
+
+
+class UnansweredError(DriverError):
+    """A guest did not answer an order in time."""
 
 
 class GuestChannel:
@@ -28,6 +33,7 @@ class GuestChannel:
         self._seq = 0
         self._order = 0
         self._writer: Hangup | None = None
+        self._listening = False  # the guest has answered `attach`
         self._reading: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[Frame] | None = None
         self._ordering = asyncio.Lock()
@@ -43,10 +49,32 @@ class GuestChannel:
     async def attach(self, path: Path, deadline_s: float) -> None:
         """Connect to the guest's socket or console and have it tell what was missed; raises `DriverError`.
 
-        Both are there before the guest has booted; what is sent until then waits, or is sent again.
+        Both are there before the guest has booted; what is sent until then waits, or is sent again. A guest that wrote
+        while the host's end was being closed is mute until that is closed once more: QEMU holds its port back. So
+        without an answer the host's end is closed and opened again.
         """
         self.detach()
-        end_s = asyncio.get_running_loop().time() + deadline_s
+        loop = asyncio.get_running_loop()
+        end_s, within_s = loop.time() + deadline_s, REOPEN_AFTER_S
+        while True:
+            await self._open(path, end_s)
+            left_s = end_s - loop.time()
+            try:
+                await self.order("attach", [("after", self._seq)], min(left_s, within_s))
+            except UnansweredError:
+                self.detach()
+                if loop.time() >= end_s:
+                    raise UnansweredError(
+                        f"guest {self._guest} did not answer attach within {deadline_s:.1f} s"
+                    ) from None
+            except BaseException:
+                self.detach()
+                raise
+            else:
+                return
+            within_s *= 2
+
+    async def _open(self, path: Path, end_s: float) -> None:
         while True:
             try:
                 reader, writer = await connect(path, 4 * MAX_FRAME_BYTES)
@@ -55,13 +83,8 @@ class GuestChannel:
                 if asyncio.get_running_loop().time() > end_s:
                     raise DriverError(f"guest {self._guest}: its control channel {path}: {error}") from error
                 await asyncio.sleep(CONNECT_EVERY_S)
-        self._writer = writer
+        self._writer, self._listening = writer, False
         self._reading = asyncio.get_running_loop().create_task(self._read(reader), name=f"channel of {self._guest}")
-        try:
-            await self.order("attach", [("after", self._seq)], end_s - asyncio.get_running_loop().time())
-        except BaseException:
-            self.detach()
-            raise
 
     def detach(self) -> None:
         """Hang up; the guest keeps what it tells meanwhile."""
@@ -87,7 +110,7 @@ class GuestChannel:
                         self._order = answer.count("last")
                         answer = await self._ask(kind, fields)
             except TimeoutError:
-                raise DriverError(f"guest {self._guest} did not answer {kind} within {deadline_s:.1f} s") from None
+                raise UnansweredError(f"guest {self._guest} did not answer {kind} within {deadline_s:.1f} s") from None
             except WireError as error:
                 raise DriverError(f"guest {self._guest}: {error}") from error
         if answer.kind == "refused":
@@ -135,7 +158,10 @@ class GuestChannel:
         with contextlib.suppress(WireError):
             if frame.kind in _ANSWERS:
                 if self._answer is not None and not self._answer.done() and frame.count("id") == self._order:
+                    self._listening |= frame.kind == "attached"
                     self._answer.set_result(frame)
+            elif not self._listening:
+                pass  # addressed to an earlier listener: the guest sends its numbered frames again after the answer
             elif "seq" in frame.fields:
                 seq = frame.count("seq")
                 if seq > self._seq:

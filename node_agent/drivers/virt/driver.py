@@ -380,7 +380,7 @@ class LibvirtDriver:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
         waiting = [
             GuestSample(
-                guest=name, state="arrived", cap_cores=0.0, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
+                guest=name, state="arrived", cap_cores=None, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
                 units_done=0, units_mono_ns=time.monotonic_ns(),
             )
             for name in sorted(self._arrived)

@@ -15,22 +15,24 @@ import libvirt
 import msgspec
 
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
-from node_agent.drivers.virt.channel import GuestChannel
+from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform, Vcpus
+from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
+from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
-_log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -75,8 +77,9 @@ class VirtualGuest:
         self._said: list[str] = []
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
-        self._beats_at_s = self._loop.time()
+        self._recovery = Recovery(self._loop.time(), platform.patience)
         self._cpu_s = 0.0
+        self._looked = True  # the hypervisor answered the last `look`
         self._applying = False  # a cap is on its way: what is found may be the old or the new one
         self._repairing: asyncio.Task[None] | None = None
         self._attaching: asyncio.Task[None] | None = None
@@ -100,7 +103,7 @@ class VirtualGuest:
         """Open the control channel and catch up with what the guest told meanwhile."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
-        self._beats_at_s = self._loop.time()
+        self._recovery.expected(self._loop.time())
 
     async def boot(self) -> None:
         """Attach to a domain that was just created and give it its task."""
@@ -138,10 +141,10 @@ class VirtualGuest:
     # --- its cap
 
     async def set_cap(self, cap_cores: float) -> float:
-        """Set the cap; return it as the kernel has it."""
+        """Set the cap, or keep it for later; return the one in force as the kernel has it."""
         async with self._end_told():
             self._cap_cores = cap_cores
-            return await self._apply_cap() if self.state in (State.RUNNING, State.HELD) else cap_cores
+            return await (self._apply_cap() if self.state in (State.RUNNING, State.HELD) else self._in_force())
 
     @property
     def cap_cores(self) -> float:
@@ -168,12 +171,23 @@ class VirtualGuest:
             raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
         if not self._is_right(found, wanted):
             raise DriverError(f"guest {self.name}: cap {wanted} cores was read back as {found}")
-        return wanted if found is None else found
+        return self._cores(found)
+
+    async def _in_force(self) -> float:
+        if self._vcpus is None:
+            return self._cores(None)  # it boots, uncapped
+        try:
+            return self._cores(await self._hypervisor.in_thread(self._vcpus.cap_cores))
+        except OSError as error:
+            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
+
+    def _cores(self, found: float | None) -> float:
+        """Return a cap that was read as what the guest may use, all it can without one."""
+        most_cores = float(self.spec.program.workers)
+        return most_cores if found is None else min(found, most_cores)
 
     def _is_right(self, found: float | None, wanted: float) -> bool:
-        if found is None:
-            return wanted >= self.spec.program.workers
-        return abs(found - wanted) <= 0.01 + 0.01 * wanted
+        return same_cap(self._cores(found), wanted, float(self.spec.program.workers))
 
     def _made(self) -> Vcpus:
         if self._vcpus is None:
@@ -204,7 +218,7 @@ class VirtualGuest:
         if self.state is State.HELD:
             await self.on_domain(_resume)
             self.state = State.RUNNING
-            self._beats_at_s = self._loop.time()
+            self._recovery.expected(self._loop.time())
         if not self._channel.attached:
             self.attach_beside()
 
@@ -216,6 +230,8 @@ class VirtualGuest:
     async def _attach_beside(self) -> None:
         try:
             await self.attach(self._patience.order_s)
+        except UnansweredError as error:
+            _log.warning("%s", error)  # judged by whether its machine works
         except DriverError as error:
             self.fail(str(error))
 
@@ -291,7 +307,7 @@ class VirtualGuest:
             await self.departed()
             return False
         self.state, self.leaving = state, False
-        self._beats_at_s = self._loop.time()
+        self._recovery.expected(self._loop.time())
         if self._late is not None:
             self._end(self._late)
         elif state is State.RUNNING and not self._channel.attached:
@@ -316,9 +332,9 @@ class VirtualGuest:
     def _understand(self, frame: Frame) -> None:
         match frame.kind:
             case "beat" | "progress":
-                self._beats_at_s = self._loop.time()
                 now_ns = time.monotonic_ns()
                 units = frame.count("units")
+                self._told(units, now_ns)
                 self._progress = (units, now_ns)
                 self._steps = supersteps_of(_steps_in(frame), self._steps)
                 if frame.kind == "progress":
@@ -339,6 +355,12 @@ class VirtualGuest:
                 self.fail(frame.text("message"))
             case _:
                 pass  # hello, and what a later version tells
+
+    def _told(self, units: int, now_ns: int) -> None:
+        attempts = self._recovery.attempts
+        silent_s = self._recovery.told(self._loop.time(), units)
+        if silent_s:
+            self._tell(Happening(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
 
     def _done(self, frame: Frame) -> None:
         detail: dict[str, object] = {
@@ -431,10 +453,12 @@ class VirtualGuest:
     def sample(self) -> GuestSample:
         """Tell what it has used and whether its cap is what it should be; notices a guest that fell silent."""
         rss_mib = 0.0
+        cap_cores: float | None = None
         if self._vcpus is not None:
             with contextlib.suppress(OSError, DriverError, ValueError):
                 seen = self._vcpus.seen()
                 rss_mib = seen.rss_mib
+                cap_cores = self._cores(seen.cap_cores) if self._looked else None
                 self._cpu_s = max(self._cpu_s, seen.cpu_s)
                 self._look_after(seen.cap_cores)
         units, mono_ns = self._progress
@@ -442,16 +466,20 @@ class VirtualGuest:
         if steps is not None:
             self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
-            guest=self.name, state=self.state.value, cap_cores=self._cap_cores, cpu_s=self._cpu_s, rss_mib=rss_mib,
-            read_mib=0.0, written_mib=0.0, units_done=units, units_mono_ns=mono_ns, supersteps=steps,
+            guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self._cap_cores,
+            cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=units,
+            units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
 
     async def look(self) -> None:
         """See to it that `sample` is new."""
         if self._vcpus is not None and self.state is not State.ENDED:
+            looked = False
             with contextlib.suppress(OSError, DriverError, TimeoutError):
                 async with asyncio.timeout(_LOOK_WITHIN_S):
                     await self._hypervisor.in_thread(self._vcpus.look)
+                    looked = True
+            self._looked = looked
 
     def meter(self) -> Meter:
         """See `Driver.meter`."""
@@ -473,9 +501,14 @@ class VirtualGuest:
         idle = not self._applying and (self._repairing is None or self._repairing.done())
         if idle and not self._is_right(found, self._cap_cores):
             self._repairing = self._loop.create_task(self._repair(found), name=f"cap of {self.name}")
-        silent_s = self._loop.time() - self._beats_at_s
-        if silent_s > self._patience.silence_s:
-            self.fail(f"it has not answered for {silent_s:.0f} s")
+        if self._attaching is not None and not self._attaching.done():
+            return  # it has a deadline of its own
+        match self._recovery.sample(self._loop.time(), self._cpu_s):
+            case GiveUp(reason):
+                self.fail(reason)
+            case Reattach(silent_s):
+                _log.warning("guest %s: nothing heard for %.0f s; attaching to it again", self.name, silent_s)
+                self.attach_beside()
 
 
 def _steps_in(frame: Frame) -> dict[str, int | float]:

@@ -34,7 +34,8 @@ from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, NativeReport
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import MAX_FRAME_BYTES
-from node_agent.programs.segments import segments_of
+from node_agent.programs.segments import abandoned_segments, segments_of
+from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 _READY_WITHIN_S = 30.0
@@ -127,7 +128,9 @@ class NativePrograms:
         for rank in ranks:
             await self._caps.add(rank.key, rank.pid, program.workers)
             rank.capped = True
-            await self._caps.set(rank.key, cap_cores)
+            found = await self._caps.set(rank.key, cap_cores)
+            if found is None or not same_cap(found, cap_cores, program.workers):
+                raise DriverError(f"native: {rank.name}: cap {cap_cores} cores was read back as {found}")
 
     async def _end(self, ranks: Sequence[_Rank]) -> None:
         for rank in ranks:
@@ -157,6 +160,7 @@ class _Rank:
         self._hearing: asyncio.Task[None] | None = None
         self._connection: socket.socket | None = None
         self._segments: set[Path] = set()
+        self._made_unix_s = time.time()
         path = self._folder / "agent.sock"
         if len(os.fsencode(path)) > LONGEST_PATH:
             self._folder.rmdir()
@@ -255,6 +259,8 @@ class _Rank:
         if self._connection is not None:
             self._connection.close()
         self._listener.close()
+        if self._spec.program.ranks > 1:  # it may have ended while MPI started
+            self._segments |= await asyncio.to_thread(abandoned_segments, self._made_unix_s)
         for segment in self._segments:
             segment.unlink(missing_ok=True)
         self._records.unshare(self._segments)

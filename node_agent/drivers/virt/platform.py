@@ -23,7 +23,9 @@ class Patience:
     boot_s: float = 90.0  # for a guest's first word
     order_s: float = 30.0  # for a guest to answer
     memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
-    silence_s: float = 60.0  # without a beat of a guest that runs
+    silence_s: float = 60.0  # without a beat of a guest whose machine does not work though it should
+    reattach_s: float = 20.0  # without a beat of a guest whose machine works, before it is attached to again
+    reattachments: int = 3  # in a row without a new work unit; the next one ends the guest: no progress
 
 
 @dataclass(frozen=True, slots=True)

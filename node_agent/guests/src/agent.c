@@ -38,7 +38,8 @@ struct program {
 static int port, listener, signals;
 static const char *run_folder = "/run";
 static char boot[17];
-static bool attached, gone_ahead, owes_progress;
+static bool attached; /* somebody has: from then on all is told, and told again to whoever attaches next */
+static bool gone_ahead, owes_progress;
 static uint64_t units_before; /* when progress was last promised */
 static struct pace *pace;
 static struct program programs[MAX_PROGRAMS];
@@ -428,16 +429,17 @@ static void begin(void)
     procs_begin();
 }
 
-static int patience_ms(bool absent)
+static int patience_ms(bool absent, bool waits)
 {
-    int patience = -1;
-    if (attached) {
-        int64_t left_ns = next_beat_ns - mono_ns();
-        patience = left_ns > 0 ? (int)((left_ns + 999999) / 1000000) : 0;
-        if (owes_progress && working() && patience > PROGRESS_MS)
-            patience = PROGRESS_MS;
-    }
-    return absent && (patience < 0 || patience > ABSENT_MS) ? ABSENT_MS : patience;
+    if (absent)
+        return ABSENT_MS;
+    if (waits) /* the port wakes us; should it ever not, a write is tried all the same */
+        return BEAT_MS;
+    if (!attached)
+        return -1;
+    int64_t left_ns = next_beat_ns - mono_ns();
+    int patience = left_ns > 0 ? (int)((left_ns + 999999) / 1000000) : 0;
+    return owes_progress && working() && patience > PROGRESS_MS ? PROGRESS_MS : patience;
 }
 
 int main(int count, char **arguments)
@@ -468,7 +470,7 @@ int main(int count, char **arguments)
         for (unsigned i = 0; i < MAX_PROGRAMS; i++)
             polled[3 + i] = (struct pollfd){.fd = programs[i].socket, .events = POLLIN};
         unsigned running = procs_poll(polled + 3 + MAX_PROGRAMS);
-        poll(polled, 3 + MAX_PROGRAMS + running, waits ? -1 : patience_ms(absent));
+        poll(polled, 3 + MAX_PROGRAMS + running, patience_ms(absent, waits));
 
         struct signalfd_siginfo ignored;
         while (read(signals, &ignored, sizeof ignored) > 0)
@@ -477,9 +479,9 @@ int main(int count, char **arguments)
         procs_look(hear_all);
         struct pollfd now = {.fd = port, .events = POLLIN};
         poll(&now, 1, 0);
+        /* Orders overtake the news of who sent them: an attach may be read before its host's arrival is heard of, or
+           even the departure of the one before. So a hang-up undoes nothing, and only keeps frames back. */
         absent = now.revents & POLLHUP;
-        if (absent)
-            attached = false; /* who comes next attaches; what was read before is not lost */
         if (!read_port(now.revents & POLLIN) && count == 3)
             return 0;
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from testbed.box.spec import BoxSpec, store_dir
 from testbed.box.xen.dom0 import AGENT_FILES
 from testbed.box.xen.hardware import AGENT_DISK_MIB
 from testbed.errors import RunError
+from testbed.interpreter import module_argv
 
 PROJECT = "dfrs-testbed"
 # Of the project's requirements, those that the agent imports. libvirt's bindings are Debian's, as libvirt is there.
@@ -85,7 +85,7 @@ def fill(root: Path, image: GuestImage) -> None:
     _copy(distribution(PROJECT), python, everything=False)  # what tells which driver has which name
     # Nothing can be compiled where it runs: that disk is read only, and an emulated processor takes long.
     settings = ("-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", AGENT_FILES)
-    run(sys.executable, "-m", "compileall", *settings, str(python), timeout_s=_MAKE_WITHIN_S)
+    run(*module_argv("compileall", *settings, str(python)), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image" / image.key)
     (root / "guest-image" / "current").symlink_to(image.key)
     there = current(root / "guest-image")

@@ -15,6 +15,7 @@ from testbed.box.spec import NodeSpec
 from testbed.box.xen.image import XenImage
 from testbed.box.xen.recipe import HOST_NAME
 from testbed.errors import RunError
+from testbed.interpreter import module_argv
 
 BRIDGE = "xenbr0"
 SCRIPT = "vif-dfrs"  # joins guests with it
@@ -144,7 +145,7 @@ class Dom0:
     def agent_command(self, arguments: list[str]) -> list[str]:
         """Return the command line that runs the agent in it."""
         # before what builds domains: a lab takes a node for lost whose agent is silent
-        agent = shlex.join(["nice", "-n", "-10", "python3", "-m", "node_agent", *arguments])
+        agent = shlex.join(["nice", "-n", "-10", *module_argv("node_agent", *arguments, python="python3")])
         return self.command(
             f"echo $$ > {_PID_FILE}; cd /; export PYTHONPATH={AGENT_FILES}/python LC_ALL=C.UTF-8; exec {agent}"
         )

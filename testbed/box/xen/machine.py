@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from testbed.box.xen.locks import locked
 from testbed.box.xen.monitor import Monitor
 from testbed.box.xen.saved import SavedState, accelerators, note_no_kvm
 from testbed.errors import RunError
+from testbed.interpreter import module_argv
 
 RUN_FOLDERS = ("xen",)
 STORE_FOLDERS = ("log",)
@@ -145,7 +145,7 @@ class XenMachine:
         memory = None if state is None else state.memory
         process = spawn(
             [
-                *(sys.executable, "-m", "testbed.box.xen.launch", self.node.full_name, BRIDGE, _TAP),
+                *module_argv("testbed.box.xen.launch", self.node.full_name, BRIDGE, _TAP),
                 *command_line(shape, image, files, port, memory),
             ],
             mark(self.node.lab, self.node.name, _ROLE),

@@ -13,11 +13,14 @@ _TAG = re.compile(r",((?:\\.|[^\\,=])+)=((?:\\.|[^\\,])*)")
 
 @dataclass(slots=True)
 class GuestUse:
-    """One guest; `used_cores` is the mean between its last two samples, None before there are two."""
+    """One guest; `used_cores` is the mean between its last two samples, None before there are two.
+
+    `cap_cores` is the cap in force, None where it is not known.
+    """
 
     time_ns: int
     cpu_s: float
-    cap_cores: float
+    cap_cores: float | None
     rss_mib: float
     used_cores: float | None = None
 
@@ -71,7 +74,7 @@ class Telemetry:
     @staticmethod
     def _guest(node: NodeUse, key: tuple[int, int], time_ns: int, numbers: Mapping[str, float]) -> None:
         cpu_s = numbers["cpu_s"]
-        now = GuestUse(time_ns, cpu_s, numbers["cap_cores"], numbers["rss_mib"])
+        now = GuestUse(time_ns, cpu_s, numbers.get("cap_cores"), numbers["rss_mib"])
         before = node.guests.get(key)
         if before is not None and time_ns > before.time_ns and cpu_s >= before.cpu_s:
             now.used_cores = (cpu_s - before.cpu_s) / ((time_ns - before.time_ns) / 1e9)

@@ -1,0 +1,15 @@
+"""When a CPU cap that was read back counts as the cap that was asked for."""
+
+from __future__ import annotations
+
+_SLACK_CORES = 0.01  # the kernel's least quota is 1 ms in 100 ms
+_SLACK_FRAC = 0.01  # Xen rounds caps to a percent of a core
+
+
+def same_cap(found_cores: float, wanted_cores: float, most_cores: float) -> bool:
+    """Say whether the cap in force is the one that was asked for.
+
+    `most_cores` is what the guest can use at all: a cap of that much or more is none, and is read back as `most_cores`.
+    """
+    wanted_cores = min(wanted_cores, most_cores)
+    return abs(min(found_cores, most_cores) - wanted_cores) <= _SLACK_CORES + _SLACK_FRAC * wanted_cores

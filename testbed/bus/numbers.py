@@ -1,0 +1,20 @@
+"""Bounds of numbers on the bus: beyond them one message could take its reader's memory, or make sums infinite."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from testbed.limits import MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+
+MOST_RANKS = 1 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+Cores = Annotated[float, msgspec.Meta(ge=0, le=MOST_NODE_CORES)]
+Memory = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODE_MEMORY_MIB)]  # MiB
+Workers = Annotated[int, msgspec.Meta(ge=1, le=MOST_NODE_CORES)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

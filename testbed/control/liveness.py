@@ -1,0 +1,204 @@
+"""Liveness of nodes: a pure function that maps observed events to the state of each node (online, suspect, lost).
+
+Silence is not death. It is counted only while the controller could have heard something: not while it was off the bus,
+nor while its own loop stood still. Nodes that fall silent together, without a word about any of them, are no more to
+blame than what lies between them and the controller; they are suspect, and become lost only once their leases must have
+run out as well.
+
+    unknown --announced--> online --silence, or the broker's word--> suspect --lost_after_s of silence--> lost
+       suspect, lost --announced, or heard if only silence was held against it--> online
+       any --its own farewell--> lost
+
+All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Standing(StrEnum):
+    """What is thought of a node."""
+
+    UNKNOWN = "unknown"  # not announced yet
+    ONLINE = "online"
+    SUSPECT = "suspect"  # its jobs wait
+    LOST = "lost"  # its running jobs have failed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How long a silence may last, in seconds of silence that could have been heard.
+
+    A node is suspect after `silence_s` and lost after `lost_after_s`; nodes that are all silent are lost after
+    `lost_together_after_s`. A step of the controller's clock of more than `stall_s` means that it stood still.
+    """
+
+    silence_s: float
+    lost_after_s: float
+    lost_together_after_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLife:
+    """One node. `silent_s` is the silence that counts; `boot` names the life of its agent.
+
+    `parted` says that the broker, or the agent itself, said that it has gone: only an announcement brings it back then.
+    """
+
+    standing: Standing = Standing.UNKNOWN
+    silent_s: float = 0.0
+    boot: str = ""
+    parted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LabLife:
+    """All nodes, at a moment; `on_bus` says whether the controller is connected."""
+
+    nodes: tuple[NodeLife, ...]
+    at_s: float
+    on_bus: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The controller looked at its clock, which it does every few moments."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BusLost:
+    """The controller lost its connection to the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusBack:
+    """The controller is connected again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message of a node came."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A node's agent said that it is there; `boot` differs for each life of the agent."""
+
+    node: int
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """The broker says that a node's agent went without a word: its connection broke, or it was killed."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node's agent said that it ends, with its guests; or it is not to be used any more, for a `reason`."""
+
+    node: int
+    reason: str = "its agent ended"
+
+
+Noticed = Passed | BusLost | BusBack | Heard | Announced | Vanished | Left
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is thought of a node has changed; `restarted` if its agent is another one, which runs none of its guests."""
+
+    node: int
+    before: Standing
+    after: Standing
+    reason: str
+    restarted: bool = False
+
+
+def at_first(nodes: int, at_s: float) -> LabLife:
+    """Return the state before anything was noticed."""
+    return LabLife((NodeLife(),) * nodes, at_s)
+
+
+def notice(lab: LabLife, what: Noticed, rule: Rule) -> tuple[LabLife, tuple[Change, ...]]:
+    """Return the state after something was noticed, and what of it is new."""
+    match what:
+        case Passed(at_s):
+            return _passed(lab, at_s, rule)
+        case BusLost():
+            return replace(lab, on_bus=False), ()
+        case BusBack():
+            return replace(lab, on_bus=True, nodes=_forgiven(lab.nodes)), ()
+        case Heard(node) | Announced(node) | Vanished(node) | Left(node):
+            return _told(lab, node, what)
+
+
+def _told(lab: LabLife, node: int, what: Heard | Announced | Vanished | Left) -> tuple[LabLife, tuple[Change, ...]]:
+    before, restarted = lab.nodes[node], False
+    match what:
+        case Heard():
+            life, reason = _heard(before), "it is heard again"
+        case Announced(boot=boot):
+            life, restarted = NodeLife(Standing.ONLINE, boot=boot), before.boot not in ("", boot)
+            reason = "its agent was restarted" if restarted else "it is there"
+        case Vanished():
+            standing = Standing.SUSPECT if before.standing is Standing.ONLINE else before.standing
+            life, reason = replace(before, standing=standing, parted=True), "its agent vanished"
+        case Left(reason=reason):
+            standing = before.standing if before.standing is Standing.UNKNOWN else Standing.LOST
+            life = replace(before, standing=standing, parted=True)
+    after = replace(lab, nodes=(*lab.nodes[:node], life, *lab.nodes[node + 1 :]))
+    if before.standing is life.standing and not restarted:
+        return after, ()
+    return after, (Change(node, before.standing, life.standing, reason, restarted),)
+
+
+def _heard(life: NodeLife) -> NodeLife:
+    if life.parted or life.standing is Standing.UNKNOWN:
+        return replace(life, silent_s=0.0)
+    return replace(life, standing=Standing.ONLINE, silent_s=0.0)
+
+
+def _forgiven(nodes: tuple[NodeLife, ...]) -> tuple[NodeLife, ...]:
+    """Return the nodes without the silence so far, which may have been the controller's own deafness."""
+    return tuple(replace(life, silent_s=0.0) for life in nodes)
+
+
+def _passed(lab: LabLife, at_s: float, rule: Rule) -> tuple[LabLife, tuple[Change, ...]]:
+    elapsed_s = at_s - lab.at_s
+    lab = replace(lab, at_s=at_s)
+    if not lab.on_bus:
+        return lab, ()
+    if elapsed_s > rule.stall_s:
+        return replace(lab, nodes=_forgiven(lab.nodes)), ()
+    nodes = tuple(replace(life, silent_s=life.silent_s + elapsed_s) for life in lab.nodes)
+    watched = [life for life in nodes if life.standing in (Standing.ONLINE, Standing.SUSPECT)]
+    together = all(life.silent_s > rule.silence_s and not life.parted for life in watched)
+    changes = []
+    lives = []
+    for node, life in enumerate(nodes):
+        standing, reason = _judged(life, rule, together=together)
+        if standing is not life.standing:
+            changes.append(Change(node, life.standing, standing, reason))
+        lives.append(replace(life, standing=standing))
+    return replace(lab, nodes=tuple(lives)), tuple(changes)
+
+
+def _judged(life: NodeLife, rule: Rule, *, together: bool) -> tuple[Standing, str]:
+    if life.standing not in (Standing.ONLINE, Standing.SUSPECT):
+        return life.standing, ""
+    silent = f"silent for {life.silent_s:.1f} s"
+    if life.silent_s > (rule.lost_together_after_s if together else rule.lost_after_s):
+        return Standing.LOST, f"{silent}, as all nodes" if together else silent
+    if life.silent_s > rule.silence_s:
+        return Standing.SUSPECT, f"{silent}, as all nodes" if together else silent
+    return life.standing, ""

@@ -1,0 +1,135 @@
+"""Whether a task that is done can have done its work in the CPU time that it can have had.
+
+The CPU time is bounded by two accounts: what the node tells in its samples, and what the controller's caps allowed by
+the controller's clock. How fast a core can be is known from the measurements before the run, of the very programs in
+guests, and from the probes that each agent takes each second of the core that it is on. A task that would need to be
+`TOLERANCE` times as fast as the fastest of these is marked: its work cannot have been done there, or what its node
+tells of CPU time and speed is wrong.
+
+The tolerance is wide, because cores change their speed, and measurements on a busy machine come out too slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.bus.messages import ProgramSpec
+
+TOLERANCE = 3.0
+BUILT_IN = ("eatcpu", "patterns")  # their units are those of the probes
+PROBED = ("process", "docker")  # drivers whose guests run the very code of their agent's probe
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """Work units in a second of a core, measured before the run.
+
+    `core` is that of a core, in a guest; `by_job` of the programs of each job, alone at full yield; `probe` is the mean
+    of the agents' probes meanwhile. All are 0 or empty if nothing was measured.
+    """
+
+    core: float = 0.0
+    by_job: Mapping[int, float] = field(default_factory=dict)
+    probe: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a guest may use now: `limit_cores`, and `most_cores` while it is made or saved.
+
+    It was placed at `placed_s`, and its life before that ended at `left_s`.
+    """
+
+    limit_cores: float
+    most_cores: float
+    placed_s: float
+    left_s: float
+
+
+@dataclass(slots=True)
+class _Account:
+    """The CPU seconds that a guest can have had over all its lives, up to `upto_s`."""
+
+    allowed: Allowance
+    upto_s: float
+    told_s: float = 0.0  # CPU time of this life by the last sample
+    most_s: float = 0.0
+    nodes: set[int] = field(default_factory=set)
+
+
+class CpuAccounts:
+    """Bounds the CPU time of guests from above. Times are wall seconds of the run, by the controller's clock."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def sample(self, guest: str, node: int, now_s: float, told_s: float, allowed: Allowance) -> None:
+        """Take a sample: what the guest used since the last one is the less of what its node tells and what it may."""
+        account = self._account(guest, node, allowed)
+        if now_s <= account.upto_s:
+            return
+        used_s = told_s - account.told_s if told_s >= account.told_s else told_s  # else it came from another node
+        account.most_s += min(used_s, self._allowed_s(account, now_s, allowed))
+        account.told_s, account.upto_s, account.allowed = told_s, now_s, allowed
+
+    def end(self, guest: str, node: int, now_s: float, allowed: Allowance) -> tuple[float, frozenset[int]]:
+        """Return the most CPU seconds that a guest which ends now can have had, and the nodes that it was on.
+
+        Since its last sample it can have used all that it was allowed.
+        """
+        account = self._account(guest, node, allowed)
+        del self._accounts[guest]
+        return account.most_s + self._allowed_s(account, now_s, allowed), frozenset(account.nodes)
+
+    @staticmethod
+    def _allowed_s(account: _Account, now_s: float, allowed: Allowance) -> float:
+        return max(0.0, now_s - account.upto_s) * max(allowed.limit_cores, account.allowed.limit_cores)
+
+    def _account(self, guest: str, node: int, allowed: Allowance) -> _Account:
+        account = self._accounts.get(guest)
+        if account is None:
+            account = self._accounts[guest] = _Account(allowed, allowed.placed_s)
+        elif account.allowed.placed_s != allowed.placed_s:  # it was saved meanwhile
+            account.most_s += max(0.0, allowed.left_s - account.upto_s) * allowed.most_cores
+            account.allowed, account.upto_s, account.told_s = allowed, allowed.placed_s, 0.0
+        account.nodes.add(node)
+        return account
+
+
+class WorkRates:
+    """The highest known core speed of each node, and whether a finished task exceeded it."""
+
+    def __init__(self, measured: MeasuredRates | None = None, drivers: Mapping[int, str] | None = None) -> None:
+        """`drivers` are those of the nodes, by index."""
+        self._measured = measured or MeasuredRates()
+        self._drivers = drivers or {}
+        self._probes: dict[int, float] = {}
+
+    def probe(self, node: int, units_per_s: float) -> None:
+        """Take the probe of a node's core."""
+        self._probes[node] = max(units_per_s, self._probes.get(node, 0.0))
+
+    def fastest(self, job_id: int, program: str, nodes: frozenset[int]) -> float:
+        """Return the work units a second of CPU time of the fastest core that is known; 0 if nothing is known."""
+        measured = self._measured
+        probe = max((self._probes.get(node, 0.0) for node in nodes), default=0.0)
+        known = max(measured.core if program in BUILT_IN else 0.0, measured.by_job.get(job_id, 0.0))
+        if measured.probe > 0:
+            known *= max(1.0, probe / measured.probe)
+        if program in BUILT_IN and all(self._drivers.get(node) in PROBED for node in nodes):
+            known = max(known, probe)
+        return known
+
+    def doubt(self, job_id: int, program: ProgramSpec, cpu_most_s: float, nodes: frozenset[int]) -> str:
+        """Say why a task cannot have done all its work in so many CPU seconds; nothing if it can, or nobody knows."""
+        units = float(program.work_units)
+        if program.imbalance == "1/i":
+            units /= program.rank + 1
+        fastest = self.fastest(job_id, program.name, nodes)
+        if fastest <= 0.0 or units <= TOLERANCE * fastest * cpu_most_s:
+            return ""
+        return (
+            f"it is done with {units:.0f} work units in at most {cpu_most_s:.3f} s of CPU time; "
+            f"the fastest core that is known does {fastest:.0f} a second: expected at most {TOLERANCE:g} times that"
+        )

@@ -1,0 +1,18 @@
+"""Bounds of what a node, a scenario and a trace may say: beyond them a number is a mistake, not a size."""
+
+from __future__ import annotations
+
+LEAST_NODE_CORES = 0.01  # the smallest quota that the kernel's CPU bandwidth control can hold
+MOST_NODE_CORES = 4096
+MOST_NODE_MEMORY_MIB = 1 << 26  # 64 TiB
+MOST_NODES = 1_000_000
+MOST_RATE = 1e3  # progress of a job, relative to a dedicated node
+MOST_TRACE_S = 1e9  # 31 years
+LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-3, 1e6
+MOST_EVENTS = 100_000_000  # of a simulation or a dry run: hours of computing
+MOST_IDLE_TURNS = 1_000_000  # of a loop in virtual time, at one instant
+LEAST_PERIOD_S = 0.1  # trace seconds
+LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S = 1e-3, 1e12
+
+CORES_EXPECTED = f"{LEAST_NODE_CORES:g} to {MOST_NODE_CORES} cores"
+MEMORY_EXPECTED = f"1 to {MOST_NODE_MEMORY_MIB} MiB"

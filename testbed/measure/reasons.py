@@ -1,0 +1,86 @@
+"""Why a job failed, as one of a few codes that programs can compare; docs/journal.md has the table for readers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+REASONS = {
+    "guest-failed": "a task's program or guest ended with an error",
+    "wrong-result": "a task ended, but its checksum is not the expected one",
+    "no-progress": "the tasks ran, but made no progress for too long",
+    "node-lost": "a node that held the job's guests or images went away",
+    "agent-restarted": "the agent of such a node restarted, and its guests were lost",
+    "image-lost": "a saved image is missing, or differs from what was saved",
+    "does-not-fit": "the job does not fit on the nodes that are there",
+    "start-failed": "its guests could not be started",
+    "cap-failed": "its CPU caps could not be set",
+    "save-failed": "its guests could not be saved",
+    "transfer-failed": "its images could not be copied to another node",
+    "restore-failed": "its guests could not be restored from their images",
+    "migrate-failed": "a guest was lost in a live migration",
+    "unknown": "the journal gives no reason, or one that this version does not know",
+}
+"""Codes with their meanings."""
+
+_VERB = r"start|cap|save|transfer|restore|migrate"
+_COULD_NOT = re.compile(rf"could not ({_VERB}): (.*)", re.DOTALL)
+_NODE = re.compile(r"node (?P<node>\S+) (?:is|was) lost \((?P<reason>.*)\)", re.DOTALL)
+_RESTARTED_AGENT = re.compile(r"node \S+: its agent was restarted")
+_GUEST = re.compile(r"task \d+: (.*)", re.DOTALL)
+_WRONG = re.compile(r"it is done with checksum \S* ?; its work comes to \S*")
+_BEGINNINGS = {
+    "does-not-fit": re.compile(r"does not fit on the "),
+    "node-lost": re.compile(r"its image is away: node \S+ is lost "),
+    "image-lost": re.compile(r"node \S+ has its image no more"),
+    "no-progress": re.compile(r"(?:it )?(?:made )?no progress (?:for|within) "),
+}
+_RESTARTED = re.compile(r"(?:\d+ of \d+ tasks: )?[^\s:]+: [a-z_-]+: failed: interrupted: the agent was restarted")
+# Only what the agent itself says of an image: the words after "failed: " may be a program's own.
+_IMAGE = re.compile(
+    r"[^\s:]+: (?:start|fetch-image): failed: image \S+?(?: from \S+?)?: "
+    r"(?:(?:\[Errno 2\] )?No such file or directory.*|digest \S+, expected \S+|another size)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job failed: one of `REASONS` or a later version's code, and the text for people."""
+
+    code: str
+    text: str
+
+
+def reason_of(entry: Mapping[str, object]) -> Reason:
+    """Return the reason of a journal entry of a failed job: by its `code`, or by its `detail` if it has none."""
+    text = entry.get("detail")
+    text = text if isinstance(text, str) else ""
+    code = entry.get("code")
+    return Reason(code if isinstance(code, str) and code else classify(text), text)
+
+
+def classify(text: str) -> str:
+    """Return the code of a failure's text, as the controller words it.
+
+    A match begins where the text does: what a program printed is in the text too, and must not decide.
+    """
+    if guest := _GUEST.fullmatch(text):
+        return "wrong-result" if _WRONG.fullmatch(guest[1]) else "guest-failed"
+    if node := _NODE.fullmatch(text):
+        return "agent-restarted" if node["reason"] == "its agent restarted" else "node-lost"
+    if _RESTARTED_AGENT.fullmatch(text):
+        return "agent-restarted"
+    if action := _COULD_NOT.fullmatch(text):
+        return _of_operation(*action.groups())
+    known = (code for code, pattern in _BEGINNINGS.items() if pattern.match(text))
+    return next(known, "unknown")
+
+
+def _of_operation(verb: str, error: str) -> str:
+    if _RESTARTED.fullmatch(error):
+        return "agent-restarted"
+    if verb in ("transfer", "restore") and _IMAGE.fullmatch(error):
+        return "image-lost"
+    return f"{verb}-failed"

@@ -1,0 +1,53 @@
+"""Scenarios and campaigns that come with the package, found by name.
+
+The one copy of these files is the project's folder `scenarios`, which a wheel holds as `testbed/scenarios`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from testbed.errors import UserError, nearest
+
+
+def packaged_folder() -> Path:
+    """Return the folder of packaged scenarios: in the installed package, or beside it in a checkout."""
+    package = Path(str(files("testbed")))
+    inside = package / "scenarios"
+    return inside if inside.is_dir() else package.parent / "scenarios"
+
+
+def packaged_scenarios() -> dict[str, Path]:
+    """Return the files of the packaged scenarios, by name."""
+    return _named_files(packaged_folder())
+
+
+def packaged_campaigns() -> dict[str, Path]:
+    """Return the files of the packaged campaigns, by name."""
+    return _named_files(packaged_folder() / "campaigns")
+
+
+def find_scenario(text: str | Path) -> Path:
+    """Return the file for a path, or for the name of a packaged scenario. Raises UserError."""
+    return _find(str(text), packaged_scenarios(), "scenario")
+
+
+def find_campaign(text: str) -> Path:
+    """Return the file for a path, or for the name of a packaged campaign. Raises UserError."""
+    return _find(text, packaged_campaigns(), "campaign")
+
+
+def _named_files(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _find(text: str, known: Mapping[str, Path], what: str) -> Path:
+    """Return the file: a file that exists wins over a packaged one of that name; a pipe also counts as a file."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        return path
+    if path.name == text and (name := text.removesuffix(".toml")) in known:
+        return known[name]
+    raise UserError(f"{text}: no such {what} file or name{nearest(path.stem, known)}; packaged: {', '.join(known)}")

@@ -1,0 +1,151 @@
+"""Nodes of a lab in a box whose drivers are in the test's process, and guests and jobs for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from libvirt_box import driver_options
+from support.live import ENDLESS_UNITS, HANG_S
+
+from node_agent.drivers.protocol import DriverFacts, Happening, MigrationReport, NodeBudget
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+THROTTLED_CORES = 0.1  # at 0.02 an emulated kernel leaves nothing to its program
+THROTTLED_UNITS = 60_000  # at that cap minutes pass until such work is done
+
+
+@dataclass
+class Node:
+    """One node's driver in this process, and what its guests did."""
+
+    driver: object
+    facts: DriverFacts
+    images: Path
+    happenings: list[Happening]
+    news: asyncio.Event
+
+    def hear(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+        self.news.set()
+
+    async def until(self, guest: str, *events: str) -> Happening:
+        """Wait for one of the events of a guest."""
+        async with asyncio.timeout(HANG_S):
+            while True:
+                for happening in self.happenings:
+                    if happening.guest == guest and happening.event in events:
+                        self.happenings.remove(happening)
+                        return happening
+                self.news.clear()
+                await self.news.wait()
+
+    async def work(self, spec: GuestSpec, cap_cores: float = THROTTLED_CORES) -> None:
+        """Start a guest, and wait for its first progress."""
+        await self.driver.start(spec, cap_cores, None)
+        await self.until(spec.guest, "progress")
+
+    def pid(self, guest: str) -> int:
+        return self.driver._guests[guest]._vcpus.groups.pid
+
+    def sample(self, guest: str):
+        return next((sample for sample in self.driver.sample() if sample.guest == guest), None)
+
+
+@contextlib.asynccontextmanager
+async def node(lab: object, name: str, folder: Path, **options: str) -> AsyncIterator[Node]:
+    from node_agent.drivers.virt.driver import LibvirtDriver
+
+    driver = LibvirtDriver(**{**driver_options(lab, name), **options})
+    images = folder / name / "images"
+    here = Node(driver, DriverFacts((), {}), images, [], asyncio.Event())
+
+    try:
+        budget = NodeBudget(f"t{name}", 1.0, 1536, folder / name, images, "127.0.0.1", "dfrs-")
+        here.facts = await driver.open(budget, here.hear)
+        yield here
+    finally:
+        await driver.close()
+
+
+def on_both(lab: object, folder: Path, play: Callable[[Node, Node], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        async with node(lab, "a", folder) as one, node(lab, "b", folder) as two:
+            await play(one, two)
+            assert one.driver.sample() == two.driver.sample() == []
+
+    asyncio.run(main())
+
+
+def serial(work_units: int = ENDLESS_UNITS, number: int = 0, memory_mib: int = 128) -> GuestSpec:
+    program = ProgramSpec(name="eatcpu", work_units=work_units, units_per_iteration=50, seed=7)
+    return GuestSpec(
+        guest=f"dfrs-t-j{number}-t0", run="t", job=number, task=0, program=program, cpu_cores=1.0,
+        memory_mib=memory_mib, address=f"10.77.1.{number + 1}/16",
+    )  # fmt: skip
+
+
+def parallel(work_units: int, ranks: int, topology: str = "ring") -> list[GuestSpec]:
+    base = serial(1, 1)
+    return [
+        msgspec.structs.replace(
+            base, guest=f"dfrs-t-j1-t{rank}", task=rank, memory_mib=144, address=f"10.77.2.{rank + 1}/16",
+            program=ProgramSpec(
+                name="patterns", work_units=work_units, units_per_iteration=50, seed=7, rank=rank, ranks=ranks,
+                topology=topology, message_bytes=5000,
+            ),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+async def start_job(members: list[tuple[Node, GuestSpec]], cap_cores: float = 1.0) -> None:
+    await asyncio.gather(*(place.driver.start(spec, cap_cores, None) for place, spec in members))
+    lead, first = members[0]
+    launch = await lead.driver.mpi_open(first.guest, {spec.guest: spec.address for _, spec in members})
+    await asyncio.gather(*(place.driver.mpi_join(spec.guest, launch[spec.guest]) for place, spec in members))
+
+
+async def pair_at_work(one: Node, two: Node) -> list[tuple[Node, GuestSpec]]:
+    """Start a throttled job with a member on each node; returns them when both have made progress."""
+    members = list(zip((one, two), parallel(THROTTLED_UNITS // 2, 2), strict=True))
+    await start_job(members, THROTTLED_CORES)
+    for place, spec in members:
+        await place.until(spec.guest, "progress")
+    return members
+
+
+async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> MigrationReport:
+    report = await one.driver.migrate(spec.guest, two.facts.migration_uri, HANG_S, HANG_S)
+    await two.driver.adopt(spec, cap_cores)
+    return report
+
+
+async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
+    """Return the checksums that guests end with."""
+    results = []
+    for place, spec in members:
+        happening = await place.until(spec.guest, "done", "failed")
+        assert happening.event == "done", happening
+        assert happening.detail["units"] == spec.program.work_units
+        results.append(happening.detail["checksum"])
+    return results
+
+
+async def finish(members: list[tuple[Node, GuestSpec]]) -> list[object]:
+    """Let throttled guests work at full speed; return the checksums that they end with."""
+    for place, spec in members:
+        await place.driver.set_cap(spec.guest, 1.0)
+    return await ends(members)
+
+
+def twin(spec: GuestSpec) -> str:
+    """Return the checksum that the Python program of a task comes to."""
+    from node_agent.programs.expected import expected_checksum
+    from node_agent.programs.task import Task
+
+    return expected_checksum(Task.from_spec(msgspec.to_builtins(spec)))

@@ -1,0 +1,19 @@
+"""The option that rewrites pinned figures, and the fixtures of the golden figures."""
+
+from __future__ import annotations
+
+import pytest
+from golden.pinned_check import OPTION, REWRITTEN, check_pinned
+from workload.conftest import real_log
+
+__all__ = ["check_pinned", "real_log"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, action="store_true", help="rewrite the pinned figures that differ, and print how")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for change in terminalreporter.config.stash.get(REWRITTEN, []):
+        terminalreporter.section("pinned figures rewritten")
+        terminalreporter.write_line(change)

@@ -1,0 +1,32 @@
+"""The texts that are pinned: the model file of a calibration, and the tables of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+from old_runs.old_run_archive import unpack
+
+from testbed.calibration.from_trials import calibrate_from
+from testbed.calibration.model_file import calibration_text
+from testbed.calibration.trials import read_trials
+from testbed.cli.report import report
+
+TRIALS = Path(__file__).with_name("trials.jsonl")
+_COLUMNS = 180  # wide enough for every table
+
+
+def fitted_model() -> str:
+    """Return the model file that `testbed calibrate --fit-only` writes of the recorded trials."""
+    return calibration_text(calibrate_from(read_trials(TRIALS), TRIALS))
+
+
+def report_text(folder: Path) -> str:
+    """Return the tables that `testbed report` prints of the old run on processes, without the path above them."""
+    run = unpack("processes", folder)
+    words = [str(run), "--no-html"]
+    result = CliRunner(env={"COLUMNS": str(_COLUMNS)}).invoke(report, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    head, _, tables = result.stdout.partition(f"{run.name}\n")
+    assert tables, head
+    return "".join(f"{line.rstrip()}\n" for line in tables.splitlines())

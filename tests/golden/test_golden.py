@@ -1,0 +1,73 @@
+"""Figures of simulations, bounds, calibration and report, pinned: a change of code that changes science fails here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import golden_traces as traces
+import pytest
+from golden_schedules import BATCH_POLICIES, POLICIES, WEEK_POLICIES, bounds, every_policy, schedules
+from golden_tables import fitted_model, report_text
+
+from testbed.simulation.overheads import parse_overheads
+
+PINNED = Path(__file__).with_name("pinned")
+MODEL = PINNED / "calibration.toml"
+
+# numpy sums these over all jobs, and a library is free to choose the order; all other numbers come from the kernels'
+# own loops or from single operations, which give the same bits everywhere
+SUMMED = {"mean_stretch", "underutilization", "preemption_gb_per_s", "migration_gb_per_s", "penalty_s"}
+
+
+def sums(name):
+    return 1e-12 if name in SUMMED else 0.0
+
+
+def fits(_name):
+    """Return the tolerance of fits: least squares come from LAPACK, and the file has nine digits."""
+    return 1e-8
+
+
+def figures(trace, policies):
+    return {
+        "trace": traces.trace_figures(trace),
+        "bounds": bounds(trace),
+        "schedules": schedules(trace, policies),
+    }
+
+
+@pytest.mark.parametrize(("name", "make"), [("lublin", traces.lublin), ("quickstart", traces.quickstart)])
+def test_a_synthetic_trace_its_bounds_and_its_schedules(name, make, check_pinned):
+    check_pinned(PINNED / f"{name}.json", figures(make(), POLICIES), sums)
+
+
+def test_two_days_of_a_real_log(real_log, check_pinned):
+    check_pinned(PINNED / "kth.json", figures(traces.kth(real_log), POLICIES), sums)
+
+
+def test_batch_schedules_of_thousands_of_jobs(real_log, check_pinned):
+    """Only in a long trace a backfilled job would end exactly when a reservation begins."""
+    check_pinned(PINNED / "kth-weeks.json", figures(traces.kth_weeks(real_log), BATCH_POLICIES), sums)
+
+
+def test_four_weeks_of_a_real_log(real_log, check_pinned):
+    found = {name: figures(trace, WEEK_POLICIES) for name, trace in traces.hpc2n_weeks(real_log).items()}
+    check_pinned(PINNED / "hpc2n-weeks.json", found, sums)
+
+
+def test_every_policy_on_a_small_trace(check_pinned):
+    check_pinned(PINNED / "every-policy.json", every_policy(traces.lublin()), sums)
+
+
+def test_the_fits_of_recorded_trials(check_pinned):
+    """The model file holds every quantity with its interval, the verdicts, and the tables for simulations."""
+    check_pinned(MODEL, fitted_model(), fits)
+
+
+def test_a_schedule_under_the_model_file(check_pinned):
+    found = schedules(traces.quickstart(), POLICIES, parse_overheads(str(MODEL)))
+    check_pinned(PINNED / "quickstart-calibrated.json", found, sums)
+
+
+def test_the_tables_of_a_report(tmp_path, check_pinned):
+    check_pinned(PINNED / "report.txt", report_text(tmp_path))

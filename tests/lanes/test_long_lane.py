@@ -1,0 +1,182 @@
+"""The long lane: blocks run in fresh clones, say which code they ran, and go on where they were interrupted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import psutil
+import pytest
+from support.live import HANG_S, wait_until
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = """
+[[block]]
+name = "numbers"
+about = "two steps"
+minutes = 1
+prepare = "echo prepared > prepared"
+cleanup = "echo cleaned"
+[[block.step]]
+name = "one"
+command = "cat prepared && echo once >> {runs} && echo kept > kept.txt"
+keep = ["*.txt"]
+[[block.step]]
+name = "two"
+command = "test -e {fixed}"
+[[block]]
+name = "waits"
+about = "goes on until it is told to end"
+minutes = 1
+[[block.step]]
+name = "wait"
+command = "exec python3 {program}"
+busy = 1
+"""
+
+PROGRAM = """
+import pathlib, signal
+try:
+    pathlib.Path({waiting!r}).touch()
+    signal.pause()
+finally:
+    pathlib.Path({cleaned!r}).touch()
+"""
+
+
+class Lane:
+    """A repository with the long lane and blocks of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "tree"
+        self.runs, self.fixed, self.waiting = folder / "runs", folder / "fixed", folder / "waiting"
+        self.cleaned = folder / "cleaned"
+        (self.folder / ".ci").mkdir(parents=True)
+        shutil.copy(ROOT / ".ci/long", self.folder / ".ci/long")
+        blocks = BLOCKS.format(runs=self.runs, fixed=self.fixed, program=folder / "program.py")
+        (folder / "program.py").write_text(PROGRAM.format(waiting=str(self.waiting), cleaned=str(self.cleaned)))
+        (self.folder / ".ci/blocks.toml").write_text(blocks)
+        self.git("init", "--quiet", "--initial-branch", "main")
+        self.commit()
+
+    def git(self, *words: str) -> str:
+        name = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        done = subprocess.run(["git", *name, *words], cwd=self.folder, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self) -> str:
+        self.git("add", "-A")
+        self.git("commit", "--quiet", "-m", "more")
+        return self.git("rev-parse", "HEAD")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, ".ci/long", *words]
+        return subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False, timeout=HANG_S)
+
+    def results(self, block: str = "numbers") -> dict[str, object]:
+        return json.loads((self.folder / f"docs/results/lanes/{block}.json").read_text())
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Lane:
+    return Lane(tmp_path)
+
+
+def test_a_block_goes_on_at_the_step_that_has_not_passed_on_this_code(lane: Lane) -> None:
+    first = lane.git("rev-parse", "HEAD")
+    failed = lane.run("numbers")
+    assert failed.returncode == 1, failed.stderr
+    steps = lane.results()["steps"]
+    assert (steps["one"]["exit_code"], steps["two"]["exit_code"]) == (0, 1)
+    assert steps["one"]["commit"] == first
+    assert steps["one"]["output_end"] == ["prepared", "cleaned"]
+    lanes = lane.folder / "docs/results/lanes"
+    assert gzip.decompress((lanes / "numbers.one.log.gz").read_bytes()) == b"prepared\ncleaned\n"
+    with tarfile.open(lanes / "numbers.one.tar.xz") as kept:
+        assert kept.getnames() == ["kept.txt"]
+    assert "| numbers | two | FAILED (1) |" in (lane.folder / "docs/results/lanes.md").read_text()
+
+    code = lane.results()["code"]
+    lane.commit()  # of results alone: the code is the same
+    lane.fixed.touch()
+    passed = lane.run("numbers")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "one: passed before on this code" in passed.stdout
+    assert lane.runs.read_text() == "once\n"
+    assert lane.results()["code"] == code
+    status = {(row["block"], row["step"]): row for row in json.loads(lane.run("--status", "--json").stdout)}
+    assert (status["numbers", "two"]["result"], status["numbers", "two"]["this_code"]) == ("passed", "yes")
+    assert status["waits", "wait"]["result"] == "never run"
+
+    (lane.folder / "code.py").write_text("pass\n")
+    lane.commit()
+    assert json.loads(lane.run("--status", "--json").stdout)[0]["this_code"] == "no"
+    assert lane.run("numbers").returncode == 0
+    assert lane.runs.read_text() == "once\nonce\n"
+    assert lane.results()["code"] != code
+
+
+def test_again_runs_what_has_passed(lane: Lane) -> None:
+    lane.fixed.touch()
+    for words in (("numbers",), ("numbers", "--again")):
+        assert lane.run(*words).returncode == 0
+    assert lane.runs.read_text() == "once\nonce\n"
+
+
+def test_code_that_is_not_committed_is_refused(lane: Lane) -> None:
+    (lane.folder / "code.py").write_text("pass\n")
+    refused = lane.run("numbers")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        ".ci/long: code.py: not committed; a result names the commit it was made with, so commit first\n"
+    )
+    assert not lane.runs.exists()
+
+
+def test_an_unknown_block_is_refused(lane: Lane) -> None:
+    refused = lane.run("number")
+    assert refused.returncode == 2
+    assert refused.stderr == ".ci/long: block 'number': expected one of numbers, waits\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "begun_by"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, []),
+        (signal.SIGTERM, ["env", "--ignore-signal=INT"]),  # as a script begins `.ci/long waits &`
+    ],
+)
+def test_an_interrupted_step_is_ended_and_leaves_no_result(
+    lane: Lane, how: signal.Signals, begun_by: list[str], tmp_path: Path
+) -> None:
+    place = tmp_path / "clones"
+    place.mkdir()
+    argv = [*begun_by, sys.executable, ".ci/long", "waits"]
+    environment = {**os.environ, "TMPDIR": str(place)}
+    with subprocess.Popen(argv, cwd=lane.folder, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        wait_until(lane.waiting.exists, "the step begins")
+        below = psutil.Process(child.pid).children(recursive=True)
+        assert len(below) == 2  # the step and its busy loop
+        child.send_signal(how)
+        _, said = child.communicate(timeout=HANG_S)
+    assert child.returncode == 130
+    assert lane.cleaned.exists()
+    assert said == ".ci/long: interrupted; run it again to go on\n"
+    assert not any(process.is_running() for process in below)
+    assert list(place.iterdir()) == []
+    assert not (lane.folder / "docs/results/lanes/waits.json").exists()
+
+
+def test_the_blocks_of_this_project_can_be_read() -> None:
+    done = subprocess.run([ROOT / ".ci/long", "--list", "--json"], check=True, capture_output=True, text=True)
+    names = [block["block"] for block in json.loads(done.stdout)]
+    assert {"ci", "ordinary-user", "readme", "xen"} <= set(names)
+    assert len(names) == len(set(names))

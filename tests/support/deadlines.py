@@ -1,0 +1,10 @@
+"""Deadlines of scenarios for tests of something else: a machine that stands still for minutes does not exceed them."""
+
+from __future__ import annotations
+
+from support.live import HANG_S
+from testbed.control.scenario import DeadlinesTable
+
+PATIENT = dict.fromkeys(("announce_s", "command_s", "node_silence_s", "node_lost_s", "lease_ttl_s"), HANG_S)
+PATIENT_DEADLINES = DeadlinesTable(**PATIENT)
+PATIENT_TOML = "\n[deadlines]\n" + "".join(f"{name} = {value}\n" for name, value in PATIENT.items())
