@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import psutil
 
 LEAST_IDLE_FRAC = 0.4  # of all CPU time of the machine: with less, a guest may have waited for a CPU
 LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine stood still
 MOST_STEAL_FRAC = 0.02  # of all CPU time: what the machine's own hypervisor gave to others
+
+
+class Judge(Protocol):
+    """Whatever knows whether a measurement was disturbed."""
+
+    def busy(self) -> str:
+        """Return what disturbed it, an empty string if nothing did."""
+        ...
 
 
 class Window:
@@ -52,7 +61,7 @@ class Accuracy:
     test: str
     not_judged: list[str] = field(default_factory=list)
 
-    def check(self, what: str, found: float, least: float, most: float, window: Window) -> None:
+    def check(self, what: str, found: float, least: float, most: float, window: Judge) -> None:
         """Fail if `found` is outside of its bounds and the machine had idle time; else report it."""
         if least <= found <= most:
             return
