@@ -65,9 +65,12 @@ class OddPort(AgentAlone):
         file = self.folder / "looks"
         return file.stat().st_size if file.exists() else 0
 
-    def has_looked(self) -> None:
-        """Wait until the agent has taken all orders, and has looked at its port again."""
+    def has_taken_orders(self) -> None:
+        """Wait until the agent has read all orders; it reads none while it has four answers that it could not give."""
         wait_until(lambda: not struct.unpack("i", fcntl.ioctl(self.host.end, termios.TIOCOUTQ, bytes(4)))[0], "orders")
+
+    def has_looked(self) -> None:
+        """Wait until the agent has looked at its port again."""
         so_far = self.looks()
         wait_until(lambda: self.looks() >= so_far + 3, "looks at the port")
 
@@ -137,6 +140,7 @@ def test_a_hang_up_that_is_noticed_late_does_not_silence_the_guest(odd_port):
     host.order("attach", ("after", 1))
     odd_port.hang_up()
     number = host.send("attach", ("after", 0))
+    odd_port.has_taken_orders()
     odd_port.has_looked()
     odd_port.is_there()
     answer = host.until(lambda f: f.kind == "attached" and f.count("id") == number)
@@ -172,6 +176,7 @@ def test_a_guest_saved_in_the_middle_of_a_frame_tells_the_next_host_all(odd_port
         pass
     host.reader, host.frames = wire.Reader(), []  # another host, which has seen none of it
     number = host.send("attach", ("after", 0))
+    odd_port.has_taken_orders()
     odd_port.has_looked()
     odd_port.takes_all(told=True)
     answer = host.until(lambda f: f.kind == "attached" and f.count("id") == number)
@@ -203,7 +208,12 @@ def test_a_port_that_refuses_gets_all_once_it_takes_something(odd_port, told):
     host.order("attach", ("after", 0))
     odd_port.refuses_after(1)
     odd_port.is_full()
-    numbers = [host.send("attach", ("after", 0)), *(host.send("go") for _ in range(9))]
+    numbers = [host.send("attach", ("after", 0))]
+    for _ in range(3):
+        odd_port.has_taken_orders()
+        numbers.append(host.send("go"))
+    odd_port.has_taken_orders()
+    numbers += [host.send("go") for _ in range(6)]  # the agent leaves them where they are
     odd_port.has_looked()
     odd_port.takes_all(told=told)
     since = len(host.frames)
