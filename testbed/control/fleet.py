@@ -42,6 +42,7 @@ from testbed.control.node_facts import check_facts
 from testbed.control.sample_clock import SampleClock
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
+from testbed.failure_codes import FailureCode
 
 _LOOK_AGAIN_S = 0.5
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
@@ -52,6 +53,8 @@ _log = logging.getLogger(__name__)
 
 class NodeLostError(RunError):
     """A node is lost: what it was asked to do will not be done."""
+
+    failure_code = FailureCode.NODE_LOST
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:

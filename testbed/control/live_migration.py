@@ -14,6 +14,7 @@ from testbed.control.cluster import LiveJob
 from testbed.control.operations import Nodes, Operations
 from testbed.control.scenario import DeadlinesTable, MigrationTable
 from testbed.errors import RunError, TestbedError
+from testbed.failure_codes import FailureCode
 
 LATE_EVENT_S = 1.0  # for which an end that was told is waited for, when a guest is nowhere
 
@@ -24,6 +25,8 @@ class StaysError(RunError):
 
 class LostError(RunError):
     """A guest is at neither end of its migration, or that cannot be known."""
+
+    failure_code = FailureCode.MIGRATE_FAILED
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -47,6 +47,14 @@ class Nodes(Protocol):
 class SaveError(RunError):
     """Guests could not be saved although it was tried again; trying once more is of no use."""
 
+    def __init__(self, text: str, cause: TestbedError) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.failure_code = cause.failure_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.cause)
+
 
 class _Launch(msgspec.Struct):
     launch: dict[str, list[str]]
@@ -289,7 +297,7 @@ class Operations:
                 return [saved[task] for task in sorted(saved)]
         if not saved:
             await self._release(placed)
-        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}") from failures[0]
+        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""
