@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests, guests_in
+from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
 from testbed.control.cluster import LiveJob
+from testbed.control.replies import Guests, ask
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
 from testbed.workload.jobs import Job
@@ -234,10 +235,10 @@ class Specimen:
         found: dict[str, Progress] = {}
         deadline_s = self._bench.scenario.deadlines.command_s
         for node in sorted(set(self.nodes)):
-            there = guests_in(await self._bench.fleet.call(node, ListGuests(), deadline_s))
+            there = await ask(self._bench.fleet, node, ListGuests(), Guests, deadline_s)
             found |= {
                 g.guest: Progress(g.units_done, g.units_mono_ns / 1e9, g.cpu_s, g.cap_cores, g.state)
-                for g in there
+                for g in there.guests
                 if g.guest in self.guests
             }
         if missing := [guest for guest in self.guests if guest not in found]:

@@ -235,7 +235,8 @@ def test_a_cap_that_another_one_is_in_force_after_is_set_again_and_told(
     result, journal = rehearse(tmp_path, five_jobs())
     assert result.summary["done"] == 5
     (retry,) = [entry for entry in journal if entry["kind"] == "retry"]
-    assert re.fullmatch(r"the cap of guest \S+ is 1\.07 cores after it was set: expected 0\.\d+ cores", retry["error"])
+    expected = r"node node-0: the cap of guest \S+ is 1\.07 cores after it was set: expected 0\.\d+ cores"
+    assert re.fullmatch(expected, retry["error"])
     intents = {entry["action"]: entry for entry in journal if entry["kind"] == "intent"}
     caps = [entry for entry in journal if entry["kind"] == "outcome" and entry["verb"] == "cap"]
     needs = {job.job_id: job.cpu_need_frac for job in five_jobs()}
