@@ -16,7 +16,7 @@ from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
 from testbed.control.cluster import LiveJob
 from testbed.control.replies import Guests, ask
 from testbed.control.reschedulings import Rescheduling
-from testbed.errors import RunError
+from testbed.errors import RunError, TestbedError
 from testbed.workload.jobs import Job
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ class Migrated:
 
 
 class Specimen:
-    """A job of one or several tasks. As a context it destroys its guests and images at the end, whatever happened."""
+    """A job of one or several tasks. As a context it destroys its guests and images at the end, whatever happened.
+
+    The context raises `RunError` at its end if a guest failed, as what was measured meanwhile means nothing.
+    """
 
     def __init__(self, bench: Bench, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...], *, verified: bool) -> None:
         self._bench = bench
@@ -140,6 +143,16 @@ class Specimen:
         await asyncio.shield(self.stop())
         for guest in self.guests:
             self._bench.unlisten(guest)
+        if error is None or isinstance(error, TestbedError):
+            self._check_lived(error)
+
+    def _check_lived(self, error: TestbedError | None) -> None:
+        """Raise `RunError` if a guest failed, whether the trial noticed it or not: that is its reason then."""
+        failed = [
+            f"guest {guest} failed{self._why(guest)}" for guest, end in self.ends.items() if end.event == "failed"
+        ]
+        if failed and failed[0] not in str(error):
+            raise RunError(failed[0]) from error
 
     # --- operations
 
