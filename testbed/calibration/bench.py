@@ -23,7 +23,7 @@ from testbed.bus.messages import (
     ProgramSpec,
     Watch,
 )
-from testbed.bus.numbers import Amount, Cores, Count, Seconds
+from testbed.bus.numbers import Amount, Cores, Count, Positive
 from testbed.bus.requests import Requester
 from testbed.calibration.load import LoadMeter
 from testbed.calibration.specimen import Specimen
@@ -64,8 +64,8 @@ class NativeRun(msgspec.Struct, frozen=True):
     """What a program did on a node without a guest around it: that of its slowest rank."""
 
     units: Count
-    elapsed_s: Seconds
-    cpu_s: Seconds
+    elapsed_s: Positive
+    cpu_s: Positive
 
 
 class Bench:
