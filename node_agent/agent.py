@@ -9,7 +9,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import UserError
+from testbed.failure_codes import FailureCode
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -341,8 +342,9 @@ class Agent:
         held = set(self._memory_mib)
         await self._abandon(why, pause=loss == "pause")
         if loss == "remove":
+            detail: dict[str, object] = {"reason": why, "code": FailureCode.LEASE_LOST.value}
             for guest in sorted(held):
-                self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), {"reason": why}))
+                self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), detail))
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
@@ -494,15 +496,29 @@ class Agent:
         path = None if image is None else self._stores.path(image.image)
         found = None if path is None else await self._cached(path, cold=cold)
         starting = self._driver.start(spec, cap_cores, path)
-        if image is None or not self._checks_images:
+        if image is None:
             await starting
+            return found
+        if not self._checks_images:
+            await self._start_or_blame(starting, image)
             return found
         # read beside the hypervisor, which leaves the guest held: a wrong one never gets to work
         outcomes = await asyncio.gather(starting, asyncio.to_thread(self._stores.verify, image), return_exceptions=True)
-        for outcome in outcomes:
+        for outcome in reversed(outcomes):  # that the image is a wrong one says more than what came of it
             if outcome is not None:
                 raise outcome
         return found
+
+    async def _start_or_blame(self, starting: Awaitable[None], image: ImageRef) -> None:
+        """Start a guest whose driver reads the image; raises `ImageLostError` if it fails for a wrong image."""
+        try:
+            await starting
+        except DriverError:
+            if self._virtual:  # an image of some bytes, and no threads in virtual time
+                self._stores.verify(image)
+            else:
+                await asyncio.to_thread(self._stores.verify, image)
+            raise
 
     async def _cached(self, path: Path, *, cold: bool) -> float | None:
         """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""

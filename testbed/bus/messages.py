@@ -307,7 +307,8 @@ ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rej
 class Reply(Record, frozen=True):
     """An agent's answer: `accepted` at once, then exactly one of done, failed, cancelled, expired, rejected.
 
-    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it.
+    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it. `code` is a `FailureCode` if the
+    agent knows the cause of a failure, whatever the command was.
     """
 
     id: str
@@ -316,6 +317,7 @@ class Reply(Record, frozen=True):
     error: str | None = None
     result: dict[str, object] = msgspec.field(default_factory=dict)
     elapsed_s: float = 0.0
+    code: str = ""
 
     @property
     def final(self) -> bool:

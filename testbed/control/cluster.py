@@ -12,6 +12,7 @@ import numpy as np
 from testbed.bus.messages import GuestSpec, ImageRef
 from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, stable_nodes
 from testbed.control.reschedulings import Rescheduling
+from testbed.failure_codes import Failure
 from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
 from testbed.workload.jobs import Job
@@ -77,10 +78,10 @@ class LiveJob:
     virtual_time_high_s: float = 0.0
     start_trace_s: float | None = None
     end_trace_s: float | None = None
-    failure: str | None = None
+    failure: Failure | None = None
     verified: bool = True
     checksums: dict[int, str] = field(default_factory=dict)
-    stranded: str = ""
+    stranded: Failure | None = None
     withdrawn: str = ""
     restarts: int = 0
     reschedulings: list[Rescheduling] = field(default_factory=list)

@@ -19,6 +19,7 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
@@ -97,24 +98,24 @@ class Conductor:
             if live.unchecked:
                 self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
 
-    def fail_job(self, live: LiveJob, reason: str) -> None:
+    def fail_job(self, live: LiveJob, why: Failure) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
         if live.failure is not None or live.withdrawn:
             return
-        live.failure = reason
+        live.failure = why
         if live.ended:  # its result was found wrong only now
             live.phase = Phase.FAILED
-            self._recorder.job(live, "failed", reason)
+            self._recorder.failed_job(live, why)
             return
         live.phase, live.intended = Phase.FAILED, None
         live.end_trace_s = self.clock.trace_s()
-        self._recorder.job(live, "failed", reason)
+        self._recorder.failed_job(live, why)
         self._completed.append(live.job_id)
         self.executor.bury(live)
         self._wake.set()
 
-    def _task_failed(self, live: LiveJob, reason: str) -> None:
-        self.losses.task_failed(live, reason)
+    def _task_failed(self, live: LiveJob, why: Failure) -> None:
+        self.losses.task_failed(live, why)
 
     def _result_checked(self, _live: LiveJob) -> None:
         self._checked.set()

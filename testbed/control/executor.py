@@ -13,6 +13,16 @@ from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
 from testbed.control.reschedulings import LIVE, Rescheduling
 from testbed.errors import TestbedError
+from testbed.failure_codes import Failure, FailureCode
+
+_CODES = {
+    Verb.START: FailureCode.START_FAILED,
+    Verb.CAP: FailureCode.CAP_FAILED,
+    Verb.SAVE: FailureCode.SAVE_FAILED,
+    Verb.TRANSFER: FailureCode.TRANSFER_FAILED,
+    Verb.RESTORE: FailureCode.RESTORE_FAILED,
+    Verb.MIGRATE: FailureCode.MIGRATE_FAILED,
+}  # of failures whose cause is not known more exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class Flight:
 class Executor:
     """Owns the operations in flight.
 
-    `on_failed(job, reason)` is called when an operation has failed for good, `on_settled(job)` when a job has none
+    `on_failed(job, failure)` is called when an operation has failed for good, `on_settled(job)` when a job has none
     under way any more, `on_stays()` when a live migration did not succeed and a new plan is to be made without it.
     """
 
@@ -46,7 +56,7 @@ class Executor:
         recorder: Recorder,
         memory_mib: Sequence[int],
         tries: int,
-        on_failed: Callable[[LiveJob, str], None],
+        on_failed: Callable[[LiveJob, Failure], None],
         on_settled: Callable[[LiveJob], None],
         on_stays: Callable[[], None],
     ) -> None:
@@ -142,6 +152,7 @@ class Executor:
         phases: dict[str, float] = {}
         caps_cores: list[float] = []
         error: str | None = None
+        code = _CODES[action.verb]
         stays = lost = False
         moved = 0
         try:
@@ -151,7 +162,7 @@ class Executor:
                     error = None
                     break
                 except TestbedError as failure:
-                    error = str(failure)
+                    error, code = str(failure), failure.failure_code or _CODES[action.verb]
                     stays, lost = isinstance(failure, StaysError), isinstance(failure, LostError)
                     hopeless = isinstance(failure, SaveError) or stays or lost or attempt == self._tries
                     if live.finished_tasks or live.failure is not None or hopeless:
@@ -175,7 +186,7 @@ class Executor:
                 live.live_refused, live.migrating_to = True, None
                 self._on_stays()
             elif (lost or not live.finished_tasks) and live.failure is None:
-                self._on_failed(live, f"could not {action.verb}: {error}")
+                self._on_failed(live, Failure(code, f"could not {action.verb}: {error}"))
         self.settle(live)
         self.pump()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -19,61 +19,64 @@ from testbed.bus.messages import (
     ListGuests,
     MpiJoin,
     MpiOpen,
-    NodeFacts,
     Release,
     Save,
     SetCaps,
     Start,
     Stop,
-    convert,
-    guests_in,
 )
+from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
+from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
 
-
-class Nodes(Protocol):
-    """What operations need of the fleet."""
-
-    async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
-        """Command one node."""
-
-    def facts(self, node: int) -> NodeFacts:
-        """Facts of one node."""
+T = TypeVar("T")
 
 
 class SaveError(RunError):
     """Guests could not be saved although it was tried again; trying once more is of no use."""
+
+    def __init__(self, text: str, cause: TestbedError) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.failure_code = cause.failure_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.cause)
 
 
 class _Launch(msgspec.Struct):
     launch: dict[str, list[str]]
 
 
+class _Started(msgspec.Struct):
+    cached_frac: Fraction | None = None
+
+
 class _Held(msgspec.Struct):
-    at: int | None = None
-    wall_ns: int = 0
+    at: Count | None = None
+    wall_ns: Count = 0
 
 
 class _Released(msgspec.Struct):
-    wall_ns: int = 0
+    wall_ns: Count = 0
 
 
 class _Saved(msgspec.Struct):
-    bytes: int
-    digest: str
-    run_on_s: float = 0.0
-    write_s: float = 0.0
-    sync_s: float = 0.0
+    bytes: Bytes
+    digest: Annotated[str, msgspec.Meta(max_length=128)]
+    run_on_s: Seconds = 0.0
+    write_s: Seconds = 0.0
+    sync_s: Seconds = 0.0
 
 
 class _Caps(msgspec.Struct):
-    caps: dict[str, float]
+    caps: dict[str, Cores]
 
 
-async def _all(calls: Sequence[Awaitable[dict[str, object]]]) -> list[dict[str, object]]:
+async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Run commands side by side; the first failure cancels the others, waits for them, and is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -96,6 +99,9 @@ class Operations:
     def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
         self._nodes = nodes
         self._deadlines = deadlines
+
+    async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
+        return await ask(self._nodes, node, action, kind, deadline_s)
 
     def _bulk_s(self, memory_mib: int) -> float:
         """Deadline of a command that reads or writes a guest's memory."""
@@ -127,7 +133,7 @@ class Operations:
         deadline_s = self._bulk_s(live.memory_mib)
         replies = await _all(
             [
-                self._nodes.call(
+                self._ask(
                     node,
                     Start(
                         spec=spec,
@@ -136,29 +142,31 @@ class Operations:
                         cold=cold,
                         verify=live.verified,
                     ),
+                    _Started,
                     deadline_s,
                 )
                 for node, spec in zip(nodes, live.specs, strict=True)
             ]
         )
-        cached = [frac for reply in replies if isinstance(frac := reply.get("cached_frac"), float)]
+        cached = [reply.cached_frac for reply in replies if reply.cached_frac is not None]
         told = {"cached_frac": min(cached)} if cached else {}
         lead = live.specs[0]
         if images and all("whole" in self._nodes.facts(node).capabilities for node in nodes):
-            replies = await _all(
+            released = await _all(
                 [
-                    self._nodes.call(node, Release(guest=guest), self._deadlines.command_s)
+                    self._ask(node, Release(guest=guest), _Released, self._deadlines.command_s)
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-            skew_s = _skew_s([convert(reply, _Released).wall_ns for reply in replies])
+            skew_s = _skew_s([reply.wall_ns for reply in released])
             return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
             hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
-            opened = await self._nodes.call(nodes[0], MpiOpen(guest=lead.guest, hosts=hosts), self._deadlines.command_s)
-            launch = convert(opened, _Launch).launch
+            opening = MpiOpen(guest=lead.guest, hosts=hosts)
+            launch = (await self._ask(nodes[0], opening, _Launch, self._deadlines.command_s)).launch
             if untold := [guest for guest in live.guests if guest not in launch]:
-                raise RunError(f"{lead.guest}: its agent does not say how the proxy of {untold[0]} is started")
+                expected = f"expected how the proxy of {untold[0]} is started"
+                raise ReplyError(self._nodes.name(nodes[0]), opening, "launch", launch, expected)
             await _all(
                 [
                     self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
@@ -175,22 +183,28 @@ class Operations:
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
             by_node.setdefault(node, {})[spec.guest] = spec.cpu_cores * yield_frac
-        results = await _all(
-            [self._nodes.call(node, SetCaps(caps=caps), self._deadlines.command_s) for node, caps in by_node.items()]
+        orders = {node: SetCaps(caps=caps) for node, caps in by_node.items()}
+        replies = await _all(
+            [self._ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
         )
-        read_back = {guest: cores for result in results for guest, cores in convert(result, _Caps).caps.items()}
-        if silent := [guest for guest in live.guests if guest not in read_back]:
-            raise RunError(f"the cap of guest {silent[0]} was to be set, and its node does not tell which is in force")
+        read_back: dict[str, float] = {}  # of each guest, by its own node
+        for (node, order), reply in zip(orders.items(), replies, strict=True):
+            for guest in order.caps:
+                if guest not in reply.caps:
+                    expected = f"expected the cap of guest {guest} that is in force"
+                    raise ReplyError(self._nodes.name(node), order, "caps", reply.caps, expected)
+                read_back[guest] = reply.caps[guest]
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
     async def set_running_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
         caps = await self.set_cap(live, yield_frac)
-        for spec in live.specs:
+        for node, spec in self._placed(live):
             wanted, found = spec.cpu_cores * yield_frac, caps[spec.task]
             if not same_cap(found, wanted, float(spec.program.workers)):
                 raise RunError(
-                    f"the cap of guest {spec.guest} is {found:g} cores after it was set: expected {wanted:g} cores"
+                    f"node {self._nodes.name(node)}: the cap of guest {spec.guest} is {found:g} cores after it was "
+                    f"set: expected {wanted:g} cores"
                 )
         return caps
 
@@ -213,11 +227,20 @@ class Operations:
     async def _hold(self, placed: Sequence[tuple[int, GuestSpec]]) -> list[_Held]:
         deadline_s = self._bulk_s(placed[0][1].memory_mib)
         try:
-            holds = await _all([self._nodes.call(node, Hold(guest=spec.guest), deadline_s) for node, spec in placed])
+            return await _all([self._hold_one(node, spec, deadline_s) for node, spec in placed])
         except BaseException:
             await asyncio.shield(self._release(placed))
             raise
-        return [convert(hold, _Held) for hold in holds]
+
+    async def _hold_one(self, node: int, spec: GuestSpec, deadline_s: float) -> _Held:
+        order = Hold(guest=spec.guest)
+        held = await self._ask(node, order, _Held, deadline_s)
+        most = -(-spec.program.work_units // max(1, spec.program.units_per_iteration))
+        if held.at is not None and held.at > most:
+            raise ReplyError(
+                self._nodes.name(node), order, "at", held.at, f"expected at most {most}, all its iterations"
+            )
+        return held
 
     async def save(
         self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None], store: str = ""
@@ -275,21 +298,23 @@ class Operations:
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
             results = await asyncio.gather(
-                *(self._nodes.call(*orders[task], deadline_s) for task in missing), return_exceptions=True
+                *(self._ask(*orders[task], _Saved, deadline_s) for task in missing), return_exceptions=True
             )
             failures = []
             for task, result in zip(missing, results, strict=True):
                 if isinstance(result, TestbedError):
-                    failures.append(result)
+                    failures.insert(0 if isinstance(result, ReplyError) else len(failures), result)
                 elif isinstance(result, BaseException):
                     raise result
                 else:
-                    saved[task] = convert(result, _Saved)
+                    saved[task] = result
             if not failures:
                 return [saved[task] for task in sorted(saved)]
+            if isinstance(failures[0], ReplyError):
+                break  # that guest is gone by now: another order would only hide what its node replied
         if not saved:
             await self._release(placed)
-        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}") from failures[0]
+        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""
@@ -320,11 +345,10 @@ class Operations:
         await _all(calls)
         return total
 
-    async def guests_at(self, node: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the names of the guests and of the images that a node holds."""
-        reply = await self._nodes.call(node, ListGuests(), self._deadlines.command_s)
-        images = convert(reply.get("images", []), list[str])
-        return frozenset(sample.guest for sample in guests_in(reply)), frozenset(images)
+    async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
+        there = await self._ask(node, ListGuests(settled=settled), Guests, self._deadlines.command_s)
+        return frozenset(sample.guest for sample in there.guests), frozenset(there.images)
 
     async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
         """Destroy guests of a node; one that resists does not keep the others."""

@@ -24,6 +24,7 @@ from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
+from testbed.failure_codes import FailureCode
 
 T = TypeVar("T")
 
@@ -394,14 +395,14 @@ class VirtualGuest:
                 await asyncio.wait((self._ending,))
             raise
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, code: FailureCode = FailureCode.GUEST_FAILED) -> None:
         """Draw the conclusion that the guest cannot go on."""
         reason = f"{reason}{self.words()}"
         if not self._ready.done():
             self._ready.set_exception(DriverError(f"guest {self.name}: {reason}"))
             self._ready.exception()  # nobody may wait for it
         if self.state not in (State.BOOTING, State.STARTING):  # there, who waits for it is told
-            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason}))
+            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
 
     def _end(self, happening: Happening) -> None:
         if self.state is State.ENDED:
@@ -504,8 +505,8 @@ class VirtualGuest:
         if self._attaching is not None and not self._attaching.done():
             return  # it has a deadline of its own
         match self._recovery.sample(self._loop.time(), self._cpu_s):
-            case GiveUp(reason):
-                self.fail(reason)
+            case GiveUp(reason, code):
+                self.fail(reason, code)
             case Reattach(silent_s):
                 _log.warning("guest %s: nothing heard for %.0f s; attaching to it again", self.name, silent_s)
                 self.attach_beside()
