@@ -19,7 +19,6 @@ from testbed.bus import topics
 from testbed.bus.messages import (
     Calibrate,
     GuestEvent,
-    GuestSample,
     GuestSpec,
     ListGuests,
     Ping,
@@ -30,6 +29,7 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.protocol import Bus
+from testbed.bus.telemetry import GuestSample
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Fleet
 from testbed.control.planner import Target, Verb, plan

@@ -8,7 +8,7 @@ import msgspec
 import psutil
 
 from node_agent.speed import SpeedProbe
-from testbed.bus.messages import GuestSample, Telemetry
+from testbed.bus.telemetry import GuestSample, Telemetry
 
 _MIB = 1 << 20
 

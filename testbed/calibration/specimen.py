@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests, guests_in
+from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
+from testbed.bus.telemetry import guests_in
 from testbed.control.cluster import LiveJob
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from testbed.bus.messages import GuestEvent, ListGuests, guests_in
+from testbed.bus.messages import GuestEvent, ListGuests
+from testbed.bus.telemetry import guests_in
 from testbed.control.fleet import Fleet
 from testbed.control.guests import live_jobs
 from testbed.control.operations import Operations

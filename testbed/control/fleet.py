@@ -17,12 +17,11 @@ from testbed.bus.messages import (
     ListGuests,
     NodeFacts,
     NodeStatus,
-    Telemetry,
     decode,
-    guests_in,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import Telemetry, guests_in
 from testbed.control.liveness import (
     Announced,
     BusBack,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, convert, guests_in
+from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, convert
+from testbed.bus.telemetry import guests_in
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Nodes, Operations
 from testbed.control.scenario import DeadlinesTable, MigrationTable

@@ -26,8 +26,8 @@ from testbed.bus.messages import (
     Start,
     Stop,
     convert,
-    guests_in,
 )
+from testbed.bus.telemetry import guests_in
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
 from testbed.control.scenario import DeadlinesTable

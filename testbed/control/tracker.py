@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestEvent, GuestSample, Supersteps, Telemetry
+from testbed.bus.messages import GuestEvent
+from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
