@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.facts import node_facts
+from node_agent.image_orders import ImageOrders
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.post import Listener, Post
+from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
@@ -93,6 +96,7 @@ class AgentConfig:
     telemetry_s: float = 1.0
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
+    image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
 
     @property
     def budget(self) -> NodeBudget:
@@ -125,15 +129,17 @@ class Agent:
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
+        self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
-        self._fetcher: ImageFetcher | ImageCopier = (
+        fetcher: ImageFetcher | ImageCopier = (
             ImageFetcher(
                 self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
             )
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
+        self._images = ImageOrders(driver, self._stores, self._room, fetcher)
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -145,7 +151,7 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._happenings.put_nowait)
-            self._virtual = found.virtual
+            self._virtual = self._room.stands_for_more = found.virtual
             self._verifies = "checksums" in found.capabilities
             able = set(found.capabilities)  # programs read their own images, and check them
             self._checks_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
@@ -202,8 +208,12 @@ class Agent:
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
+        leave_images = partial(self._kept_images.leave, in_force=self._lease.live)
         if self._config.serve_images:
+            await asyncio.to_thread(leave_images)
             await asyncio.to_thread(self._stores.close)
+        else:
+            leave_images()
 
     def _presence(self, facts: NodeFacts) -> Presence:
         node = self._config.node
@@ -246,11 +256,13 @@ class Agent:
             self.stop()
 
     def _facts(self, facts: DriverFacts) -> NodeFacts:
-        return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port)
+        free_mib = self._room.free_mib()
+        return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
 
     async def _report(self, post: Post) -> None:
         loop = asyncio.get_running_loop()
-        sampler = NodeSampler(self._config.node, self._boot, loop.time, None if self._virtual else SpeedProbe())
+        speed = None if self._virtual else SpeedProbe()
+        sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
@@ -342,7 +354,7 @@ class Agent:
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
             case FetchImage():
-                return await self._fetcher.fetch(action.image, action.host, action.port)
+                return await self._images.fetch(action)
             case DropImage():
                 self._stores.drop(action.image)
             case ListGuests():
@@ -381,9 +393,9 @@ class Agent:
             case MpiJoin():
                 await self._driver.mpi_join(action.guest, action.argv)
             case Hold():
-                at = await self._driver.hold(action.guest)
-                return {"at": at, "wall_ns": time.time_ns()}
+                return await self._images.hold(action, self._memory_mib.get(action.guest, 0))
             case Release():
+                self._room.release(action.guest)
                 await self._driver.release(action.guest)
                 return {"wall_ns": time.time_ns()}
             case Save() | Migrate():
@@ -402,8 +414,7 @@ class Agent:
         if isinstance(action, Migrate):
             report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
         else:
-            path = self._stores.place(action.image, action.store, self._memory_mib.get(action.guest, 0))
-            report = await self._driver.save(action.guest, action.at, path)
+            report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)
         return asdict(report)
 
@@ -466,6 +477,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
+        self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)
 

@@ -24,8 +24,18 @@ def cpu_model() -> str:
     return platform.machine()
 
 
-def node_facts(budget: NodeBudget, driver: str, found: DriverFacts, stores: ImageStores, image_port: int) -> NodeFacts:
-    """Return the facts that an agent announces; `image_port` is where it serves images, 0 if nowhere."""
+def node_facts(
+    budget: NodeBudget,
+    driver: str,
+    found: DriverFacts,
+    stores: ImageStores,
+    image_port: int,
+    image_free_mib: int | None,
+) -> NodeFacts:
+    """Return the facts that an agent announces.
+
+    `image_port` is where it serves images, 0 if nowhere; `image_free_mib` the room for images, None without a limit.
+    """
     return NodeFacts(
         cpus=budget.cpus,
         memory_mib=budget.memory_mib,
@@ -38,7 +48,7 @@ def node_facts(budget: NodeBudget, driver: str, found: DriverFacts, stores: Imag
         versions={"testbed": testbed.__version__, "python": platform.python_version(), **found.versions},
         address=budget.address,
         image_port=image_port,
-        image_free_mib=stores.disk.free_mib(),
+        image_free_mib=stores.disk.free_mib() if image_free_mib is None else image_free_mib,
         guest_floor_mib=found.floor_mib,
         migration_uri=found.migration_uri,
         programs=found.programs,

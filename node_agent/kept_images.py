@@ -21,13 +21,26 @@ class KeptImages:
         self._stores = stores
         self._file = state_dir / _FILE
         self._lease = ""
+        self._heard = False  # a lease, by this agent
 
     def begin(self) -> None:
         """Keep images of the lease that was noted, if any, until another is heard."""
-        self.keep(self._noted())
+        self._keep(self._noted())
 
     def keep(self, lease: str) -> None:
         """Keep images of the lease with this digest, also those that a killed agent has saved; delete all others."""
+        self._heard = True
+        self._keep(lease)
+
+    def leave(self, *, in_force: bool) -> None:
+        """The agent ends in order: delete all images unless a lease is `in_force`, whose holder may want them.
+
+        An agent that has heard of no lease does not know; then images of the noted lease stay for the next agent.
+        """
+        if not in_force and (self._heard or not self._lease):
+            self._stores.clear()
+
+    def _keep(self, lease: str) -> None:
         if lease == self._lease and lease:
             return
         if not lease or lease != self._noted():

@@ -148,10 +148,13 @@ class SetCaps(Action, frozen=True):
 class Hold(Action, frozen=True):
     """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None.
 
-    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still.
+    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still. With `image` the node
+    reserves room for that image on its disk first, and refuses if there is none; the room is kept until the image is
+    written, or the guest is released or gone.
     """
 
     guest: str
+    image: str = ""
 
 
 class Release(Action, frozen=True):

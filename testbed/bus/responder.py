@@ -21,6 +21,7 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.errors import TestbedError
@@ -161,7 +162,7 @@ class Responder:
                 return "cancelled", "cancelled by its sender", {}
             return "failed", "interrupted" if self._open else "interrupted: the agent is ending", {}
         except TestbedError as error:
-            return "failed", str(error), {}
+            return "failed", str(error), error.result() if isinstance(error, NoRoomError) else {}
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
             if deadline.expired():
                 return "expired", f"not done within {command.deadline_s:g} s", {}

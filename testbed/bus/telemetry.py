@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from testbed.bus.messages import Record, Value, convert
-from testbed.bus.numbers import Amount, Count
+from testbed.bus.numbers import Amount, Count, DiskSpace
 
 
 class Supersteps(Value, frozen=True):
@@ -60,7 +60,9 @@ class Telemetry(Record, frozen=True):
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
     they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
     samples of this boot that had to be given up, as too many waited. `core_units_per_s` is how fast a core is, by a
-    short probe; 0 if that was not measured.
+    short probe; 0 if that was not measured. `image_free_mib` is the room for images where the node keeps them, or what
+    its budget leaves if that is less; saves under way count once they are complete. None if nothing limits it, or if
+    the agent does not report it.
     """
 
     node: str
@@ -78,3 +80,4 @@ class Telemetry(Record, frozen=True):
     late: bool = False
     dropped: Count = 0
     core_units_per_s: Amount = 0.0
+    image_free_mib: DiskSpace | None = None

@@ -156,6 +156,7 @@ class Tracker:
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
+                **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
             },
             time_ns,
         )
