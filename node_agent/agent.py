@@ -393,7 +393,8 @@ class Agent:
             case MpiJoin():
                 await self._driver.mpi_join(action.guest, action.argv)
             case Hold():
-                return await self._images.hold(action, self._memory_mib.get(action.guest, 0))
+                at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
+                return {"at": at, "wall_ns": time.time_ns()}
             case Release():
                 self._room.release(action.guest)
                 await self._driver.release(action.guest)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from node_agent.drivers.protocol import Driver, DriverError, SaveReport
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.room import ImageRoom, tells_full_disk
@@ -26,16 +24,18 @@ class ImageOrders:
         self._room = room
         self._fetcher = fetcher
 
-    async def hold(self, action: Hold, memory_mib: int) -> dict[str, object]:
-        """Hold a guest, with room for the image that it is to be saved to, if there is one to be."""
+    async def hold(self, action: Hold, memory_mib: int) -> int | None:
+        """Hold a guest, with room for the image that it is to be saved to, if there is one to be.
+
+        Returns what `Driver.hold` does.
+        """
         if action.image:
             self._room.reserve(action.guest, action.image, memory_mib)
         try:
-            at = await self._driver.hold(action.guest)
+            return await self._driver.hold(action.guest)
         except BaseException:
             self._room.release(action.guest)
             raise
-        return {"at": at, "wall_ns": time.time_ns()}
 
     async def save(self, action: Save, memory_mib: int) -> SaveReport:
         """Save a held guest; without room nothing is written, or nothing is left of it."""
