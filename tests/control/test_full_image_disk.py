@@ -14,6 +14,7 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, SaveReport
 from testbed.control.image_room import RoomLedger
 from testbed.measure.reasons import reason_of
+from testbed.measure.spool import read_lines
 from testbed.report.job_story import NO_ROOM
 from testbed.report.job_told import tell
 from testbed.workload.jobs import Job
@@ -74,6 +75,9 @@ def test_what_has_no_room_runs_on_and_all_jobs_are_done(tmp_path: Path) -> None:
     assert {(entry["node"], entry["free_mib"]) for entry in refused} == {(1, 100)}
     assert all(entry["needed_mib"] >= 400 for entry in refused)
     assert len(refused) < len(of_kind(journal, "decision"))
+    reported = [line for line, _ in read_lines(result.path) if line.startswith("node,") and "image_free_mib=" in line]
+    assert reported
+    assert all(f"node={FULL}" in line and "image_free_mib=100i" in line for line in reported)
 
 
 def test_a_refusal_is_journalled_once_however_often_it_is_decided(tmp_path: Path) -> None:
