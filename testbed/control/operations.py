@@ -353,18 +353,18 @@ class Operations:
 
     async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
         """Return whether all guests are certain to be there still, after what was given up has ended."""
-        guests = tuple(spec.guest for _, spec in placed)
+        by_node: dict[int, list[str]] = {}
+        for node, spec in placed:
+            by_node.setdefault(node, []).append(spec.guest)
+        lists = {node: ListGuests(settled=tuple(guests)) for node, guests in by_node.items()}
         try:
             replies = await _all(
-                [
-                    self._nodes.call(node, ListGuests(settled=guests), self._deadlines.command_s)
-                    for node in sorted({node for node, _ in placed})
-                ]
+                [self._nodes.call(node, action, self._deadlines.command_s) for node, action in lists.items()]
             )
             there = {sample.guest for reply in replies for sample in guests_in(reply)}
         except TestbedError:
             return False
-        return there.issuperset(guests)
+        return there.issuperset(spec.guest for _, spec in placed)
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""

@@ -119,7 +119,7 @@ def test_a_save_that_has_room_again_is_made(tmp_path: Path) -> None:
     begin_s = of_kind(journal, "replay")[0]["t_s"]
     (refused,) = of_kind(journal, "no-room")
     (saved, *_) = of_kind(journal, "intent", verb="save", job=1)
-    assert refused["t_s"] - begin_s < more_s <= saved["t_s"] - begin_s < more_s + 2.0  # speed: virtual time
+    assert refused["t_s"] - begin_s < more_s <= saved["t_s"] - begin_s < more_s + 2.0
     assert of_kind(journal, "outcome", verb="save", job=1)[0]["ok"]
 
 
@@ -130,9 +130,7 @@ def test_a_node_that_refuses_what_the_controller_took_for_possible_costs_no_job(
     assert (result.summary["done"], result.summary["failed"]) == (5, {})
     refused = [entry for entry in of_kind(journal, "outcome", verb="save") if not entry["ok"]]
     assert refused
-    assert all(
-        "no room for image" in entry["error"] and entry["elapsed_s"] < 1.0 for entry in refused
-    )  # speed: virtual
+    assert all("no room for image" in entry["error"] and entry["elapsed_s"] < 1.0 for entry in refused)
     assert not of_kind(journal, "retry")
     assert {(entry["node"], entry["free_mib"]) for entry in of_kind(journal, "no-room")} == {(1, 100)}
     assert len(refused) <= 2 * len(five_jobs()), "not again and again"
@@ -148,7 +146,7 @@ def test_a_job_of_which_one_member_was_written_and_another_cannot_be_fails_at_on
     assert result.summary["done"] == 5 - len(failed)
     several = [entry for entry in of_kind(journal, "outcome", verb="save", ok=False) if len(entry["nodes"]) > 1]
     assert several
-    assert all(entry["elapsed_s"] < 1.0 for entry in several)  # speed: virtual time
+    assert all(entry["elapsed_s"] < 1.0 for entry in several)
     assert not of_kind(journal, "retry")
 
 
@@ -161,7 +159,7 @@ def test_a_member_that_waits_for_one_that_cannot_be_written_goes_on_working(tmp_
     assert (result.summary["done"], result.summary["failed"]) == (2, {})
     tried = of_kind(journal, "outcome", verb="save", job=1)
     assert tried
-    assert all(not entry["ok"] and entry["elapsed_s"] < 1.0 for entry in tried)  # speed: virtual time
+    assert all(not entry["ok"] and entry["elapsed_s"] < 1.0 for entry in tried)
     assert len(tried) == 1, "not again while nothing has changed"
 
 
