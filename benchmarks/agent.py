@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 from lab import lab, percentile, print_machine, print_table
 
-from testbed.bus.messages import GuestSample, GuestSpec, ListGuests, ProgramSpec, Start, Stop
+from testbed.bus.messages import GuestSpec, ListGuests, ProgramSpec, Start, Stop
+from testbed.bus.telemetry import GuestSample
 from testbed.control.fleet import Fleet
 
 WINDOWS_S, TARGET_PP = (1.0, 10.0), 1.0

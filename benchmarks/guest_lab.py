@@ -20,7 +20,8 @@ from testbed.box.network import BRIDGE
 from testbed.box.spec import BoxSpec, NodeSpec
 from testbed.box.state import Journal, only_command
 from testbed.box.up import bring_up
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.telemetry import GuestSample
 from testbed.control.boxes import spec_of
 from testbed.control.scenario import check_scenario
 from testbed.errors import RunError

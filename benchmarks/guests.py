@@ -36,7 +36,7 @@ from guest_lab import NEWS_WITHIN_S, Node, box, eatcpu, opened, say
 from intervals import cells, interval, ratio_of_medians
 from lab import percentile, print_machine, print_table
 
-from node_agent.agent import cpu_model
+from node_agent.facts import cpu_model
 from node_agent.guests.image import build
 from testbed.box.state import Journal
 from testbed.bus.messages import GuestSpec

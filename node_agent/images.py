@@ -174,11 +174,6 @@ class ImageFetcher:
         if offset > image.bytes:
             part.unlink()
             offset = 0
-        if self._store.free_mib() << 20 < image.bytes - offset:
-            raise DriverError(
-                f"image {image.image}: {image.bytes - offset >> 20} MiB to come, "
-                f"{self._store.free_mib()} MiB free in {self._store.folder}"
-            )
         try:
             digest = await self._pull(image, part, offset, host, port)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:

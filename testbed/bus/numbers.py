@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from testbed.limits import MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.limits import MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 MOST_RANKS = 1 << 20
 
@@ -18,6 +18,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # what others are divid
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cores = Annotated[float, msgspec.Meta(ge=0, le=MOST_NODE_CORES)]
 Memory = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODE_MEMORY_MIB)]  # MiB
+DiskSpace = Annotated[int, msgspec.Meta(ge=0, le=MOST_DISK_MIB)]  # MiB
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MOST_NODE_CORES)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]

@@ -21,6 +21,7 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.errors import TestbedError
@@ -175,7 +176,8 @@ class Responder:
                 return _Ending("cancelled", "cancelled by its sender")
             return _Ending("failed", "interrupted") if self._open else _AGENT_ENDS
         except TestbedError as error:
-            return _Ending("failed", str(error), code=error.failure_code.value if error.failure_code else "")
+            result = error.result() if isinstance(error, NoRoomError) else {}
+            return _Ending("failed", str(error), result, error.failure_code.value if error.failure_code else "")
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
             if deadline.expired():
                 return _Ending("expired", f"not done within {command.deadline_s:g} s")

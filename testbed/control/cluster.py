@@ -121,6 +121,10 @@ class LiveJob:
         """Memory that the job holds on a node."""
         return self.memory_mib * sum(node in self.places(task) for task in range(len(self.specs)))
 
+    def image_copies(self) -> list[set[int]]:
+        """Return the nodes that have, or may have, a copy of each task's last image; empty without images."""
+        return [{node for node, name in self.image_holders if name == image.image} for image in self.images]
+
     def virtual_time_s(self, now_s: float, time_scale: float) -> float:
         """Progress in dedicated trace seconds: what was last reported, carried on at the present yield.
 

@@ -8,10 +8,12 @@ import math
 import time
 from collections.abc import Callable
 
+from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.decisions import decision_entry
 from testbed.control.executor import Executor
+from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
 from testbed.control.losses import Losses
 from testbed.control.operations import Operations
@@ -73,6 +75,12 @@ class Conductor:
         self._checked = asyncio.Event()
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last look at what has happened
+
+    def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
+        """Take a node's sample of the second; see `Tracker.telemetry`."""
+        self.tracker.telemetry(node, record, taken_ns)
+        if not record.late:
+            self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
 
     async def run(self) -> None:
         """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""

@@ -17,11 +17,11 @@ from testbed.bus.messages import (
     ListGuests,
     NodeFacts,
     NodeStatus,
-    Telemetry,
     decode,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import Telemetry
 from testbed.control.liveness import (
     Announced,
     BusBack,

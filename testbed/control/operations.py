@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -25,13 +25,16 @@ from testbed.bus.messages import (
     Start,
     Stop,
 )
+from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
+from testbed.bus.requests import CommandFailedError
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
 
+DISK = "disk"  # the image store that a budget limits
 T = TypeVar("T")
 
 
@@ -45,6 +48,18 @@ class SaveError(RunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.cause)
+
+
+class NoRoomThereError(RunError):
+    """A node has no room for an image. Nothing was saved or moved; a job that ran runs on."""
+
+    def __init__(self, node: int, room: NoRoom, reason: str) -> None:
+        self.node = node
+        self.room = room
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.node, self.room, str(self))
 
 
 class _Launch(msgspec.Struct):
@@ -101,7 +116,14 @@ class Operations:
         self._deadlines = deadlines
 
     async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
-        return await ask(self._nodes, node, action, kind, deadline_s)
+        """Command a node; raises `NoRoomThereError` if it has no room for an image."""
+        try:
+            return await ask(self._nodes, node, action, kind, deadline_s)
+        except CommandFailedError as error:
+            room = None if error.reply is None else no_room_in(error.reply.result)
+            if room is None:
+                raise
+            raise NoRoomThereError(node, room, str(error)) from error
 
     def _bulk_s(self, memory_mib: int) -> float:
         """Deadline of a command that reads or writes a guest's memory."""
@@ -224,16 +246,19 @@ class Operations:
             raise RunError(f"job {live.job_id} does not run")
         return list(zip(live.running_on, live.specs, strict=True))
 
-    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]]) -> list[_Held]:
+    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[_Held]:
+        """Hold guests, with room for these images by task if there are any; else they all go on."""
         deadline_s = self._bulk_s(placed[0][1].memory_mib)
         try:
-            return await _all([self._hold_one(node, spec, deadline_s) for node, spec in placed])
+            return await _all(
+                [self._hold_one(node, spec, images[spec.task] if images else "", deadline_s) for node, spec in placed]
+            )
         except BaseException:
             await asyncio.shield(self._release(placed))
             raise
 
-    async def _hold_one(self, node: int, spec: GuestSpec, deadline_s: float) -> _Held:
-        order = Hold(guest=spec.guest)
+    async def _hold_one(self, node: int, spec: GuestSpec, image: str, deadline_s: float) -> _Held:
+        order = Hold(guest=spec.guest, image=image)
         held = await self._ask(node, order, _Held, deadline_s)
         most = -(-spec.program.work_units // max(1, spec.program.units_per_iteration))
         if held.at is not None and held.at > most:
@@ -247,17 +272,18 @@ class Operations:
     ) -> tuple[ImageRef, ...]:
         """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory.
 
-        The images go to each node's image store of that name, the default one without a name.
+        The images go to each node's image store of that name, the default one without a name. Raises
+        `NoRoomThereError` if a node has no room and no guest was saved: then all go on.
         """
         placed = self._placed(live)
         deadline_s = self._bulk_s(live.memory_mib)
         begin_s = asyncio.get_running_loop().time()
-        held = await self._hold(placed)
+        # a name of its own a save: a late deletion of an older image cannot hit this one
+        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
+        held = await self._hold(placed, names if store in ("", DISK) else ())
         hold_s = asyncio.get_running_loop().time() - begin_s
         points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
-        # a name of its own a save: a late deletion of an older image cannot hit this one
-        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
         live.image_holders.update((node, names[spec.task]) for node, spec in placed)
         together = max((point for point in points if point is not None), default=None)
         saved = await self._save_all(
@@ -290,31 +316,72 @@ class Operations:
     async def _save_all(
         self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float
     ) -> list[_Saved]:
-        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already."""
+        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already.
+
+        Without room no try helps: then no member waits for the others. They all go on if none is gone, with
+        `NoRoomThereError`; else the save has failed.
+        """
         saved: dict[int, _Saved] = {}
         failures: list[TestbedError] = []
         for attempt in range(self._deadlines.tries):
-            missing = [task for task in orders if task not in saved]
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
-            results = await asyncio.gather(
-                *(self._ask(*orders[task], _Saved, deadline_s) for task in missing), return_exceptions=True
-            )
-            failures = []
-            for task, result in zip(missing, results, strict=True):
-                if isinstance(result, TestbedError):
-                    failures.insert(0 if isinstance(result, ReplyError) else len(failures), result)
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    saved[task] = result
+            failures = await self._save_each(orders, saved, deadline_s)
             if not failures:
                 return [saved[task] for task in sorted(saved)]
             if isinstance(failures[0], ReplyError):
                 break  # that guest is gone by now: another order would only hide what its node replied
+            full = next((failure for failure in failures if isinstance(failure, NoRoomThereError)), None)
+            if full is None:
+                continue
+            if not saved and await self._all_there(placed):
+                await self._drop((node, save.image) for node, save in orders.values())
+                await self._release(placed)
+                raise full
+            raise SaveError(f"{len(orders) - len(saved)} of {len(orders)} tasks: {full}", full) from full
         if not saved:
             await self._release(placed)
         raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
+
+    async def _save_each(
+        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], deadline_s: float
+    ) -> list[TestbedError]:
+        """Save the members that are not in `saved` side by side, and add them; return failures.
+
+        A node without room ends it: what the other members do then is given up.
+        """
+        calls = {
+            asyncio.ensure_future(self._ask(*orders[task], _Saved, deadline_s)): task
+            for task in orders
+            if task not in saved
+        }
+        waiting = set(calls)
+        failures: list[TestbedError] = []
+        try:
+            while waiting and not any(isinstance(failure, NoRoomThereError) for failure in failures):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for call in done:
+                    try:
+                        saved[calls[call]] = call.result()
+                    except TestbedError as failure:
+                        failures.insert(0 if isinstance(failure, ReplyError) else len(failures), failure)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        return failures
+
+    async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
+        """Return whether all guests are certain to be there still, after what was given up has ended."""
+        by_node: dict[int, list[str]] = {}
+        for node, spec in placed:
+            by_node.setdefault(node, []).append(spec.guest)
+        try:
+            held = await _all([self.guests_at(node, tuple(guests)) for node, guests in by_node.items()])
+        except TestbedError:
+            return False
+        there = {guest for guests, _ in held for guest in guests}
+        return there.issuperset(spec.guest for _, spec in placed)
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""
@@ -324,7 +391,10 @@ class Operations:
         )
 
     async def transfer(self, live: LiveJob, nodes: Sequence[int]) -> int:
-        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay."""
+        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
+
+        Raises `NoRoomThereError` if a node has no room for them.
+        """
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
         calls: list[Awaitable[dict[str, object]]] = []
@@ -336,9 +406,10 @@ class Operations:
             live.image_holders.add((target, image.image))
             total += image.bytes
             calls.append(
-                self._nodes.call(
+                self._ask(
                     target,
                     FetchImage(image=image, host=facts.address, port=facts.image_port),
+                    dict[str, object],
                     self._bulk_s(live.memory_mib),
                 )
             )
@@ -360,6 +431,10 @@ class Operations:
     async def drop_images(self, live: LiveJob) -> None:
         """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""
         holders, live.image_holders = live.image_holders, set()
+        await self._drop(holders)
+
+    async def _drop(self, holders: Iterable[tuple[int, str]]) -> None:
+        """Delete images, by node and name, as far as the nodes can be reached."""
         await asyncio.gather(
             *(
                 self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)

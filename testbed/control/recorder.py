@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.control.cluster import LiveJob
+from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
-from testbed.control.planner import PlannedAction, Target
+from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
 from testbed.failure_codes import Failure
@@ -180,6 +181,16 @@ class Recorder:
             raise self.directory.failure
         at = f" at yield {action.yield_frac:.2f}" if action.yield_frac else ""
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
+
+    def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
+        """An operation on a job is not carried out, as a node has no room for its images."""
+        self.journal(
+            "no-room", job=job, verb=verb.value, node=short.node, needed_mib=short.needed_mib, free_mib=short.free_mib
+        )
+        self.say(
+            f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
+            f"{short.free_mib} MiB are free for images"
+        )
 
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,

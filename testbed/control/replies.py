@@ -7,7 +7,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from testbed.bus.messages import AnyAction, GuestSample, NodeFacts
+from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, shown
 
 _SHOWN_CHARS = 80

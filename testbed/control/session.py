@@ -321,7 +321,7 @@ class _Session:
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
         fleet.on_guest_event = conductor.tracker.guest_event
-        fleet.on_telemetry = conductor.tracker.telemetry
+        fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed
         begin_s = recorder.now_s()
         clock.start()

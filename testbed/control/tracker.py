@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestEvent, GuestSample, Supersteps, Telemetry
+from testbed.bus.messages import GuestEvent
+from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
@@ -156,6 +157,7 @@ class Tracker:
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
+                **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
             },
             time_ns,
         )
