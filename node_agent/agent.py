@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.facts import node_facts
 from node_agent.image_orders import ImageOrders
+from node_agent.image_starts import ImageStarts
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
@@ -55,7 +56,6 @@ from testbed.bus.messages import (
     GuestEvent,
     GuestSpec,
     Hold,
-    ImageRef,
     ListGuests,
     Migrate,
     MpiJoin,
@@ -122,7 +122,6 @@ class Agent:
         self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
         self._verifier = Verifier()
         self._verifies = False
-        self._checks_images = False  # the driver's guests do not do it themselves
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
@@ -141,6 +140,7 @@ class Agent:
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
         self._images = ImageOrders(driver, self._stores, self._room, fetcher)
+        self._starts = ImageStarts(driver, self._stores)
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -152,10 +152,10 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._happenings.put_nowait)
-            self._virtual = self._room.stands_for_more = found.virtual
+            self._virtual = self._starts.virtual = self._room.stands_for_more = found.virtual
             self._verifies = "checksums" in found.capabilities
             able = set(found.capabilities)  # programs read their own images, and check them
-            self._checks_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
+            self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
                 await self._listen()
                 await asyncio.to_thread(self._stores.open_memory, config.node)
@@ -427,7 +427,7 @@ class Agent:
             raise DriverError(f"guest {spec.guest} is there already")
         self._reserve(spec)
         try:
-            found = await self._start_from(spec, action.cap_cores, action.image, cold=action.cold)
+            found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest)
             with contextlib.suppress(DriverError):
@@ -436,43 +436,6 @@ class Agent:
         if action.verify:
             self._verify(spec)
         return {} if found is None else {"cached_frac": found}
-
-    async def _start_from(
-        self, spec: GuestSpec, cap_cores: float, image: ImageRef | None, *, cold: bool
-    ) -> float | None:
-        """Start a guest; returns how much of its image was in the page cache before, if there is one and if known."""
-        path = None if image is None else self._stores.path(image.image)
-        found = None if path is None else await self._cached(path, cold=cold)
-        starting = self._driver.start(spec, cap_cores, path)
-        if image is None:
-            await starting
-            return found
-        if not self._checks_images:
-            await self._start_or_blame(starting, image)
-            return found
-        # read beside the hypervisor, which leaves the guest held: a wrong one never gets to work
-        outcomes = await asyncio.gather(starting, asyncio.to_thread(self._stores.verify, image), return_exceptions=True)
-        for outcome in reversed(outcomes):  # that the image is a wrong one says more than what came of it
-            if outcome is not None:
-                raise outcome
-        return found
-
-    async def _start_or_blame(self, starting: Awaitable[None], image: ImageRef) -> None:
-        """Start a guest whose driver reads the image; raises `ImageLostError` if it fails for a wrong image."""
-        try:
-            await starting
-        except DriverError:
-            if self._virtual:  # an image of some bytes, and no threads in virtual time
-                self._stores.verify(image)
-            else:
-                await asyncio.to_thread(self._stores.verify, image)
-            raise
-
-    async def _cached(self, path: Path, *, cold: bool) -> float | None:
-        """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""
-        if self._virtual:
-            return 0.0 if cold and path.parent == self._stores.disk.folder else 1.0
-        return await asyncio.to_thread(self._stores.cached_frac, path, cold=cold)
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
