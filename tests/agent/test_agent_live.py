@@ -238,7 +238,7 @@ def test_an_image_that_was_altered_or_is_gone_never_gets_to_work(tmp_path: Path,
         pair = Pair(tmp_path)
         await pair.open(tmp_path)
         agent, _ = pair.agents
-        agent._checks_images = checks
+        agent._starts.reads_images = checks
         await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
         await agent.perform(Hold(guest="a"))
         await agent.perform(Save(guest="a", image="a.img"))

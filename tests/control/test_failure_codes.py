@@ -135,12 +135,12 @@ def test_restores_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
 
 
 def test_transfers_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node_agent.images.shutil.copyfile", full)
+    monkeypatch.setattr("node_agent.images.shutil.copyfile", broken)
     assert interrupted(tmp_path, monkeypatch) == {1: "transfer-failed", 2: "transfer-failed"}
 
 
-def full(*_paths: Path) -> None:
-    raise OSError(28, "No space left on device")
+def broken(*_paths: Path) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def unlinked(image: Path) -> None:
