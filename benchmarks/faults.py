@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="one case; all of them by default")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--after-s", type=float, default=8.0, help="when in the replay it happens, in wall seconds")
+    parser.add_argument("--after-s", type=float, default=17.0, help="when in the replay it happens, in wall seconds")
     parser.add_argument("--guests", action="store_true", help="virtual machines in place of processes; as root")
     parser.add_argument("--out", type=Path, help="results as JSON")
     options = parser.parse_args()
