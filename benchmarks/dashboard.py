@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from lab import percentile, print_machine, print_table
 
-from node_agent.agent import cpu_model
+from node_agent.facts import cpu_model
 from testbed.measure.points import to_line
 
 CHROMIUM = "/usr/bin/chromium"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,9 @@ class Silent:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single measurement there")
+    options = parser.parse_args()
+    repeats = options.repeats
     kinds = {"eatcpu, need 1.0": (1, 1.0), "eatcpu, need 0.25": (1, 0.25), "patterns, 2 nodes": (2, 1.0)}
     jobs, names = [], {}
     for repeat in range(repeats):
@@ -77,6 +80,8 @@ async def main() -> None:
         ("job", "n", "work min", "mean", "max", "all, mean"),
         rows,
     )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"work": work, "whole": whole}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

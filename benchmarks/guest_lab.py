@@ -17,10 +17,11 @@ from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
 from node_agent.drivers.virt.driver import LibvirtDriver
 from testbed.box.down import remove_lab
 from testbed.box.network import BRIDGE
-from testbed.box.spec import NodeSpec
+from testbed.box.spec import BoxSpec, NodeSpec
 from testbed.box.state import Journal, only_command
 from testbed.box.up import bring_up
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.telemetry import GuestSample
 from testbed.control.boxes import spec_of
 from testbed.control.scenario import check_scenario
 from testbed.errors import RunError
@@ -40,20 +41,26 @@ def box(memory_mib: int) -> Iterator[Journal]:
     lab = f"bench{os.getpid():x}"
     nodes = [{"name": name, "driver": "libvirt", "cpus": 1.0, "memory_mib": memory_mib} for name in ("a", "b")]
     table: dict[str, object] = {"name": lab, "lab": lab, "policy": "FCFS", "workload": {}, "box": {}, "nodes": nodes}
-    spec = spec_of(check_scenario(table, Path(__file__)))
+    with made_lab(spec_of(check_scenario(table, Path(__file__))), Path(__file__)) as journal:
+        yield journal
+
+
+@contextlib.contextmanager
+def made_lab(spec: BoxSpec, scenario: Path) -> Iterator[Journal]:
+    """Make a lab; whatever happens, nothing is left of it after."""
     try:
         with only_command():
-            state, _ = bring_up(spec, Path(__file__), say)
+            state, _ = bring_up(spec, scenario, say)
         yield Journal(state)
     finally:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave half of it
         try:
             with only_command():
-                failures = remove_lab(lab, say).failures
+                failures = remove_lab(spec.lab, say).failures
         finally:
             signal.signal(signal.SIGINT, handler)
         if failures:
-            raise RunError(f"lab {lab}: not removed: {'; '.join(failures)}")
+            raise RunError(f"lab {spec.lab}: not removed: {'; '.join(failures)}")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from node_agent.agent import cpu_model
+from node_agent.facts import cpu_model
 from testbed.bus.lease import new_token
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester

@@ -25,8 +25,9 @@ from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec, Supersteps, Telemetry, encode
+from testbed.bus.messages import GuestSpec, ProgramSpec, encode
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import Recorder

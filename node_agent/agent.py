@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
-import testbed
 from node_agent import SERVING
 from node_agent.backlog import Backlog
 from node_agent.drivers.protocol import (
@@ -30,8 +28,14 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
 )
+from node_agent.facts import node_facts
+from node_agent.image_orders import ImageOrders
+from node_agent.image_starts import ImageStarts
 from node_agent.images import ImageCopier, ImageFetcher, ImageServer
+from node_agent.kept_images import KeptImages
+from node_agent.lease_watch import LeaseWatch
 from node_agent.post import Listener, Post
+from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
@@ -52,7 +56,6 @@ from testbed.bus.messages import (
     GuestEvent,
     GuestSpec,
     Hold,
-    ImageRef,
     ListGuests,
     Migrate,
     MpiJoin,
@@ -74,6 +77,7 @@ from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import UserError
+from testbed.failure_codes import FailureCode
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -93,6 +97,7 @@ class AgentConfig:
     telemetry_s: float = 1.0
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
+    image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
 
     @property
     def budget(self) -> NodeBudget:
@@ -100,15 +105,6 @@ class AgentConfig:
         return NodeBudget(
             self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
         )  # fmt: skip
-
-
-def cpu_model() -> str:
-    """Return the processor's name, as the kernel tells it."""
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 class Agent:
@@ -126,26 +122,25 @@ class Agent:
         self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
         self._verifier = Verifier()
         self._verifies = False
-        self._checks_images = False  # the driver's guests do not do it themselves
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
-        self._lease_news = asyncio.Event()
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
-        self._released = False
-        self._lease_file = config.state_dir / "images-of"
-        self._images_of = ""
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
+        self._kept_images = KeptImages(self._stores, config.state_dir)
+        self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
-        self._fetcher: ImageFetcher | ImageCopier = (
+        fetcher: ImageFetcher | ImageCopier = (
             ImageFetcher(
                 self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
             )
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
+        self._images = ImageOrders(driver, self._stores, self._room, fetcher)
+        self._starts = ImageStarts(driver, self._stores)
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -157,16 +152,16 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._happenings.put_nowait)
-            self._virtual = found.virtual
+            self._virtual = self._starts.virtual = self._room.stands_for_more = found.virtual
             self._verifies = "checksums" in found.capabilities
             able = set(found.capabilities)  # programs read their own images, and check them
-            self._checks_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
+            self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
                 await self._listen()
                 await asyncio.to_thread(self._stores.open_memory, config.node)
             else:
                 self._stores.rehearse_memory()
-            self._keep_images(self._noted_lease())
+            self._kept_images.begin()
             facts = self._facts(found)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
@@ -187,38 +182,21 @@ class Agent:
     async def _serve(self, bus: Bus) -> None:
         config = self._config
         listener = Listener(bus)
+        lease = LeaseWatch(self._lease, self._kept_images.keep, self._abandon, self)
 
         async def on_lease(topic: str, payload: bytes) -> None:
             listener.heard()
-            self._released |= self._lease.hear(topic, payload)
-            if self._lease.lease is not None:
-                self._keep_images(self._lease.lease.digest)
-            self._lease_news.set()
+            lease.hear(topic, payload)
 
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
-            await self._obey(bus, listener, journal)
+            await self._obey(bus, listener, lease, journal)
 
-    def _noted_lease(self) -> str:
-        """Return the digest of the lease under which this node's images were saved; it may be empty."""
-        with contextlib.suppress(OSError):
-            return self._lease_file.read_text(encoding="ascii")
-        return ""
-
-    def _keep_images(self, lease: str) -> None:
-        """Keep images of this lease, also those that an agent which was killed had saved, and delete all others."""
-        if lease == self._images_of and lease:
-            return
-        if not lease or lease != self._noted_lease():
-            self._stores.clear()
-            self._lease_file.write_text(lease, encoding="ascii")
-        self._images_of = lease
-
-    async def _obey(self, bus: Bus, listener: Listener, journal: AnswerJournal) -> None:
+    async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
         async with (
             Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
-            self._background(bus, listener),
+            self._background(bus, listener, lease),
         ):
             _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
@@ -231,8 +209,12 @@ class Agent:
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
+        leave_images = partial(self._kept_images.leave, in_force=self._lease.live)
         if self._config.serve_images:
+            await asyncio.to_thread(leave_images)
             await asyncio.to_thread(self._stores.close)
+        else:
+            leave_images()
 
     def _presence(self, facts: NodeFacts) -> Presence:
         node = self._config.node
@@ -249,7 +231,7 @@ class Agent:
         )
 
     @contextlib.asynccontextmanager
-    async def _background(self, bus: Bus, listener: Listener) -> AsyncIterator[None]:
+    async def _background(self, bus: Bus, listener: Listener, lease: LeaseWatch) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
@@ -257,7 +239,7 @@ class Agent:
             asyncio.create_task(self._report(post), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
             asyncio.create_task(self._tell(bus, listener), name="guest events"),
-            asyncio.create_task(self._watch_lease(), name="lease"),
+            asyncio.create_task(lease.run(), name="lease"),
         ]
         for task in tasks:
             task.add_done_callback(self._background_ended)
@@ -275,29 +257,13 @@ class Agent:
             self.stop()
 
     def _facts(self, facts: DriverFacts) -> NodeFacts:
-        config = self._config
-        return NodeFacts(
-            cpus=config.cpus,
-            memory_mib=config.memory_mib,
-            machine_cores=os.cpu_count() or 1,
-            machine_memory_mib=psutil.virtual_memory().total >> 20,
-            cpu_model=cpu_model(),
-            kernel=platform.release(),
-            driver=self._driver.name,
-            capabilities=facts.capabilities,
-            versions={"testbed": testbed.__version__, "python": platform.python_version(), **facts.versions},
-            address=config.address,
-            image_port=self._server.port,
-            image_free_mib=self._stores.disk.free_mib(),
-            guest_floor_mib=facts.floor_mib,
-            migration_uri=facts.migration_uri,
-            programs=facts.programs,
-            image_stores=self._stores.names,
-        )
+        free_mib = self._room.free_mib()
+        return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
 
     async def _report(self, post: Post) -> None:
         loop = asyncio.get_running_loop()
-        sampler = NodeSampler(self._config.node, self._boot, loop.time, None if self._virtual else SpeedProbe())
+        speed = None if self._virtual else SpeedProbe()
+        sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
@@ -319,30 +285,14 @@ class Agent:
 
         await tell(self._happenings, self._verifier, publish, self._gone)
 
-    async def _watch_lease(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lease.remaining_s or None):
-                    await self._lease_news.wait()
-            self._lease_news.clear()
-            if self._released:
-                self._released = False
-                await self._abandon("the lease was released")
-            elif self._lease.run_out():
-                await self._run_out()
+    def held(self) -> set[str]:
+        """See `Guests.held`."""
+        return set(self._memory_mib)
 
-    async def _run_out(self) -> None:
-        """The lease ran out: its holder may be away for good, or come back and go on."""
-        loss = self._lease.on_controller_loss
-        why = f"the lease ran out, on_controller_loss = {loss}"
-        if loss == "keep":
-            _log.warning("%s: everything goes on", why)
-            return
-        held = set(self._memory_mib)
-        await self._abandon(why, pause=loss == "pause")
-        if loss == "remove":
-            for guest in sorted(held):
-                self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), {"reason": why}))
+    def lost(self, guest: str, why: str) -> None:
+        """See `Guests.lost`."""
+        detail: dict[str, object] = {"reason": why, "code": FailureCode.LEASE_LOST.value}
+        self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), detail))
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
@@ -406,7 +356,7 @@ class Agent:
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
             case FetchImage():
-                return await self._fetcher.fetch(action.image, action.host, action.port)
+                return await self._images.fetch(action)
             case DropImage():
                 self._stores.drop(action.image)
             case ListGuests():
@@ -445,9 +395,10 @@ class Agent:
             case MpiJoin():
                 await self._driver.mpi_join(action.guest, action.argv)
             case Hold():
-                at = await self._driver.hold(action.guest)
+                at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
                 return {"at": at, "wall_ns": time.time_ns()}
             case Release():
+                self._room.release(action.guest)
                 await self._driver.release(action.guest)
                 return {"wall_ns": time.time_ns()}
             case Save() | Migrate():
@@ -466,8 +417,7 @@ class Agent:
         if isinstance(action, Migrate):
             report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
         else:
-            path = self._stores.place(action.image, action.store, self._memory_mib.get(action.guest, 0))
-            report = await self._driver.save(action.guest, action.at, path)
+            report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)
         return asdict(report)
 
@@ -477,7 +427,7 @@ class Agent:
             raise DriverError(f"guest {spec.guest} is there already")
         self._reserve(spec)
         try:
-            found = await self._start_from(spec, action.cap_cores, action.image, cold=action.cold)
+            found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest)
             with contextlib.suppress(DriverError):
@@ -486,29 +436,6 @@ class Agent:
         if action.verify:
             self._verify(spec)
         return {} if found is None else {"cached_frac": found}
-
-    async def _start_from(
-        self, spec: GuestSpec, cap_cores: float, image: ImageRef | None, *, cold: bool
-    ) -> float | None:
-        """Start a guest; returns how much of its image was in the page cache before, if there is one and if known."""
-        path = None if image is None else self._stores.path(image.image)
-        found = None if path is None else await self._cached(path, cold=cold)
-        starting = self._driver.start(spec, cap_cores, path)
-        if image is None or not self._checks_images:
-            await starting
-            return found
-        # read beside the hypervisor, which leaves the guest held: a wrong one never gets to work
-        outcomes = await asyncio.gather(starting, asyncio.to_thread(self._stores.verify, image), return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
-        return found
-
-    async def _cached(self, path: Path, *, cold: bool) -> float | None:
-        """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""
-        if self._virtual:
-            return 0.0 if cold and path.parent == self._stores.disk.folder else 1.0
-        return await asyncio.to_thread(self._stores.cached_frac, path, cold=cold)
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
@@ -530,6 +457,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
+        self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)
 

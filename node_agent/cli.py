@@ -24,6 +24,7 @@ from testbed.limits import (
     CORES_EXPECTED,
     LEAST_NODE_CORES,
     MEMORY_EXPECTED,
+    MOST_DISK_MIB,
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
@@ -87,6 +88,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     help="Saved guests; default STATE_DIR/images.",
 )
 @click.option(
+    "--image-budget-mib",
+    type=click.IntRange(min=0, max=MOST_DISK_MIB),
+    default=0,
+    help="Room of all images on the disk together, in MiB; 0: the disk's.",
+)
+@click.option(
     "--telemetry-s",
     type=click.FloatRange(min=0.2, max=60),
     default=1.0,
@@ -107,7 +114,7 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
-    telemetry_s: float, die_with_parent: bool, no_claim: bool, debug: bool,
+    image_budget_mib: int, telemetry_s: float, die_with_parent: bool, no_claim: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -138,7 +145,7 @@ def cli(
         where = BrokerAddress.parse(address_text, tls_dir)
         config = AgentConfig(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
-            telemetry_s=telemetry_s, tls_dir=tls_dir if where.tls else None,
+            telemetry_s=telemetry_s, tls_dir=tls_dir if where.tls else None, image_budget_mib=image_budget_mib,
         )  # fmt: skip
         agent = _serve(config, where, driver, options)
         asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=die_with_parent))

@@ -4,7 +4,8 @@ A node serves its images on a TCP port, by TLS where agents have certificates, t
 lease; the answer to a request is the bytes from an offset on, so that a broken transfer is resumed. The receiver checks
 the digest of the whole file before the image gets its name.
 
-Request: one JSON line {"token", "image", "offset"}. Answer: one JSON line {"bytes"} or {"error"}, then the bytes.
+Request: one JSON line {"token", "image", "offset"}. Answer: one JSON line {"bytes"} or {"error"}, then the bytes. With
+an error comes a `code` if the image is missing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import BinaryIO
 import msgspec
 import xxhash
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
+from testbed.failure_codes import FailureCode
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}\.img")
 _CHUNK = 1 << 20
@@ -40,6 +42,7 @@ class _Request(msgspec.Struct):
 class _Answer(msgspec.Struct):
     bytes: int = 0
     error: str | None = None
+    code: str = ""
 
 
 class ImageStore:
@@ -56,14 +59,16 @@ class ImageStore:
         return self.folder / image
 
     def verify(self, image: ImageRef) -> None:
-        """Read an image; raises `DriverError` if it is not the one that was saved."""
+        """Read an image; raises `ImageLostError` for another than was saved, `DriverError` if it is unreadable."""
         try:
             with self.path(image.image).open("rb") as file:
                 found = _digest_so_far(file).hexdigest()
+        except FileNotFoundError as error:
+            raise ImageLostError(f"image {image.image}: {error.strerror}") from error
         except OSError as error:
             raise DriverError(f"image {image.image}: {error.strerror}") from error
         if found != image.digest:
-            raise DriverError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
+            raise ImageLostError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
 
     def drop(self, image: str) -> None:
         """Delete an image and what a broken transfer left of it."""
@@ -141,7 +146,8 @@ class ImageServer:
             if not 0 <= request.offset <= size:
                 raise DriverError(f"offset {request.offset}: expected 0..{size}")
         except (msgspec.MsgspecError, ValueError, DriverError, OSError) as error:
-            writer.write(msgspec.json.encode(_Answer(error=str(error))) + b"\n")
+            code = FailureCode.IMAGE_LOST.value if isinstance(error, FileNotFoundError) else ""
+            writer.write(msgspec.json.encode(_Answer(error=str(error), code=code)) + b"\n")
             await writer.drain()
             return
         writer.write(msgspec.json.encode(_Answer(bytes=size - request.offset)) + b"\n")
@@ -168,18 +174,13 @@ class ImageFetcher:
         if offset > image.bytes:
             part.unlink()
             offset = 0
-        if self._store.free_mib() << 20 < image.bytes - offset:
-            raise DriverError(
-                f"image {image.image}: {image.bytes - offset >> 20} MiB to come, "
-                f"{self._store.free_mib()} MiB free in {self._store.folder}"
-            )
         try:
             digest = await self._pull(image, part, offset, host, port)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             raise DriverError(f"image {image.image} from {host}:{port}: {error or type(error).__name__}") from error
         if digest != image.digest:
             part.unlink()
-            raise DriverError(f"image {image.image}: digest {digest[:12]}…, expected {image.digest[:12]}…")
+            raise ImageLostError(f"image {image.image}: digest {digest[:12]}…, expected {image.digest[:12]}…")
         part.replace(path)
         return {"bytes": image.bytes - offset}
 
@@ -196,7 +197,9 @@ class ImageFetcher:
             except msgspec.MsgspecError as error:  # it hung up, or is something else
                 raise DriverError(f"image {image.image} from {host}:{port}: no answer of an agent: {error}") from error
             if answer.error is not None or answer.bytes != image.bytes - offset:
-                raise DriverError(f"image {image.image} from {host}:{port}: {answer.error or 'another size'}")
+                lost = answer.error is None or answer.code == FailureCode.IMAGE_LOST
+                why = f"image {image.image} from {host}:{port}: {answer.error or 'another size'}"
+                raise ImageLostError(why) if lost else DriverError(why)
             left = answer.bytes
             with part.open("a+b") as file:
                 digest = await asyncio.to_thread(_digest_so_far, file)
@@ -226,6 +229,8 @@ class ImageCopier:
         source = self._find(Path(host), image.image)
         try:
             shutil.copyfile(source, self._store.path(image.image))
+        except FileNotFoundError as error:
+            raise ImageLostError(f"{source}: cannot copy: {error.strerror}") from error
         except OSError as error:
             raise DriverError(f"{source}: cannot copy: {error.strerror}") from error
         return {"bytes": image.bytes}

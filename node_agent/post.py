@@ -11,8 +11,9 @@ from itertools import islice
 import msgspec
 
 from node_agent.backlog import Backlog
-from testbed.bus.messages import Telemetry, encode
+from testbed.bus.messages import encode
 from testbed.bus.protocol import Bus
+from testbed.bus.telemetry import Telemetry
 
 ACK_S = 5.0  # without an acknowledgement the bus counts as away
 LATE_PER_S = 200.0  # a node that comes back must not drown the others

@@ -143,7 +143,7 @@ class ImageStores:
         return next((path for path in paths if path.exists()), paths[0])
 
     def verify(self, image: ImageRef) -> None:
-        """Read an image; raises `DriverError` if it is not the one that was saved."""
+        """Read an image; raises `ImageLostError` if it is not the one that was saved."""
         ImageStore(self.path(image.image).parent).verify(image)
 
     def cached_frac(self, path: Path, *, cold: bool) -> float | None:

@@ -8,7 +8,7 @@ import msgspec
 import psutil
 
 from node_agent.speed import SpeedProbe
-from testbed.bus.messages import GuestSample, Telemetry
+from testbed.bus.telemetry import GuestSample, Telemetry
 
 _MIB = 1 << 20
 
@@ -52,14 +52,18 @@ class NodeSampler:
     """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction.
 
     `clock_s` is the monotonic clock of the event loop, which is the node's, and a rehearsal's own in a rehearsal.
-    `speed` probes the cores; without it their speed is not told.
+    `speed` probes the cores; without it their speed is not told. `image_free_mib` returns the room for images.
     """
 
-    def __init__(self, node: str, boot: str, clock_s: Callable[[], float], speed: SpeedProbe | None = None) -> None:
+    def __init__(
+        self, node: str, boot: str, clock_s: Callable[[], float], speed: SpeedProbe | None = None,
+        image_free_mib: Callable[[], int | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._node = node
         self._boot = boot
         self._clock_s = clock_s
         self._speed = speed
+        self._image_free_mib = image_free_mib
         self._self = psutil.Process()
         psutil.cpu_percent(interval=None)
 
@@ -83,4 +87,5 @@ class NodeSampler:
             guests=guests,
             boot=self._boot,
             dropped=dropped,
+            image_free_mib=self._image_free_mib(),
         )

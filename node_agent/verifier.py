@@ -15,6 +15,7 @@ from node_agent.programs.catalogue import find_program
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import Task
 from testbed.bus.messages import GuestSpec
+from testbed.failure_codes import FailureCode
 
 _log = logging.getLogger(__name__)
 
@@ -88,4 +89,4 @@ def compare(happening: Happening, expected: Answer) -> Happening:
     if found == expected.checksum:
         return replace(happening, detail={**happening.detail, "verified": True})
     reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
-    return replace(happening, event="failed", detail={"reason": reason})
+    return replace(happening, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from testbed.failure_codes import FailureCode
+
 
 class TestbedError(Exception):
-    """Base of all errors of the testbed; `exit_code` is what the command line returns."""
+    """Base of all errors of the testbed; `exit_code` is what the command line returns.
+
+    `failure_code` is the code of a job that fails for this error, None where that depends on what was being done.
+    """
 
     __test__ = False  # the name begins with "Test", yet it is not one
     exit_code = 1
+    failure_code: FailureCode | None = None
 
 
 class UserError(TestbedError):

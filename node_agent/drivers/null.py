@@ -23,7 +23,8 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
 
 UNITS_PER_CORE_S = 10_000.0

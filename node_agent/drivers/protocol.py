@@ -12,14 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from testbed.bus.messages import GuestSample, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
+from testbed.failure_codes import FailureCode
 
 PREFIX = "dfrs-"  # begins the name of everything that agents make
 
 
 class DriverError(TestbedError):
     """An operation on a guest failed; the message says what was looked for and what was found."""
+
+
+class ImageLostError(DriverError):
+    """A saved image is missing, or is not the one that was saved."""
+
+    failure_code = FailureCode.IMAGE_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,10 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`."""
+    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
+
+    The detail of `failed` has a `reason`, and a `code` (`FailureCode`) unless that is `guest-failed`.
+    """
 
     guest: str
     event: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from testbed.bus.messages import Supersteps
+from testbed.bus.telemetry import Supersteps
 
 
 def supersteps_of(told: Mapping[str, int | float], known: Supersteps | None) -> Supersteps | None:

@@ -135,6 +135,7 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib)),
         *("--state-dir", str(node.run_dir / "agent"), "--image-dir", str(node.image_dir), "--broker-from-stdin"),
+        *("--image-budget-mib", str(node.image_budget_mib)),
         "--no-claim",  # `testbed lab down` removes all of it
         *(word for key, value in options.items() if node.has_libvirtd for word in ("--option", f"{key}={value}")),
     ]

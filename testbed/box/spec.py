@@ -29,7 +29,10 @@ def store_dir(lab: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network."""
+    """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network.
+
+    `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's.
+    """
 
     lab: str
     name: str
@@ -37,6 +40,7 @@ class NodeSpec:
     memory_mib: int
     driver: str
     address: str
+    image_budget_mib: int = 0
 
     @property
     def full_name(self) -> str:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from testbed.bus.messages import BadRecordError, Reply, decode, encode
+from testbed.failure_codes import FailureCode
 
 _log = logging.getLogger(__name__)
 
@@ -96,5 +97,6 @@ class AnswerJournal:
                     node=reply.node,
                     status="failed",
                     error="interrupted: the agent was restarted",
+                    code=FailureCode.AGENT_RESTARTED.value,
                 )
             )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from testbed.bus.numbers import Amount, Cores, Count, Memory, Port, Rank, Ranks, Workers
+from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
 from testbed.errors import TestbedError
 
 SCHEMA_VERSION = 1
@@ -148,10 +148,13 @@ class SetCaps(Action, frozen=True):
 class Hold(Action, frozen=True):
     """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None.
 
-    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still.
+    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still. With `image` the node
+    reserves room for that image on its disk first, and refuses if there is none; the room is kept until the image is
+    written, or the guest is released or gone.
     """
 
     guest: str
+    image: str = ""
 
 
 class Release(Action, frozen=True):
@@ -307,7 +310,8 @@ ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rej
 class Reply(Record, frozen=True):
     """An agent's answer: `accepted` at once, then exactly one of done, failed, cancelled, expired, rejected.
 
-    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it.
+    `result` is the driver's report as plain data; `elapsed_s` the agent's time on it. `code` is a `FailureCode` if the
+    agent knows the cause of a failure, whatever the command was.
     """
 
     id: str
@@ -316,6 +320,7 @@ class Reply(Record, frozen=True):
     error: str | None = None
     result: dict[str, object] = msgspec.field(default_factory=dict)
     elapsed_s: float = 0.0
+    code: str = ""
 
     @property
     def final(self) -> bool:
@@ -361,52 +366,6 @@ class NodeStatus(Record, frozen=True):
     left: bool = False
 
 
-class Supersteps(Value, frozen=True):
-    """Iterations of one guest: computing, then exchanging messages with the other members of its job.
-
-    `steps`, `compute_s` and `comm_s` count from the job's first iteration, over all lives of the guest; `longest_s` is
-    the longest iteration since the last sample. Time for which the guest was held or saved is in none of them: it is
-    part of the rescheduling penalty.
-    """
-
-    steps: Count
-    longest_s: Amount
-    compute_s: Amount
-    comm_s: Amount
-
-
-class GuestSample(Value, frozen=True):
-    """What one guest used so far, as read by the agent, and how far it is; `supersteps` is None if it does not say.
-
-    `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
-    None if it could not be read. `wanted_cores` is the cap that was asked for. Agents before the latter was added told
-    it as `cap_cores`, which is corrected here: what was in force there is not known.
-    """
-
-    guest: str
-    state: str
-    cap_cores: Amount | None
-    cpu_s: Amount
-    rss_mib: Amount
-    read_mib: Amount
-    written_mib: Amount
-    units_done: Count
-    units_mono_ns: Count
-    supersteps: Supersteps | None = None
-    wanted_cores: Amount | None = None
-
-    def __post_init__(self) -> None:
-        """Correct the sample of an older agent."""
-        if self.wanted_cores is None:
-            msgspec.structs.force_setattr(self, "wanted_cores", self.cap_cores)
-            msgspec.structs.force_setattr(self, "cap_cores", None)
-
-
-def guests_in(result: dict[str, object]) -> list[GuestSample]:
-    """Return the guests that the reply to a `ListGuests` tells of."""
-    return convert(result.get("guests"), list[GuestSample])
-
-
 T = TypeVar("T")
 
 
@@ -416,32 +375,6 @@ def convert(plain: object, kind: type[T]) -> T:
         return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, OverflowError) as error:
         raise BadRecordError("a reply", str(error)) from error
-
-
-class Telemetry(Record, frozen=True):
-    """Node and guests, once a second.
-
-    Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
-    they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
-    samples of this boot that had to be given up, as too many waited. `core_units_per_s` is how fast a core is, by a
-    short probe; 0 if that was not measured.
-    """
-
-    node: str
-    mono_ns: Count
-    cpu_frac: Amount
-    memory_used_mib: Amount
-    disk_read_mib: Amount
-    disk_written_mib: Amount
-    net_received_mib: Amount
-    net_sent_mib: Amount
-    agent_cpu_s: Amount
-    agent_rss_mib: Amount
-    guests: tuple[GuestSample, ...] = ()
-    boot: str = ""
-    late: bool = False
-    dropped: Count = 0
-    core_units_per_s: Amount = 0.0
 
 
 class GuestEvent(Record, frozen=True):

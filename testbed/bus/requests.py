@@ -13,6 +13,7 @@ from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Rep
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import node_topic, reply_topic
 from testbed.errors import TestbedError
+from testbed.failure_codes import known_code
 
 _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -21,13 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class CommandError(TestbedError):
-    """A command was not done. `reply` is the agent's last word on it, None if there is none."""
+    """A command was not done. `reply` is the agent's last word on it, None if there is none; it may tell the code."""
 
     def __init__(self, node: str, action: AnyAction, reason: str, reply: Reply | None = None) -> None:
         self.node = node
         self.action = action
         self.reason = reason
         self.reply = reply
+        self.failure_code = known_code(reply.code) if reply is not None else None
         super().__init__(f"{node}: {action.__struct_config__.tag}: {reason}")
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,9 +21,11 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.errors import TestbedError
+from testbed.failure_codes import FailureCode
 
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -44,12 +46,25 @@ class _Run:
             self.task.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a command ended, as its reply will say."""
+
+    status: ReplyStatus
+    error: str | None = None
+    result: dict[str, object] = field(default_factory=dict)
+    code: str = ""
+
+
+_AGENT_ENDS = _Ending("failed", "interrupted: the agent is ending", code=FailureCode.NODE_LOST.value)
+
+
 class Responder:
     """Does the commands sent to one node; open inside `async with`.
 
     `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
     side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
-    (`cancelled`); a `TestbedError` from it is the text of a `failed`. Cancel itself never reaches it.
+    (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
     `refuse(command)` returns why a command must not be done (its lease), or None. Closing cancels what runs.
     """
 
@@ -138,8 +153,8 @@ class Responder:
     async def _run(self, command: Command, run: _Run) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        status, reason, result = await self._outcome(command, run)
-        reply = self._reply(command.id, status, reason, result, loop.time() - began_s)
+        ending = await self._ending(command, run)
+        reply = self._reply(command.id, ending.status, ending.error, ending.result, loop.time() - began_s, ending.code)
         try:
             encode(reply)
         except (TypeError, ValueError) as error:
@@ -148,25 +163,26 @@ class Responder:
         del self._runs[command.id]
         self._answer(command.reply_to, reply)
 
-    async def _outcome(self, command: Command, run: _Run) -> tuple[ReplyStatus, str | None, dict[str, object]]:
+    async def _ending(self, command: Command, run: _Run) -> _Ending:
         deadline = asyncio.timeout(command.deadline_s)
         run.handling = True
         try:
             if run.cancelled or not self._open:
                 raise asyncio.CancelledError  # interrupted before it began
             async with deadline:
-                return "done", None, await self._handle(command.action)
+                return _Ending("done", result=await self._handle(command.action))
         except asyncio.CancelledError:
             if run.cancelled:
-                return "cancelled", "cancelled by its sender", {}
-            return "failed", "interrupted" if self._open else "interrupted: the agent is ending", {}
+                return _Ending("cancelled", "cancelled by its sender")
+            return _Ending("failed", "interrupted") if self._open else _AGENT_ENDS
         except TestbedError as error:
-            return "failed", str(error), {}
+            result = error.result() if isinstance(error, NoRoomError) else {}
+            return _Ending("failed", str(error), result, error.failure_code.value if error.failure_code else "")
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
             if deadline.expired():
-                return "expired", f"not done within {command.deadline_s:g} s", {}
+                return _Ending("expired", f"not done within {command.deadline_s:g} s")
             _log.exception("command %s: %s failed", command.id, type(command.action).__name__)
-            return "failed", f"internal error: {type(error).__name__}: {error}", {}
+            return _Ending("failed", f"internal error: {type(error).__name__}: {error}")
         finally:
             run.handling = False
 
@@ -177,6 +193,7 @@ class Responder:
         error: str | None = None,
         result: dict[str, object] | None = None,
         elapsed_s: float = 0.0,
+        code: str = "",
     ) -> Reply:
         return Reply(
             id=command_id,
@@ -185,6 +202,7 @@ class Responder:
             error=error,
             result=result or {},
             elapsed_s=elapsed_s,
+            code=code,
         )
 
     def _answer(self, reply_to: str, reply: Reply) -> None:

@@ -22,8 +22,8 @@ from testbed.bus.messages import (
     Ping,
     ProgramSpec,
     Watch,
-    convert,
 )
+from testbed.bus.numbers import Amount, Cores, Count, Positive
 from testbed.bus.requests import Requester
 from testbed.calibration.load import LoadMeter
 from testbed.calibration.specimen import Specimen
@@ -35,6 +35,7 @@ from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
 from testbed.control.operations import Operations
+from testbed.control.replies import ReplyError, ask
 from testbed.control.scenario import BoxTable, Scenario
 from testbed.errors import RunError, UserError, nearest
 
@@ -45,26 +46,26 @@ _HOURS = 1e6  # of work, in seconds: a specimen is destroyed before it ends
 class CapsChanged(msgspec.Struct, frozen=True):
     """When caps were set while guests were watched, in seconds since the watch began, and as they were read back."""
 
-    begin_s: float
-    end_s: float
-    caps: dict[str, float]
+    begin_s: Amount
+    end_s: Amount
+    caps: dict[str, Cores]
 
 
 class Watched(msgspec.Struct, frozen=True):
     """Samples of guests by their node's monotonic clock, from 0 on; all lists are as long as `t_s`."""
 
-    t_s: list[float]
-    cpu_s: dict[str, list[float]]
-    units: dict[str, list[int]]
+    t_s: list[Amount]
+    cpu_s: dict[str, list[Amount]]
+    units: dict[str, list[Count]]
     cap_changes: list[CapsChanged] = []
 
 
 class NativeRun(msgspec.Struct, frozen=True):
     """What a program did on a node without a guest around it: that of its slowest rank."""
 
-    units: int
-    elapsed_s: float
-    cpu_s: float
+    units: Count
+    elapsed_s: Positive
+    cpu_s: Positive
 
 
 class Bench:
@@ -151,7 +152,12 @@ class Bench:
     ) -> Watched:
         """Sample CPU time and work units of guests on one node every `every_s` for `for_s`, changing caps meanwhile."""
         action = Watch(guests=tuple(guests), every_s=every_s, for_s=for_s, caps=tuple(caps))
-        return convert(await self.fleet.call(node, action, for_s + self.scenario.deadlines.command_s), Watched)
+        found = await ask(self.fleet, node, action, Watched, for_s + self.scenario.deadlines.command_s)
+        for name, samples in (("cpu_s", found.cpu_s), ("units", found.units)):
+            if {guest: len(samples.get(guest, ())) for guest in guests} != dict.fromkeys(guests, len(found.t_s)):
+                expected = f"expected {len(found.t_s)} samples of each of {', '.join(guests)}"
+                raise ReplyError(self.fleet.name(node), action, name, samples, expected)
+        return found
 
     async def native(
         self,
@@ -177,7 +183,7 @@ class Bench:
             message_bytes=message_bytes,
         )
         action = Native(program=spec, seconds=seconds, cap_cores=cap_cores)
-        return convert(await self.fleet.call(node, action, seconds + self.scenario.deadlines.command_s), NativeRun)
+        return await ask(self.fleet, node, action, NativeRun, seconds + self.scenario.deadlines.command_s)
 
     def listen(self, guest: str, hear: Callable[[int, GuestEvent], None]) -> None:
         """Hand on what nodes tell of a guest from now on."""

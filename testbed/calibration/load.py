@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from testbed.bus.messages import Telemetry
+from testbed.bus.telemetry import Telemetry
 from testbed.control.fleet import Node
 
 

@@ -105,16 +105,21 @@ async def _do(
     failures = 0
     show(Step(None, total - len(todo), total, eta.left_s(todo)))
     for place, trial in enumerate(todo):
-        bench.check()
+        try:
+            bench.check()
+        except RunError as away:
+            raise _ended(str(away), journal) from away
         outcome = await _one(experiments[trial.experiment], trial, journal.next_trial, bench, begin_s)
         journal.add(outcome)
         eta.learn(trial, outcome.elapsed_s)
         failures = failures + 1 if outcome.error else 0
         show(Step(outcome, total - len(todo) + place + 1, total, eta.left_s(todo[place + 1 :])))
         if failures == MOST_FAILURES:
-            raise RunError(
-                f"{failures} trials failed one after the other, the last: {outcome.error}; see {journal.path}"
-            )
+            raise _ended(f"{failures} trials failed one after the other, the last: {outcome.error}", journal)
+
+
+def _ended(why: str, journal: TrialJournal) -> RunError:
+    return RunError(f"{why}; the trials so far are in {journal.path}: call again to go on")
 
 
 async def _one(experiment: Experiment, trial: Trial, number: int, bench: Bench, begin_s: float) -> Outcome:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests, guests_in
+from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
 from testbed.control.cluster import LiveJob
+from testbed.control.replies import Guests, ask
 from testbed.control.reschedulings import Rescheduling
-from testbed.errors import RunError
+from testbed.errors import RunError, TestbedError
 from testbed.workload.jobs import Job
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ class Migrated:
 
 
 class Specimen:
-    """A job of one or several tasks. As a context it destroys its guests and images at the end, whatever happened."""
+    """A job of one or several tasks. As a context it destroys its guests and images at the end, whatever happened.
+
+    The context raises `RunError` at its end if a guest failed, as what was measured meanwhile means nothing.
+    """
 
     def __init__(self, bench: Bench, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...], *, verified: bool) -> None:
         self._bench = bench
@@ -139,6 +143,16 @@ class Specimen:
         await asyncio.shield(self.stop())
         for guest in self.guests:
             self._bench.unlisten(guest)
+        if error is None or isinstance(error, TestbedError):
+            self._check_lived(error)
+
+    def _check_lived(self, error: TestbedError | None) -> None:
+        """Raise `RunError` if a guest failed, whether the trial noticed it or not: that is its reason then."""
+        failed = [
+            f"guest {guest} failed{self._why(guest)}" for guest, end in self.ends.items() if end.event == "failed"
+        ]
+        if failed and failed[0] not in str(error):
+            raise RunError(failed[0]) from error
 
     # --- operations
 
@@ -234,10 +248,10 @@ class Specimen:
         found: dict[str, Progress] = {}
         deadline_s = self._bench.scenario.deadlines.command_s
         for node in sorted(set(self.nodes)):
-            there = guests_in(await self._bench.fleet.call(node, ListGuests(), deadline_s))
+            there = await ask(self._bench.fleet, node, ListGuests(), Guests, deadline_s)
             found |= {
                 g.guest: Progress(g.units_done, g.units_mono_ns / 1e9, g.cpu_s, g.cap_cores, g.state)
-                for g in there
+                for g in there.guests
                 if g.guest in self.guests
             }
         if missing := [guest for guest in self.guests if guest not in found]:

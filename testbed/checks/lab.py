@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testbed.bus.messages import AnyAction, GuestSample, ListGuests, NodeFacts, guests_in
+from testbed.bus.messages import AnyAction, ListGuests, NodeFacts
+from testbed.bus.telemetry import GuestSample, guests_in
 from testbed.calibration.bench import Watched, open_bench
 from testbed.checks.guests import Guest
 from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of

@@ -51,6 +51,9 @@ def node() -> None:
 @click.option("--address", default=None, help="Address at which other nodes reach it.  [default: that of ssh]")
 @click.option("--cpus", type=float, required=True, help="CPU budget of the node, in cores.")
 @click.option("--memory-mib", type=int, required=True, help="Memory budget of the node, in MiB.")
+@click.option(
+    "--image-budget-mib", type=click.IntRange(min=0), default=0, help="Room of all images there; 0: the disk's."
+)
 @click.option("--driver", default="process", help="What guests are: process, libvirt, docker or a plug-in.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the driver, such as bridge=dfrs0.")
 @click.option("--home", default="/opt/dfrs-testbed", help="Folder of the agent there.")
@@ -63,8 +66,8 @@ def node() -> None:
 @click.option("--identity", type=click.Path(path_type=Path), default=None, help="Our key, if not one of ssh's own.")
 def add(
     *, name: str, target: str, path: Path, lab: str | None, broker: str | None, port: int, address: str | None,
-    cpus: float, memory_mib: int, driver: str, options: tuple[str, ...], home: str, service: str, package: str,
-    certificates: Path | None, known_hosts: Path | None, identity: Path | None,
+    cpus: float, memory_mib: int, image_budget_mib: int, driver: str, options: tuple[str, ...], home: str,
+    service: str, package: str, certificates: Path | None, known_hosts: Path | None, identity: Path | None,
 ) -> int:  # fmt: skip
     """Install and start an agent on a machine, and enter it in the file; again it is brought up to date."""
     from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
@@ -79,7 +82,8 @@ def add(
         raise UserError(f"--option {wrong!r}: expected NAME=VALUE")
     host = {
         "name": name, "ssh": target, "port": port, "address": address or target.rpartition("@")[2], "cpus": cpus,
-        "memory_mib": memory_mib, "driver": driver, "home": home, "service": service,
+        "memory_mib": memory_mib, "image_budget_mib": image_budget_mib, "driver": driver, "home": home,
+        "service": service,
         "options": dict(each.split("=", 1) for each in options),
     }  # fmt: skip
     others = [each for each in before.get("hosts", ()) if each["name"] != name]

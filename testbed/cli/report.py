@@ -96,11 +96,12 @@ def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
 
 def _summary(run: RunFacts) -> dict[str, object]:
     """Return summary.json, or what stands in for it where the controller did not live to write it."""
+    codes = {"failure_codes": {job: reason.code for job, reason in run.failed.items()}} if run.failed else {}
     if run.summary is not None:
-        return dict(run.summary)
+        return {**run.summary, **codes}
     return {
         "scenario": run.scenario, "policy": run.policy, "complete": False, "jobs": len(run.jobs), "done": run.done,
-        "failed": run.failed, "metrics": {},
+        "failed": {job: reason.text for job, reason in run.failed.items()}, **codes, "metrics": {},
     }  # fmt: skip
 
 

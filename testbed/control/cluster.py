@@ -12,6 +12,7 @@ import numpy as np
 from testbed.bus.messages import GuestSpec, ImageRef
 from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, stable_nodes
 from testbed.control.reschedulings import Rescheduling
+from testbed.failure_codes import Failure
 from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
 from testbed.workload.jobs import Job
@@ -77,10 +78,10 @@ class LiveJob:
     virtual_time_high_s: float = 0.0
     start_trace_s: float | None = None
     end_trace_s: float | None = None
-    failure: str | None = None
+    failure: Failure | None = None
     verified: bool = True
     checksums: dict[int, str] = field(default_factory=dict)
-    stranded: str = ""
+    stranded: Failure | None = None
     withdrawn: str = ""
     restarts: int = 0
     reschedulings: list[Rescheduling] = field(default_factory=list)
@@ -119,6 +120,10 @@ class LiveJob:
     def held_mib(self, node: int) -> int:
         """Memory that the job holds on a node."""
         return self.memory_mib * sum(node in self.places(task) for task in range(len(self.specs)))
+
+    def image_copies(self) -> list[set[int]]:
+        """Return the nodes that have, or may have, a copy of each task's last image; empty without images."""
+        return [{node for node, name in self.image_holders if name == image.image} for image in self.images]
 
     def virtual_time_s(self, now_s: float, time_scale: float) -> float:
         """Progress in dedicated trace seconds: what was last reported, carried on at the present yield.

@@ -8,10 +8,12 @@ import math
 import time
 from collections.abc import Callable
 
+from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.decisions import decision_entry
 from testbed.control.executor import Executor
+from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
 from testbed.control.losses import Losses
 from testbed.control.operations import Operations
@@ -19,6 +21,7 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
@@ -73,6 +76,12 @@ class Conductor:
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last look at what has happened
 
+    def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
+        """Take a node's sample of the second; see `Tracker.telemetry`."""
+        self.tracker.telemetry(node, record, taken_ns)
+        if not record.late:
+            self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
+
     async def run(self) -> None:
         """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""
         try:
@@ -97,24 +106,24 @@ class Conductor:
             if live.unchecked:
                 self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
 
-    def fail_job(self, live: LiveJob, reason: str) -> None:
+    def fail_job(self, live: LiveJob, why: Failure) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
         if live.failure is not None or live.withdrawn:
             return
-        live.failure = reason
+        live.failure = why
         if live.ended:  # its result was found wrong only now
             live.phase = Phase.FAILED
-            self._recorder.job(live, "failed", reason)
+            self._recorder.failed_job(live, why)
             return
         live.phase, live.intended = Phase.FAILED, None
         live.end_trace_s = self.clock.trace_s()
-        self._recorder.job(live, "failed", reason)
+        self._recorder.failed_job(live, why)
         self._completed.append(live.job_id)
         self.executor.bury(live)
         self._wake.set()
 
-    def _task_failed(self, live: LiveJob, reason: str) -> None:
-        self.losses.task_failed(live, reason)
+    def _task_failed(self, live: LiveJob, why: Failure) -> None:
+        self.losses.task_failed(live, why)
 
     def _result_checked(self, _live: LiveJob) -> None:
         self._checked.set()

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from testbed.bus.messages import GuestEvent, ListGuests, guests_in
+from testbed.bus.messages import GuestEvent, ListGuests
 from testbed.control.fleet import Fleet
 from testbed.control.guests import live_jobs
 from testbed.control.operations import Operations
+from testbed.control.replies import Guests, ask
 from testbed.control.scenario import Scenario
 from testbed.errors import RunError
 from testbed.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
@@ -157,6 +158,6 @@ async def _progress(fleet: Fleet, guests: Sequence[str], nodes: Sequence[int]) -
     """Return units done and the program's clock in seconds, by guest."""
     found = {}
     for node in sorted(set(nodes)):
-        there = guests_in(await fleet.call(node, ListGuests(), READ_DEADLINE_S))
-        found.update({g.guest: (g.units_done, g.units_mono_ns / 1e9) for g in there if g.guest in guests})
+        there = await ask(fleet, node, ListGuests(), Guests, READ_DEADLINE_S)
+        found.update({g.guest: (g.units_done, g.units_mono_ns / 1e9) for g in there.guests if g.guest in guests})
     return found

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.image_room import RoomLedger, Shortage, image_needs
 from testbed.control.live_migration import LiveMigration, LostError, StaysError
-from testbed.control.operations import Operations, SaveError
+from testbed.control.operations import NoRoomThereError, Operations, SaveError
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
 from testbed.control.reschedulings import LIVE, Rescheduling
 from testbed.errors import TestbedError
+from testbed.failure_codes import Failure, FailureCode
+
+_CODES = {
+    Verb.START: FailureCode.START_FAILED,
+    Verb.CAP: FailureCode.CAP_FAILED,
+    Verb.SAVE: FailureCode.SAVE_FAILED,
+    Verb.TRANSFER: FailureCode.TRANSFER_FAILED,
+    Verb.RESTORE: FailureCode.RESTORE_FAILED,
+    Verb.MIGRATE: FailureCode.MIGRATE_FAILED,
+}  # of failures whose cause is not known more exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,7 @@ class _Pending:
     action: PlannedAction
     planned_s: float
     waits_for: tuple[PlannedAction, ...]
+    then_to: tuple[int, ...] | None = None  # where the images of a save are transferred to
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +47,10 @@ class Flight:
 class Executor:
     """Owns the operations in flight.
 
-    `on_failed(job, reason)` is called when an operation has failed for good, `on_settled(job)` when a job has none
-    under way any more, `on_stays()` when a live migration did not succeed and a new plan is to be made without it.
+    `on_failed(job, failure)` is called when an operation has failed for good, `on_settled(job)` when a job has none
+    under way any more, `on_stays()` when a live migration did not succeed, or a node had no room for images, and a new
+    plan is to be made without that. An operation for whose images a node has no room is not begun until it has; a saved
+    job that would have to move for it resumes where it was, if it fits there.
     """
 
     def __init__(
@@ -46,7 +61,7 @@ class Executor:
         recorder: Recorder,
         memory_mib: Sequence[int],
         tries: int,
-        on_failed: Callable[[LiveJob, str], None],
+        on_failed: Callable[[LiveJob, Failure], None],
         on_settled: Callable[[LiveJob], None],
         on_stays: Callable[[], None],
     ) -> None:
@@ -63,6 +78,8 @@ class Executor:
         self._flights: dict[int, Flight] = {}
         self._aside: set[asyncio.Task[None]] = set()
         self._number = 0
+        self._room = RoomLedger(len(self._memory_mib))
+        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: what has no room, as recorded
 
     @property
     def flights(self) -> tuple[Flight, ...]:
@@ -89,13 +106,24 @@ class Executor:
     def submit(self, actions: Sequence[PlannedAction]) -> None:
         """Take a new plan. What is in flight goes on; what was planned before and has not begun is forgotten."""
         now_s = self._recorder.now_s()
-        self._pending = [_Pending(action, now_s, tuple(actions[index] for index in action.after)) for action in actions]
+        self._pending = [
+            _Pending(action, now_s, tuple(actions[before] for before in action.after), _then_to(actions, place))
+            for place, action in enumerate(actions)
+        ]
+        wanted = {(action.job_id, action.verb) for action in actions}
+        self._short = {job: short for job, short in self._short.items() if (job, short[0]) in wanted}
         self.pump()
+
+    def hear_room(self, node: int, free_mib: int | None, taken_ns: int) -> None:
+        """Take the room for images that a node reported at a time of the event loop's clock."""
+        if self._room.heard(node, free_mib, taken_ns) and self._short:
+            self.pump()
 
     def pump(self) -> None:
         """Start every planned action whose preconditions hold."""
         waiting = {id(pending.action) for pending in self._pending}
         left: list[_Pending] = []
+        cannot_move: list[_Pending] = []
         for pending in self._pending:
             action = pending.action
             live = self._cluster.jobs[action.job_id]
@@ -108,14 +136,50 @@ class Executor:
             )
             if blocked:
                 left.append(pending)
+            elif self._has_no_room(live, pending):
+                left.append(pending)
+                if action.verb is Verb.TRANSFER:
+                    cannot_move.append(pending)
             else:
                 self._launch(live, pending)
         self._pending = [pending for pending in left if not self._cluster.jobs[pending.action.job_id].ended]
+        for pending in cannot_move:  # after all others, which the decision wants there
+            self._resume_where_saved(pending)
+
+    def _has_no_room(self, live: LiveJob, pending: _Pending) -> bool:
+        """Return whether a node has no room for the images of an action; record that once."""
+        action = pending.action
+        short = self._room.short(image_needs(action, live.memory_mib, live.image_copies(), pending.then_to))
+        if not short:
+            return False
+        key = (action.verb, tuple((each.node, each.needed_mib) for each in short))
+        if self._short.get(live.job_id) != key:
+            self._short[live.job_id] = key
+            for each in short:
+                self._recorder.no_room(live.job_id, action.verb, each)
+        return True
+
+    def _resume_where_saved(self, transfer: _Pending) -> None:
+        """Restore a job, whose images have no room where it is wanted, on the nodes that have them, if it fits there.
+
+        Otherwise saved jobs could wait for each other's images to go, for good.
+        """
+        live = self._cluster.jobs[transfer.action.job_id]
+        (restore,) = (pending for pending in self._pending if transfer.action in pending.waits_for)
+        here = live.saved_on or ()
+        needs = tuple((node, tasks * live.memory_mib) for node, tasks in sorted(Counter(here).items()))
+        fits = all(self.free_mib(node) >= mib for node, mib in needs)
+        if here and fits and all(self._cluster.node_reachable[node] for node in here):
+            self._pending = [pending for pending in self._pending if pending not in (transfer, restore)]
+            action = replace(restore.action, nodes=here, after=(), needs_mib=needs)
+            self._launch(live, _Pending(action, transfer.planned_s, ()))
 
     def _launch(self, live: LiveJob, pending: _Pending) -> None:
         self._number += 1
         number = self._number
         action = pending.action
+        self._short.pop(live.job_id, None)
+        self._room.order(number, image_needs(action, live.memory_mib, live.image_copies()))
         if action.verb in (Verb.START, Verb.RESTORE):
             live.running_on, live.placed_s = action.nodes, self._recorder.now_s()
             live.progressed = set()
@@ -142,7 +206,9 @@ class Executor:
         phases: dict[str, float] = {}
         caps_cores: list[float] = []
         error: str | None = None
+        code = _CODES[action.verb]
         stays = lost = False
+        full: NoRoomThereError | None = None
         moved = 0
         try:
             for attempt in range(1, self._tries + 1):
@@ -151,9 +217,10 @@ class Executor:
                     error = None
                     break
                 except TestbedError as failure:
-                    error = str(failure)
+                    error, code = str(failure), failure.failure_code or _CODES[action.verb]
                     stays, lost = isinstance(failure, StaysError), isinstance(failure, LostError)
-                    hopeless = isinstance(failure, SaveError) or stays or lost or attempt == self._tries
+                    full = failure if isinstance(failure, NoRoomThereError) else None
+                    hopeless = isinstance(failure, SaveError) or stays or lost or full or attempt == self._tries
                     if live.finished_tasks or live.failure is not None or hopeless:
                         break
                     self._recorder.journal("retry", action=number, job=live.job_id, attempt=attempt, error=error)
@@ -164,6 +231,7 @@ class Executor:
         finally:
             del self._flights[action.job_id]
             live.flight = None
+            self._room.over(number, int(asyncio.get_running_loop().time() * 1e9))
             self._recorder.outcome(
                 number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
                 moved=moved, error=error, phases=phases, caps_cores=caps_cores,
@@ -171,13 +239,22 @@ class Executor:
         if error is not None:
             self._undo(live, action)
             self._pending = [other for other in self._pending if other.action.job_id != live.job_id]
-            if stays:
+            if full is not None:
+                self._refused(live, action, full)
+            elif stays:
                 live.live_refused, live.migrating_to = True, None
                 self._on_stays()
             elif (lost or not live.finished_tasks) and live.failure is None:
-                self._on_failed(live, f"could not {action.verb}: {error}")
+                self._on_failed(live, Failure(code, f"could not {action.verb}: {error}"))
         self.settle(live)
         self.pump()
+
+    def _refused(self, live: LiveJob, action: PlannedAction, full: NoRoomThereError) -> None:
+        """A node has no room although it seemed to have: the job stays as it is, until the node reports more."""
+        self._room.refused(full.node, full.room)
+        self._short[live.job_id] = (action.verb, ((full.node, full.room.needed_mib),))
+        self._recorder.no_room(live.job_id, action.verb, Shortage(full.node, full.room.needed_mib, full.room.free_mib))
+        self._on_stays()
 
     def settle(self, live: LiveJob) -> None:
         """Draw the conclusions of events that arrived while an operation was under way."""
@@ -337,6 +414,12 @@ class Executor:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, *self._aside, return_exceptions=True)
+
+
+def _then_to(actions: Sequence[PlannedAction], index: int) -> tuple[int, ...] | None:
+    """Return where the images of the save at this place of a plan are transferred to, None if they stay."""
+    moves = (action.nodes for action in actions if action.verb is Verb.TRANSFER and index in action.after)
+    return next(moves, None)
 
 
 def _touched(live: LiveJob, action: PlannedAction) -> set[int]:

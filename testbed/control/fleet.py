@@ -17,12 +17,11 @@ from testbed.bus.messages import (
     ListGuests,
     NodeFacts,
     NodeStatus,
-    Telemetry,
     decode,
-    guests_in,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import Telemetry
 from testbed.control.liveness import (
     Announced,
     BusBack,
@@ -39,9 +38,11 @@ from testbed.control.liveness import (
     notice,
 )
 from testbed.control.node_facts import check_facts
+from testbed.control.replies import Guests, ask
 from testbed.control.sample_clock import SampleClock
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
+from testbed.failure_codes import FailureCode
 
 _LOOK_AGAIN_S = 0.5
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
@@ -52,6 +53,8 @@ _log = logging.getLogger(__name__)
 
 class NodeLostError(RunError):
     """A node is lost: what it was asked to do will not be done."""
+
+    failure_code = FailureCode.NODE_LOST
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:
@@ -147,12 +150,11 @@ class Fleet:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _held(self, timeout_s: float) -> list[str]:
-        replies = await asyncio.gather(*(self.call(node.index, ListGuests(), timeout_s) for node in self.nodes))
-        held = [guests_in(reply) for reply in replies]
+        held = await asyncio.gather(*(ask(self, node.index, ListGuests(), Guests, timeout_s) for node in self.nodes))
         return [
-            f"node {node.name} holds {', '.join(sample.guest for sample in guests)}"
-            for node, guests in zip(self.nodes, held, strict=True)
-            if guests
+            f"node {node.name} holds {', '.join(sample.guest for sample in there.guests)}"
+            for node, there in zip(self.nodes, held, strict=True)
+            if there.guests
         ]
 
     def facts(self, node: int) -> NodeFacts:
@@ -161,6 +163,10 @@ class Fleet:
         if facts is None:
             raise UserError(f"node {self.nodes[node].name}: {self.nodes[node].reason}")
         return facts
+
+    def name(self, node: int) -> str:
+        """Return the name of a node."""
+        return self.nodes[node].name
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
         """Command a node and return the driver's report; raises `TestbedError` when it fails or does not answer."""

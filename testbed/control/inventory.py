@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
-from testbed.bus.messages import BadRecordError, Lease, NodeStatus, Telemetry, decode
+from testbed.bus.messages import BadRecordError, Lease, NodeStatus, decode
+from testbed.bus.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)

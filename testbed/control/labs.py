@@ -78,6 +78,7 @@ async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIt
                     images,
                     str(images),
                     serve_images=False,
+                    image_budget_mib=node.image_budget_mib,
                 )
                 agents.append(
                     Agent(

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, ListGuests, Migrate, Stop, convert, guests_in
+from testbed.bus.messages import Adopt, Migrate, Stop
+from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.control.cluster import LiveJob
-from testbed.control.operations import Nodes, Operations
+from testbed.control.operations import Operations
+from testbed.control.replies import Nodes, ask
 from testbed.control.scenario import DeadlinesTable, MigrationTable
 from testbed.errors import RunError, TestbedError
+from testbed.failure_codes import FailureCode
 
 LATE_EVENT_S = 1.0  # for which an end that was told is waited for, when a guest is nowhere
 
@@ -25,14 +28,16 @@ class StaysError(RunError):
 class LostError(RunError):
     """A guest is at neither end of its migration, or that cannot be known."""
 
+    failure_code = FailureCode.MIGRATE_FAILED
+
 
 class Moved(msgspec.Struct, frozen=True):
     """What one guest's live migration took; without the source's word, the times are upper bounds."""
 
-    bytes: int
-    elapsed_s: float
-    downtime_s: float
-    rounds: int = 0
+    bytes: Bytes
+    elapsed_s: Seconds
+    downtime_s: Seconds
+    rounds: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,7 @@ class LiveMigration:
                 no_progress_s=self.limits.no_progress_s,
             )
             try:
-                reply = await self.nodes.call(source, action, budget_s + self.deadlines.command_s)
-                moved = convert(reply, Moved)
+                moved = await ask(self.nodes, source, action, Moved, budget_s + self.deadlines.command_s)
             except TestbedError as error:
                 failure = error
                 await self._ask_both_ends(live, task, source, target, error)
@@ -145,10 +149,10 @@ class LiveMigration:
     async def _has(self, node: int, guest: str) -> bool | None:
         """Whether a node has the guest once it is done with every command for it; None if it does not say."""
         try:
-            reply = await self.nodes.call(node, ListGuests(settled=(guest,)), self.deadlines.command_s)
+            there, _ = await self.operations.guests_at(node, settled=(guest,))
         except TestbedError:
             return None
-        return any(sample.guest == guest for sample in guests_in(reply))
+        return guest in there
 
     async def _adopt(self, live: LiveJob, task: int, target: int, cap_cores: float) -> TestbedError | None:
         """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""

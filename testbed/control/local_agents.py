@@ -46,7 +46,8 @@ async def local_agents(
                     *module_argv("node_agent", "--lab", lab, "--node", node.name, "--driver", node.driver),
                     "--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib),
                     "--state-dir", str(sockets / node.name),
-                    "--image-dir", str(run_path / "images" / node.name), "--die-with-parent", "--broker-from-stdin",
+                    "--image-dir", str(run_path / "images" / node.name),
+                    "--image-budget-mib", str(node.image_budget_mib), "--die-with-parent", "--broker-from-stdin",
                 ]  # fmt: skip
                 try:
                     agents[node.name] = await asyncio.create_subprocess_exec(

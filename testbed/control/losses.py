@@ -12,19 +12,20 @@ from testbed.control.liveness import Change, Standing
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.errors import TestbedError
+from testbed.failure_codes import Failure, FailureCode
 
 
 class Losses:
     """Jobs on a suspect node wait. Those that ran on a lost one, or under an agent that is gone, fail or start again.
 
     A saved job waits for a node that holds its images for as long as anything else is left to do. `on_failed(job,
-    reason)` is called for a job that has failed, `on_change()` when there is something new to be decided,
+    failure)` is called for a job that has failed, `on_change()` when there is something new to be decided,
     `on_new_life(job)` when a job starts again.
     """
 
     def __init__(
         self, cluster: Cluster, operations: Operations, executor: Executor, recorder: Recorder,
-        on_new_life: Callable[[LiveJob], None], on_failed: Callable[[LiveJob, str], None],
+        on_new_life: Callable[[LiveJob], None], on_failed: Callable[[LiveJob, Failure], None],
         on_change: Callable[[], None], *, restarts: bool,
     ) -> None:  # fmt: skip
         self._cluster = cluster
@@ -37,7 +38,7 @@ class Losses:
         self._restarts = restarts
         self._names = {guest for live in cluster.jobs.values() for guest in live.guests}  # of all lives
         self._suspect: set[int] = set()
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, Failure] = {}
 
     def node_changed(self, node: Node, change: Change) -> None:
         """A node went away, came back, or has another agent."""
@@ -49,9 +50,10 @@ class Losses:
         if change.after is Standing.SUSPECT:
             self._suspect.add(node.index)
         if change.after is Standing.LOST:
-            self._lost[node.index] = f"node {node.name} is lost ({change.reason})"
+            self._lost[node.index] = Failure(FailureCode.NODE_LOST, f"node {node.name} is lost ({change.reason})")
         if change.after is Standing.LOST or change.restarted:
-            why = self._lost.get(node.index, f"node {node.name}: {change.reason}")
+            restarted = Failure(FailureCode.AGENT_RESTARTED, f"node {node.name}: {change.reason}")
+            why = self._lost.get(node.index, restarted)
             for live in self._cluster.active():
                 if any(node.index in live.places(task) for task in range(len(live.specs))):
                     self._lose_guests(live, why)
@@ -90,30 +92,30 @@ class Losses:
         if live.phase is not Phase.SAVED or live.saved_on is None:
             return
         if any((where, image.image) in gone for where, image in zip(live.saved_on, live.images, strict=True)):
-            self._lose_guests(live, f"node {node.name} has its image no more")
+            self._lose_guests(live, Failure(FailureCode.IMAGE_LOST, f"node {node.name} has its image no more"))
 
-    def _lose_guests(self, live: LiveJob, why: str) -> None:
+    def _lose_guests(self, live: LiveJob, why: Failure) -> None:
         if not self._restarts:
             self._on_failed(live, why)
         elif not live.withdrawn:
-            live.withdrawn, live.intended = why, None
-            self._recorder.job(live, "withdrawn", why)
+            live.withdrawn, live.intended = why.text, None
+            self._recorder.job(live, "withdrawn", why.text)
             self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
 
-    def task_failed(self, live: LiveJob, reason: str) -> None:
+    def task_failed(self, live: LiveJob, why: Failure) -> None:
         """A task says that it failed: that may come of the loss of another task's node, heard of only later."""
         nodes = {node for task in range(len(live.specs)) for node in live.places(task)}
         if len(nodes) > 1:
-            self._executor.aside(self._judge(live, live.restarts, nodes, reason), f"why did job {live.job_id} fail")
+            self._executor.aside(self._judge(live, live.restarts, nodes, why), f"why did job {live.job_id} fail")
         else:
-            self._on_failed(live, reason)
+            self._on_failed(live, why)
 
-    async def _judge(self, live: LiveJob, life: int, nodes: set[int], reason: str) -> None:
+    async def _judge(self, live: LiveJob, life: int, nodes: set[int], why: Failure) -> None:
         for node in sorted(nodes):
             with contextlib.suppress(TestbedError):
                 await self._operations.guests_at(node)
         if live.restarts == life and not live.ended:
-            self._on_failed(live, reason)
+            self._on_failed(live, why)
 
     async def _begin_again(self, live: LiveJob) -> None:
         await self._executor.withdraw(live)
@@ -147,18 +149,19 @@ class Losses:
         for live in active:
             lost = [self._lost[node] for node in live.saved_on or () if node in self._lost]
             if lost:
-                live.stranded = f"its image is away: {lost[0]}"
+                live.stranded = Failure(lost[0].code, f"its image is away: {lost[0].text}")
             elif can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
-                live.stranded = ""
+                live.stranded = None
             else:
-                live.stranded = f"does not fit on the {nodes} nodes that are left"
-        if not more and not self._suspect and active and all(live.stranded and not live.withdrawn for live in active):
-            for live in active:
+                live.stranded = Failure(FailureCode.DOES_NOT_FIT, f"does not fit on the {nodes} nodes that are left")
+        stranded = [(live, live.stranded) for live in active if live.stranded is not None and not live.withdrawn]
+        if not more and not self._suspect and len(stranded) == len(active):
+            for live, why in stranded:
                 if (
                     self._restarts
                     and live.saved_on is not None
                     and can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes)
                 ):
-                    self._lose_guests(live, live.stranded)
+                    self._lose_guests(live, why)
                 else:
-                    self._on_failed(live, live.stranded)
+                    self._on_failed(live, why)

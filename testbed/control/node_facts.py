@@ -15,6 +15,7 @@ from testbed.limits import (
     CORES_EXPECTED,
     LEAST_NODE_CORES,
     MEMORY_EXPECTED,
+    MOST_DISK_MIB,
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
@@ -24,7 +25,6 @@ _MOST_WORDS = 256
 _SHOWN_CHARS = 80
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-_MOST_FREE_MIB = 1 << 40  # 1 EiB
 
 
 def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) -> None:
@@ -51,7 +51,7 @@ def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) ->
     check("machine_memory_mib", 1 <= facts.machine_memory_mib <= MOST_NODE_MEMORY_MIB, MEMORY_EXPECTED)
     most_mib = facts.machine_memory_mib
     check("guest_floor_mib", 0 <= facts.guest_floor_mib <= most_mib, f"0 to {most_mib}, its machine_memory_mib")
-    check("image_free_mib", 0 <= facts.image_free_mib <= _MOST_FREE_MIB, f"0 to {_MOST_FREE_MIB} MiB")
+    check("image_free_mib", 0 <= facts.image_free_mib <= MOST_DISK_MIB, f"0 to {MOST_DISK_MIB} MiB")
     check("image_port", 0 <= facts.image_port <= 65535, "a port from 0 to 65535")
     check("address", _is_address(facts.address), "a host name or IP address")
     for name in ("capabilities", "programs", "image_stores"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -19,61 +19,79 @@ from testbed.bus.messages import (
     ListGuests,
     MpiJoin,
     MpiOpen,
-    NodeFacts,
     Release,
     Save,
     SetCaps,
     Start,
     Stop,
-    convert,
-    guests_in,
 )
+from testbed.bus.no_room import NoRoom, no_room_in
+from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
+from testbed.bus.requests import CommandFailedError
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
+from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
 
-
-class Nodes(Protocol):
-    """What operations need of the fleet."""
-
-    async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
-        """Command one node."""
-
-    def facts(self, node: int) -> NodeFacts:
-        """Facts of one node."""
+DISK = "disk"  # the image store that a budget limits
+T = TypeVar("T")
 
 
 class SaveError(RunError):
     """Guests could not be saved although it was tried again; trying once more is of no use."""
+
+    def __init__(self, text: str, cause: TestbedError) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.failure_code = cause.failure_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.cause)
+
+
+class NoRoomThereError(RunError):
+    """A node has no room for an image. Nothing was saved or moved; a job that ran runs on."""
+
+    def __init__(self, node: int, room: NoRoom, reason: str) -> None:
+        self.node = node
+        self.room = room
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.node, self.room, str(self))
 
 
 class _Launch(msgspec.Struct):
     launch: dict[str, list[str]]
 
 
+class _Started(msgspec.Struct):
+    cached_frac: Fraction | None = None
+
+
 class _Held(msgspec.Struct):
-    at: int | None = None
-    wall_ns: int = 0
+    at: Count | None = None
+    wall_ns: Count = 0
 
 
 class _Released(msgspec.Struct):
-    wall_ns: int = 0
+    wall_ns: Count = 0
 
 
 class _Saved(msgspec.Struct):
-    bytes: int
-    digest: str
-    run_on_s: float = 0.0
-    write_s: float = 0.0
-    sync_s: float = 0.0
+    bytes: Bytes
+    digest: Annotated[str, msgspec.Meta(max_length=128)]
+    run_on_s: Seconds = 0.0
+    write_s: Seconds = 0.0
+    sync_s: Seconds = 0.0
 
 
 class _Caps(msgspec.Struct):
-    caps: dict[str, float]
+    caps: dict[str, Cores]
 
 
-async def _all(calls: Sequence[Awaitable[dict[str, object]]]) -> list[dict[str, object]]:
+async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Run commands side by side; the first failure cancels the others, waits for them, and is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -96,6 +114,16 @@ class Operations:
     def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
         self._nodes = nodes
         self._deadlines = deadlines
+
+    async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
+        """Command a node; raises `NoRoomThereError` if it has no room for an image."""
+        try:
+            return await ask(self._nodes, node, action, kind, deadline_s)
+        except CommandFailedError as error:
+            room = None if error.reply is None else no_room_in(error.reply.result)
+            if room is None:
+                raise
+            raise NoRoomThereError(node, room, str(error)) from error
 
     def _bulk_s(self, memory_mib: int) -> float:
         """Deadline of a command that reads or writes a guest's memory."""
@@ -127,7 +155,7 @@ class Operations:
         deadline_s = self._bulk_s(live.memory_mib)
         replies = await _all(
             [
-                self._nodes.call(
+                self._ask(
                     node,
                     Start(
                         spec=spec,
@@ -136,29 +164,31 @@ class Operations:
                         cold=cold,
                         verify=live.verified,
                     ),
+                    _Started,
                     deadline_s,
                 )
                 for node, spec in zip(nodes, live.specs, strict=True)
             ]
         )
-        cached = [frac for reply in replies if isinstance(frac := reply.get("cached_frac"), float)]
+        cached = [reply.cached_frac for reply in replies if reply.cached_frac is not None]
         told = {"cached_frac": min(cached)} if cached else {}
         lead = live.specs[0]
         if images and all("whole" in self._nodes.facts(node).capabilities for node in nodes):
-            replies = await _all(
+            released = await _all(
                 [
-                    self._nodes.call(node, Release(guest=guest), self._deadlines.command_s)
+                    self._ask(node, Release(guest=guest), _Released, self._deadlines.command_s)
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-            skew_s = _skew_s([convert(reply, _Released).wall_ns for reply in replies])
+            skew_s = _skew_s([reply.wall_ns for reply in released])
             return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
             hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
-            opened = await self._nodes.call(nodes[0], MpiOpen(guest=lead.guest, hosts=hosts), self._deadlines.command_s)
-            launch = convert(opened, _Launch).launch
+            opening = MpiOpen(guest=lead.guest, hosts=hosts)
+            launch = (await self._ask(nodes[0], opening, _Launch, self._deadlines.command_s)).launch
             if untold := [guest for guest in live.guests if guest not in launch]:
-                raise RunError(f"{lead.guest}: its agent does not say how the proxy of {untold[0]} is started")
+                expected = f"expected how the proxy of {untold[0]} is started"
+                raise ReplyError(self._nodes.name(nodes[0]), opening, "launch", launch, expected)
             await _all(
                 [
                     self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
@@ -175,22 +205,28 @@ class Operations:
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
             by_node.setdefault(node, {})[spec.guest] = spec.cpu_cores * yield_frac
-        results = await _all(
-            [self._nodes.call(node, SetCaps(caps=caps), self._deadlines.command_s) for node, caps in by_node.items()]
+        orders = {node: SetCaps(caps=caps) for node, caps in by_node.items()}
+        replies = await _all(
+            [self._ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
         )
-        read_back = {guest: cores for result in results for guest, cores in convert(result, _Caps).caps.items()}
-        if silent := [guest for guest in live.guests if guest not in read_back]:
-            raise RunError(f"the cap of guest {silent[0]} was to be set, and its node does not tell which is in force")
+        read_back: dict[str, float] = {}  # of each guest, by its own node
+        for (node, order), reply in zip(orders.items(), replies, strict=True):
+            for guest in order.caps:
+                if guest not in reply.caps:
+                    expected = f"expected the cap of guest {guest} that is in force"
+                    raise ReplyError(self._nodes.name(node), order, "caps", reply.caps, expected)
+                read_back[guest] = reply.caps[guest]
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
     async def set_running_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
         caps = await self.set_cap(live, yield_frac)
-        for spec in live.specs:
+        for node, spec in self._placed(live):
             wanted, found = spec.cpu_cores * yield_frac, caps[spec.task]
             if not same_cap(found, wanted, float(spec.program.workers)):
                 raise RunError(
-                    f"the cap of guest {spec.guest} is {found:g} cores after it was set: expected {wanted:g} cores"
+                    f"node {self._nodes.name(node)}: the cap of guest {spec.guest} is {found:g} cores after it was "
+                    f"set: expected {wanted:g} cores"
                 )
         return caps
 
@@ -210,31 +246,44 @@ class Operations:
             raise RunError(f"job {live.job_id} does not run")
         return list(zip(live.running_on, live.specs, strict=True))
 
-    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]]) -> list[_Held]:
+    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[_Held]:
+        """Hold guests, with room for these images by task if there are any; else they all go on."""
         deadline_s = self._bulk_s(placed[0][1].memory_mib)
         try:
-            holds = await _all([self._nodes.call(node, Hold(guest=spec.guest), deadline_s) for node, spec in placed])
+            return await _all(
+                [self._hold_one(node, spec, images[spec.task] if images else "", deadline_s) for node, spec in placed]
+            )
         except BaseException:
             await asyncio.shield(self._release(placed))
             raise
-        return [convert(hold, _Held) for hold in holds]
+
+    async def _hold_one(self, node: int, spec: GuestSpec, image: str, deadline_s: float) -> _Held:
+        order = Hold(guest=spec.guest, image=image)
+        held = await self._ask(node, order, _Held, deadline_s)
+        most = -(-spec.program.work_units // max(1, spec.program.units_per_iteration))
+        if held.at is not None and held.at > most:
+            raise ReplyError(
+                self._nodes.name(node), order, "at", held.at, f"expected at most {most}, all its iterations"
+            )
+        return held
 
     async def save(
         self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None], store: str = ""
     ) -> tuple[ImageRef, ...]:
         """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory.
 
-        The images go to each node's image store of that name, the default one without a name.
+        The images go to each node's image store of that name, the default one without a name. Raises
+        `NoRoomThereError` if a node has no room and no guest was saved: then all go on.
         """
         placed = self._placed(live)
         deadline_s = self._bulk_s(live.memory_mib)
         begin_s = asyncio.get_running_loop().time()
-        held = await self._hold(placed)
+        # a name of its own a save: a late deletion of an older image cannot hit this one
+        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
+        held = await self._hold(placed, names if store in ("", DISK) else ())
         hold_s = asyncio.get_running_loop().time() - begin_s
         points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
-        # a name of its own a save: a late deletion of an older image cannot hit this one
-        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
         live.image_holders.update((node, names[spec.task]) for node, spec in placed)
         together = max((point for point in points if point is not None), default=None)
         saved = await self._save_all(
@@ -267,29 +316,72 @@ class Operations:
     async def _save_all(
         self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float
     ) -> list[_Saved]:
-        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already."""
+        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already.
+
+        Without room no try helps: then no member waits for the others. They all go on if none is gone, with
+        `NoRoomThereError`; else the save has failed.
+        """
         saved: dict[int, _Saved] = {}
         failures: list[TestbedError] = []
         for attempt in range(self._deadlines.tries):
-            missing = [task for task in orders if task not in saved]
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
-            results = await asyncio.gather(
-                *(self._nodes.call(*orders[task], deadline_s) for task in missing), return_exceptions=True
-            )
-            failures = []
-            for task, result in zip(missing, results, strict=True):
-                if isinstance(result, TestbedError):
-                    failures.append(result)
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    saved[task] = convert(result, _Saved)
+            failures = await self._save_each(orders, saved, deadline_s)
             if not failures:
                 return [saved[task] for task in sorted(saved)]
+            if isinstance(failures[0], ReplyError):
+                break  # that guest is gone by now: another order would only hide what its node replied
+            full = next((failure for failure in failures if isinstance(failure, NoRoomThereError)), None)
+            if full is None:
+                continue
+            if not saved and await self._all_there(placed):
+                await self._drop((node, save.image) for node, save in orders.values())
+                await self._release(placed)
+                raise full
+            raise SaveError(f"{len(orders) - len(saved)} of {len(orders)} tasks: {full}", full) from full
         if not saved:
             await self._release(placed)
-        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}") from failures[0]
+        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
+
+    async def _save_each(
+        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], deadline_s: float
+    ) -> list[TestbedError]:
+        """Save the members that are not in `saved` side by side, and add them; return failures.
+
+        A node without room ends it: what the other members do then is given up.
+        """
+        calls = {
+            asyncio.ensure_future(self._ask(*orders[task], _Saved, deadline_s)): task
+            for task in orders
+            if task not in saved
+        }
+        waiting = set(calls)
+        failures: list[TestbedError] = []
+        try:
+            while waiting and not any(isinstance(failure, NoRoomThereError) for failure in failures):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for call in done:
+                    try:
+                        saved[calls[call]] = call.result()
+                    except TestbedError as failure:
+                        failures.insert(0 if isinstance(failure, ReplyError) else len(failures), failure)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        return failures
+
+    async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
+        """Return whether all guests are certain to be there still, after what was given up has ended."""
+        by_node: dict[int, list[str]] = {}
+        for node, spec in placed:
+            by_node.setdefault(node, []).append(spec.guest)
+        try:
+            held = await _all([self.guests_at(node, tuple(guests)) for node, guests in by_node.items()])
+        except TestbedError:
+            return False
+        there = {guest for guests, _ in held for guest in guests}
+        return there.issuperset(spec.guest for _, spec in placed)
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""
@@ -299,7 +391,10 @@ class Operations:
         )
 
     async def transfer(self, live: LiveJob, nodes: Sequence[int]) -> int:
-        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay."""
+        """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
+
+        Raises `NoRoomThereError` if a node has no room for them.
+        """
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
         calls: list[Awaitable[dict[str, object]]] = []
@@ -311,20 +406,20 @@ class Operations:
             live.image_holders.add((target, image.image))
             total += image.bytes
             calls.append(
-                self._nodes.call(
+                self._ask(
                     target,
                     FetchImage(image=image, host=facts.address, port=facts.image_port),
+                    dict[str, object],
                     self._bulk_s(live.memory_mib),
                 )
             )
         await _all(calls)
         return total
 
-    async def guests_at(self, node: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the names of the guests and of the images that a node holds."""
-        reply = await self._nodes.call(node, ListGuests(), self._deadlines.command_s)
-        images = convert(reply.get("images", []), list[str])
-        return frozenset(sample.guest for sample in guests_in(reply)), frozenset(images)
+    async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
+        there = await self._ask(node, ListGuests(settled=settled), Guests, self._deadlines.command_s)
+        return frozenset(sample.guest for sample in there.guests), frozenset(there.images)
 
     async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
         """Destroy guests of a node; one that resists does not keep the others."""
@@ -336,6 +431,10 @@ class Operations:
     async def drop_images(self, live: LiveJob) -> None:
         """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""
         holders, live.image_holders = live.image_holders, set()
+        await self._drop(holders)
+
+    async def _drop(self, holders: Iterable[tuple[int, str]]) -> None:
+        """Delete images, by node and name, as far as the nodes can be reached."""
         await asyncio.gather(
             *(
                 self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)

@@ -6,16 +6,20 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from testbed.control.cluster import LiveJob
+from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
-from testbed.control.planner import PlannedAction, Target
+from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
+from testbed.failure_codes import Failure
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
 
 _MIB = 1 << 20
+JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
 
 
 @dataclass(slots=True)
@@ -132,9 +136,18 @@ class Recorder:
             },
         )
 
-    def job(self, live: LiveJob, state: str, text: str = "") -> None:
-        """A job changed its state."""
-        self.journal("job", job=live.job_id, state=state, **({"detail": text} if text else {}))
+    def job(self, live: LiveJob, state: JobState, text: str = "") -> None:
+        """A job changed its state; one that failed has a function of its own."""
+        self._job(live, state, {"detail": text} if text else {})
+        self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
+
+    def failed_job(self, live: LiveJob, why: Failure) -> None:
+        """A job failed: its entry always has a code."""
+        self._job(live, "failed", {"code": why.code.value, "detail": why.text})
+        self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
+
+    def _job(self, live: LiveJob, state: JobState | Literal["failed"], entry: Mapping[str, str]) -> None:
+        self.journal("job", job=live.job_id, state=state, **entry)
         fields: dict[str, Value] = {
             "state": state,
             "trace_s": self.trace_s(),
@@ -147,7 +160,6 @@ class Recorder:
         if stretch is not None and live.end_trace_s is not None:
             fields |= {"flow_time_s": live.end_trace_s - live.job.submit_time_s, "stretch": stretch}
         self.point("job", {"job": str(live.job_id)}, fields)
-        self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
     def where(self, nodes: Sequence[int]) -> str:
         """Name nodes, with the number of tasks on each."""
@@ -169,6 +181,16 @@ class Recorder:
             raise self.directory.failure
         at = f" at yield {action.yield_frac:.2f}" if action.yield_frac else ""
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
+
+    def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
+        """An operation on a job is not carried out, as a node has no room for its images."""
+        self.journal(
+            "no-room", job=job, verb=verb.value, node=short.node, needed_mib=short.needed_mib, free_mib=short.free_mib
+        )
+        self.say(
+            f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
+            f"{short.free_mib} MiB are free for images"
+        )
 
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,

@@ -16,6 +16,7 @@ from testbed.limits import (
     LEAST_PERIOD_S,
     LEAST_TIME_SCALE,
     LEAST_UNITS_PER_CORE_S,
+    MOST_DISK_MIB,
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
     MOST_NODES,
@@ -79,13 +80,18 @@ class WorkloadTable(_Table):
 
 
 class NodeTable(_Table):
-    """A node: `spawn` starts its agent on this machine; otherwise an agent of that name must be on the bus."""
+    """A node: `spawn` starts its agent on this machine; otherwise an agent of that name must be on the bus.
+
+    `image_budget_mib` limits the images of saved guests on the disk of an agent that this scenario or its lab starts;
+    0 is no limit but the disk's.
+    """
 
     name: Name
     cpus: Annotated[float, Field(ge=LEAST_NODE_CORES, le=MOST_NODE_CORES, allow_inf_nan=False)] = 1.0
     memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)] = 1024
     driver: str = "process"
     spawn: bool = True
+    image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
 
 
 class BrokerTable(_Table):

@@ -44,6 +44,7 @@ from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
 from testbed.errors import RunError, TestbedError, UserError, nearest
+from testbed.failure_codes import Failure, FailureCode
 from testbed.limits import MOST_EVENTS
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
@@ -320,7 +321,7 @@ class _Session:
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
         fleet.on_guest_event = conductor.tracker.guest_event
-        fleet.on_telemetry = conductor.tracker.telemetry
+        fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed
         begin_s = recorder.now_s()
         clock.start()
@@ -352,7 +353,7 @@ class _Session:
             jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
         )
         for job_id, reason in verdicts.wrong.items():
-            conductor.fail_job(jobs[job_id], reason)
+            conductor.fail_job(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
         self._recorder.results(**verdicts.summary())
 

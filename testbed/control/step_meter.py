@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.bus.messages import Supersteps
+from testbed.bus.telemetry import Supersteps
 from testbed.measure.points import Value
 
 _NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)

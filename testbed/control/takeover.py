@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import new_token
-from testbed.bus.messages import ListGuests, Stop, guests_in
+from testbed.bus.messages import ListGuests, Stop
 from testbed.bus.requests import CommandError, Requester
+from testbed.bus.telemetry import guests_in
 from testbed.control.inventory import Survey
 from testbed.control.lease import hold_lease
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestEvent, GuestSample, Supersteps, Telemetry
+from testbed.bus.messages import GuestEvent
+from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
+from testbed.failure_codes import Failure, FailureCode, known_code
 
 SHORTEST_WINDOW_S = 2.0
 
@@ -31,7 +33,7 @@ class Tracker:
     """Follows the guests.
 
     Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
-    task has ended well, `on_failed(job, reason)` when one has not, or when its result was found wrong afterwards, and
+    task has ended well, `on_failed(job, failure)` when one has not, or when its result was found wrong afterwards, and
     `on_checked(job)` when that is known. Points of a sample carry the time at which it was taken, however late that is.
     A guest's end, and the verdict about its result, count only from a node that runs or ran it.
     """
@@ -42,7 +44,7 @@ class Tracker:
         recorder: Recorder,
         on_progress: Callable[[LiveJob], None],
         on_done: Callable[[LiveJob], None],
-        on_failed: Callable[[LiveJob, str], None],
+        on_failed: Callable[[LiveJob, Failure], None],
         on_checked: Callable[[LiveJob], None] = lambda _live: None,
     ) -> None:
         self._cluster = cluster
@@ -81,7 +83,7 @@ class Tracker:
     def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
         del live.unchecked[task]
         if event.event == "failed":
-            self._on_failed(live, _reason(task, event))
+            self._on_failed(live, _failure(task, event))
         self._on_checked(live)
 
     def _take(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
@@ -103,7 +105,7 @@ class Tracker:
             if len(live.finished_tasks) == len(live.specs):
                 self._on_done(live)
         elif event.event == "failed":
-            self._on_failed(live, _reason(task, event))
+            self._on_failed(live, _failure(task, event))
         else:
             self._note(node, live, task, event)
 
@@ -155,6 +157,7 @@ class Tracker:
                 "agent_cpu_s": record.agent_cpu_s,
                 "agent_rss_mib": record.agent_rss_mib,
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
+                **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
             },
             time_ns,
         )
@@ -281,5 +284,7 @@ def _allowance(live: LiveJob, task: int) -> Allowance:
     return Allowance(limit_cores, most_cores, live.placed_s, live.left_s)
 
 
-def _reason(task: int, event: GuestEvent) -> str:
-    return f"task {task}: {event.detail.get('reason', 'it ended without a word')}"
+def _failure(task: int, event: GuestEvent) -> Failure:
+    """Return why a guest failed, as its agent reports it; agents of earlier versions report no code."""
+    code = known_code(event.detail.get("code")) or FailureCode.GUEST_FAILED
+    return Failure(code, f"task {task}: {event.detail.get('reason', 'it ended without a word')}")

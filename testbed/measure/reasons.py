@@ -1,4 +1,8 @@
-"""Why a job failed, as one of a few codes that programs can compare; docs/journal.md has the table for readers."""
+"""Why a job failed, as one of a few codes that programs can compare; docs/journal.md has the table for readers.
+
+The controller writes the code into the journal. The code of an entry without one, of an older version, follows from its
+text.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from testbed.failure_codes import MEANINGS
+
+UNKNOWN = "unknown"
 REASONS = {
-    "guest-failed": "a task's program or guest ended with an error",
-    "wrong-result": "a task ended, but its checksum is not the expected one",
-    "no-progress": "the tasks ran, but made no progress for too long",
-    "node-lost": "a node that held the job's guests or images went away",
-    "agent-restarted": "the agent of such a node restarted, and its guests were lost",
-    "image-lost": "a saved image is missing, or differs from what was saved",
-    "does-not-fit": "the job does not fit on the nodes that are there",
-    "start-failed": "its guests could not be started",
-    "cap-failed": "its CPU caps could not be set",
-    "save-failed": "its guests could not be saved",
-    "transfer-failed": "its images could not be copied to another node",
-    "restore-failed": "its guests could not be restored from their images",
-    "migrate-failed": "a guest was lost in a live migration",
-    "unknown": "the journal gives no reason, or one that this version does not know",
+    **{code.value: meaning for code, meaning in MEANINGS.items()},
+    UNKNOWN: "the journal gives no reason, or one that this version does not know",
 }
 """Codes with their meanings."""
 
@@ -62,7 +57,7 @@ def reason_of(entry: Mapping[str, object]) -> Reason:
 
 
 def classify(text: str) -> str:
-    """Return the code of a failure's text, as the controller words it.
+    """Return the code of a failure's text, as a controller that wrote no codes worded it.
 
     A match begins where the text does: what a program printed is in the text too, and must not decide.
     """
@@ -75,7 +70,7 @@ def classify(text: str) -> str:
     if action := _COULD_NOT.fullmatch(text):
         return _of_operation(*action.groups())
     known = (code for code, pattern in _BEGINNINGS.items() if pattern.match(text))
-    return next(known, "unknown")
+    return next(known, UNKNOWN)
 
 
 def _of_operation(verb: str, error: str) -> str:

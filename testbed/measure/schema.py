@@ -106,6 +106,13 @@ _ALL = (
             Field("net_sent_mib", float, "MiB", "sent since the machine started"),
             Field("agent_cpu_s", float, "s", "CPU time of the agent since it started"),
             Field("agent_rss_mib", float, "MiB", "resident memory of the agent"),
+            Field(
+                "image_free_mib",
+                int,
+                "MiB",
+                "room for images of saved guests: free space on their disk, or what the node's budget leaves if that "
+                "is less; an image that is being written counts once it is complete; left out where nothing limits it",
+            ),
         ),
     ),
     Measurement(

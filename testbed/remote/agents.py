@@ -69,6 +69,7 @@ def command_of(hosts: Hosts, host: Host) -> list[str]:
         "--address", host.address, "--cpus", f"{host.cpus:g}", "--memory-mib", str(host.memory_mib),
         "--driver", host.driver, *options,
         "--state-dir", f"{host.home}/state", "--image-dir", f"{host.home}/images",
+        *(("--image-budget-mib", str(host.image_budget_mib)) if host.image_budget_mib else ()),
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.errors import UserError, nearest
-from testbed.limits import LEAST_NODE_CORES, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 DEFAULT_FILE = Path("hosts.toml")
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -44,6 +44,7 @@ class Host(_Table):
     address: str
     cpus: Annotated[float, Field(ge=LEAST_NODE_CORES, le=MOST_NODE_CORES, allow_inf_nan=False)]
     memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)]
+    image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
     driver: Name = "process"
     options: dict[OptionName, OptionValue] = {}  # of the driver
     home: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/opt/dfrs-testbed"

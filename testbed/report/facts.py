@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from testbed.errors import UserError
+from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
 
 _TEXT_KINDS = ("retry", "node", "recorder", "aborted", "doubt", "results")
@@ -61,6 +62,7 @@ class RunFacts:
     remarks: tuple[Mapping[str, Any], ...]
     begin: Mapping[str, Any]
     last_s: float
+    reasons: Mapping[int, Reason] = field(default_factory=dict)  # of failed jobs, as the journal has them
 
     @property
     def name(self) -> str:
@@ -95,11 +97,16 @@ class RunFacts:
         return bool(self.summary and self.summary.get("complete"))
 
     @property
-    def failed(self) -> dict[str, str]:
-        """Why jobs failed, by job."""
+    def failed(self) -> dict[str, Reason]:
+        """Why jobs failed, by job; the code of a summary without codes, of an older version, follows from the text."""
         if self.summary is not None:
-            return {str(job): str(reason) for job, reason in self.summary.get("failed", {}).items()}
-        return {str(job.job_id): "the journal says no more" for job in self.jobs if job.state == "failed"}
+            codes = self.summary.get("failure_codes", {})
+            return {
+                str(job): reason_of({"detail": str(text), "code": codes.get(job)})
+                for job, text in self.summary.get("failed", {}).items()
+            }
+        unknown = Reason(UNKNOWN, "the journal says no more")
+        return {str(job.job_id): self.reasons.get(job.job_id, unknown) for job in self.jobs if job.state == "failed"}
 
     @property
     def done(self) -> int:
@@ -194,6 +201,7 @@ class _Journal:
 
     begin: dict[str, Any] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, Reason] = field(default_factory=dict)
     times: dict[int, dict[str, float]] = field(default_factory=dict)
     shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
     reschedulings: list[dict[str, Any]] = field(default_factory=list)
@@ -207,6 +215,8 @@ class _Journal:
         if kind == "job":
             job, state = int(entry["job"]), str(entry["state"])
             self.states[job] = state
+            if state == "failed" and entry.get("detail"):
+                self.reasons[job] = reason_of(entry)
             self.times.setdefault(job, {}).setdefault(state, float(entry["trace_s"]))
         elif kind == "rescheduling":
             self.reschedulings.append(entry)
@@ -266,6 +276,7 @@ def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = N
         remarks=tuple(journal.remarks),
         begin=journal.begin,
         last_s=journal.last_s,
+        reasons=journal.reasons,
     )
 
 

@@ -176,6 +176,13 @@ def _retry(facts: Mapping[str, Any]) -> str:
     return f"  attempt {facts['attempt']} failed, tried again: {facts['error']}"
 
 
+def _no_room(facts: Mapping[str, Any]) -> str:
+    return (
+        f"no {facts['verb']}: {facts['node']} has {facts['free_mib']} MiB of room for images, "
+        f"{facts['needed_mib']} MiB are needed"
+    )
+
+
 def _node(facts: Mapping[str, Any]) -> str:
     return f"node {facts['node']} " + ("is back" if facts["online"] else f"is away: {facts['reason']}")
 
@@ -193,6 +200,7 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     story.DECISION: _decision,
     story.OPERATION: _operation,
     story.RETRY: _retry,
+    story.NO_ROOM: _no_room,
     story.MIGRATION: _migration,
     story.RESCHEDULING: _rescheduling,
     story.GUEST: _guest,

@@ -50,6 +50,7 @@ class Teller:
             "job": self._job,
             "intent": self._intent,
             "retry": self._retry,
+            "no-room": self._told,
             "migration": self._told,
             "rescheduling": self._told,
             "rescheduling_cut_off": self._told,

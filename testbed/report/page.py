@@ -100,7 +100,7 @@ def verdict(run: RunFacts) -> tuple[str, bool]:
 def _remarks(material: Material) -> tuple[str, ...]:
     """Return what a reader should know before the numbers: failures, nodes lost, retries."""
     run = material.facts
-    found = [f"Job {job} failed: {reason}" for job, reason in run.failed.items()]
+    found = [f"Job {job} failed ({reason.code}): {reason.text}" for job, reason in run.failed.items()]
     for entry in run.remarks:
         at = f"{entry.get('t_s', 0):.1f} s"
         kind = entry["kind"]

@@ -145,7 +145,9 @@ def print_facts(run: RunFacts, console: Console) -> None:
         console.print(penalties)
     console.print(metrics_table([run]))
     for job, reason in run.failed.items():
-        console.print(f"job {job} failed: {reason}", style="bold red", markup=False, highlight=False)
+        console.print(
+            f"job {job} failed ({reason.code}): {reason.text}", style="bold red", markup=False, highlight=False
+        )
     doubts = dict(run.summary.get("doubts", {})) if run.summary is not None else {}
     for job, reason in doubts.items():
         console.print(f"job {job} is doubtful: {reason}", style="bold yellow", markup=False, highlight=False)

@@ -13,7 +13,7 @@ from node_agent.agent import Agent, AgentConfig
 from node_agent.cli import cli
 from node_agent.drivers.make import make_driver
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, DriverFacts, NodeBudget
+from node_agent.drivers.protocol import DriverError, DriverFacts, ImageLostError, NodeBudget
 from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
@@ -232,23 +232,27 @@ def test_options_that_are_no_pairs_are_refused(options: list[str], words: str) -
     assert words in result.output
 
 
-def test_an_image_that_was_altered_never_gets_to_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checks", [True, False])  # the agent, or the driver's guests themselves
+def test_an_image_that_was_altered_or_is_gone_never_gets_to_work(tmp_path: Path, *, checks: bool) -> None:
     async def main() -> None:
         pair = Pair(tmp_path)
         await pair.open(tmp_path)
         agent, _ = pair.agents
-        agent._checks_images = True
+        agent._starts.reads_images = checks
         await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
         await agent.perform(Hold(guest="a"))
         await agent.perform(Save(guest="a", image="a.img"))
         path = tmp_path / "0" / "images" / "a.img"
         content = path.read_bytes()
         image = ImageRef(image="a.img", bytes=len(content), digest=xxhash.xxh3_128(content).hexdigest())
-        path.write_bytes(content + b" ")
+        path.write_bytes(content + b" " if checks else b"{}")
         for _ in range(2):  # the first try holds nothing against the second
-            with pytest.raises(DriverError, match=f"expected {image.digest[:12]}"):
+            with pytest.raises(ImageLostError, match=f"expected {image.digest[:12]}"):
                 await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
             assert pair.drivers[0].sample() == []
+        path.unlink()
+        with pytest.raises(ImageLostError, match=r"image a\.img: No such file or directory"):
+            await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
         path.write_bytes(content)
         await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0, image=image))
         assert [sample.guest for sample in pair.drivers[0].sample()] == ["a"]

@@ -30,9 +30,10 @@ from node_agent.telemetry import NodeSampler
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec, Telemetry, decode
+from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec, decode
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import Telemetry
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.lease import hold_lease
 

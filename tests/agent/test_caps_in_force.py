@@ -229,7 +229,7 @@ class Hypervisor:
 def virtual_guest(vcpus: Vcpus, told: list[Happening]) -> VirtualGuest:
     platform = SimpleNamespace(patience=Patience(), console_path=lambda _name: Path("/nowhere/console"))
     guest = VirtualGuest(SPEC, 0.5, Hypervisor(), platform, told.append, lambda _guest: None)
-    guest._vcpus = vcpus  # as `appear` finds them
+    guest._cap.vcpus = vcpus  # as `appear` finds them
     guest.state = VirtualState.RUNNING
     return guest
 

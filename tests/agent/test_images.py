@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.images import ImageFetcher, ImageServer, ImageStore
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
@@ -95,19 +95,26 @@ def test_a_wrong_content_never_gets_the_name(tmp_path: Path) -> None:
     async def main() -> None:
         async with two_stores(tmp_path) as (_, target, fetcher, port):
             (target.folder / (REF.image + ".part")).write_bytes(b"x" * 1000)
-            with pytest.raises(DriverError, match="digest"):
+            with pytest.raises(ImageLostError, match="digest"):
                 await fetcher.fetch(REF, "127.0.0.1", port)
             assert list(target.folder.iterdir()) == []
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("token", "image", "words"), [("no", REF.image, "token"), ("t", "b-s1.img", "b-s1.img")])
-def test_a_stranger_and_a_missing_image_are_refused(tmp_path: Path, token: str, image: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("token", "image", "words", "code"),
+    [("no", REF.image, "token", None), ("t", "b-s1.img", "b-s1.img", "image-lost"),
+     ("t", REF.image, "another size", "image-lost")],
+)  # fmt: skip
+def test_a_stranger_and_a_missing_image_are_refused(
+    tmp_path: Path, token: str, image: str, words: str, code: str | None
+) -> None:
     async def main() -> None:
         async with two_stores(tmp_path, token) as (_, target, fetcher, port):
-            with pytest.raises(DriverError, match=words):
+            with pytest.raises(DriverError, match=words) as refused:
                 await fetcher.fetch(ImageRef(image=image, bytes=5, digest="0"), "127.0.0.1", port)
+            assert refused.value.failure_code == code
             assert list(target.folder.iterdir()) == []
 
     asyncio.run(main())

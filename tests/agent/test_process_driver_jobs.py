@@ -83,6 +83,40 @@ class TestJobs:
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
+    @pytest.mark.parametrize("then", ["ends", "is saved"])
+    def test_a_job_of_which_one_member_cannot_be_written_goes_on(self, tmp_path: Path, then: str) -> None:
+        """The members that were written wait for the other: they are given up, released, and come to the right end."""
+
+        async def scenario(one: Node, two: Node) -> None:
+            specs = self.suite.job(3, self.suite.throttled_s, topology="ring", units_per_iteration=1000)
+            members = list(zip((one, two, two), specs, strict=True))
+            await self.suite.start_job(members)
+            straight = await self.suite.checksums(*members)
+            await self.suite.start_job(members, cap_cores=self.suite.throttled_cores)
+            points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
+            saves = [
+                asyncio.ensure_future(node.driver.save(spec.guest, max(points), folder / f"{spec.guest}.img"))
+                for (node, spec), folder in zip(
+                    members, (one.budget.image_dir, two.budget.image_dir, tmp_path / "nowhere"), strict=True
+                )
+            ]
+            with pytest.raises(DriverError, match="No such file"):
+                await saves[2]
+            for save in saves[:2]:
+                save.cancel()
+            await asyncio.gather(*saves, return_exceptions=True)
+            await asyncio.gather(*(node.driver.release(spec.guest) for node, spec in members))
+            if then == "is saved":
+                await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))
+                images = await self.suite.save_job(members)
+                await self.suite.start_job(members, images)
+            else:
+                await asyncio.gather(*(node.driver.set_cap(spec.guest, 1.0) for node, spec in members))
+            assert await self.suite.checksums(*members) == straight
+            assert not [happening for happening in one.happenings + two.happenings if happening.event == "failed"]
+
+        self.suite.on_nodes(tmp_path, 2, scenario)
+
     def test_a_member_that_dies_takes_its_job_with_it(self, tmp_path: Path) -> None:
         async def scenario(one: Node, two: Node) -> None:
             specs = self.suite.job(3)

@@ -17,7 +17,7 @@ from node_agent.guests.pace import supersteps_of
 from node_agent.programs import pace as pace_module
 from node_agent.programs.pace import Pace
 from node_agent.telemetry import GuestSampler
-from testbed.bus.messages import GuestSample, Supersteps
+from testbed.bus.telemetry import GuestSample, Supersteps
 from testbed.control.step_meter import StepMeter
 
 STEPS = {"steps": 3, "longest_s": 0.5, "compute_s": 1.0, "comm_s": 0.25}

@@ -88,7 +88,7 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
 
     tracker = Tracker(
         SimpleNamespace(jobs={1: live}), recorder, lambda _live: None, done,
-        lambda _live, reason: calls.append(reason), lambda _live: calls.append("checked"),
+        lambda _live, why: calls.append(why.text), lambda _live: calls.append("checked"),
     )  # fmt: skip
     detail = {"units": 10, "checksum": RIGHT}
     event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)

@@ -47,6 +47,7 @@ def test_a_machine_that_works_is_attached_to_again_and_at_last_has_made_no_progr
     ]  # fmt: skip
     assert [verdict.silent_s for _, verdict in found[:3] if isinstance(verdict, Reattach)] == [26.0, 52.0, 78.0]
     assert "no progress: no new work for 104 s" in found[3][1].reason
+    assert found[3][1].code == "no-progress"
     assert "attached to again 3 times" in found[3][1].reason
 
 
@@ -221,6 +222,7 @@ def test_a_mute_guest_that_cannot_be_healed_fails_for_a_reason(
         (failed,) = told
         assert failed.event == "failed"
         assert reason in str(failed.detail["reason"])
+        assert failed.detail["code"] == ("no-progress" if reason == "no progress" else "guest-failed")
         assert end.hosts == hosts
         assert guest.state is State.ENDED
 

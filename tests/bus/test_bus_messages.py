@@ -35,11 +35,11 @@ from testbed.bus.messages import (
     Save,
     SetCaps,
     Start,
-    Telemetry,
     Watch,
     decode,
     encode,
 )
+from testbed.bus.telemetry import Telemetry
 
 RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent, Lease]
 

@@ -76,4 +76,7 @@ def rehearse(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node_agent.drivers.null.NullDriver", lambda *_extras: NullDriver(extras))
         result = run_in_virtual_time(main)
-    return result, read_journal(path / "events.jsonl")
+    journal = read_journal(path / "events.jsonl")
+    failed = [entry for entry in journal if entry["kind"] == "job" and entry["state"] == "failed"]
+    assert {str(entry["job"]): entry["code"] for entry in failed} == result.summary["failure_codes"]
+    return result, journal

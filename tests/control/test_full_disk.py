@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rehearsal import BEST, Watcher, scenario
+from support.disks import fill, small_disk
 from support.live import HANG_S
 
 from node_agent.agent import Agent
@@ -37,27 +38,8 @@ NODE = dict.fromkeys(
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of `DISK_MIB` in memory."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(place)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system (it takes root): {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", DISK_MIB) as place:
         yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-def fill(disk: Path, leave_bytes: int) -> None:
-    """Take all but about `leave_bytes` of the room that is left."""
-    room = os.statvfs(disk)
-    with (disk / "ballast").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - leave_bytes)
 
 
 def test_what_was_measured_until_then_is_kept_whole_and_results_have_room(disk: Path) -> None:

@@ -219,6 +219,7 @@ def test_a_program_killed_from_outside_fails_its_job_and_the_run_goes_on(start: 
     assert list(summary["failed"]) == ["1"]
     (reason,) = summary["failed"].values()
     assert "SIGKILL" in reason or "signal 9" in reason
+    assert summary["failure_codes"] == {"1": "guest-failed"}
 
 
 def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path) -> None:
@@ -237,6 +238,7 @@ def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["done"] >= 1
     assert "node-b is lost" in summary["failed"]["2"]
+    assert summary["failure_codes"]["2"] == "node-lost"
     removed = subprocess.run(
         [sys.executable, "-m", "testbed", "cleanup", "--only", "agents"], capture_output=True, check=False
     )

@@ -19,6 +19,7 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, MigrationReport
 from testbed.control.addresses import guest_addresses
 from testbed.control.replay_decisions import replay_decisions
+from testbed.failure_codes import Failure, FailureCode
 from testbed.workload.jobs import Job
 
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}
@@ -180,6 +181,7 @@ def test_a_guest_that_is_nowhere_fails_its_job_and_no_other(tmp_path: Path, monk
     summary, _ = moves(tmp_path)
     assert summary["done"] == 4
     (reason,) = summary["failed"].values()
+    assert list(summary["failure_codes"].values()) == ["migrate-failed"]
     assert "at neither end of its migration" in reason
     assert "connection lost" in reason
 
@@ -254,7 +256,7 @@ def test_a_job_that_fails_while_it_migrates_leaves_no_guest_at_either_end(
         for live in conductor.cluster.active():
             if live.phase == "migrating" and not victims:
                 victims.add(live.job_id)
-                conductor.fail_job(live, "it was told to")
+                conductor.fail_job(live, Failure(FailureCode.GUEST_FAILED, "it was told to"))
         left.append(
             {
                 sample.guest

@@ -113,6 +113,7 @@ def test_a_node_that_is_cut_off_for_too_long_is_lost_and_what_ran_there_has_fail
     assert summary["done"] == 2
     ((_, reason),) = summary["failed"].items()
     assert reason.startswith("node node-1 is lost (silent for 6")
+    assert list(summary["failure_codes"].values()) == ["node-lost"]
     places = {entry["job"]: entry["nodes"] for entry in journal if entry["kind"] == "intent"}
     assert places[3] == [1]  # on that node, whose guest of the failed job was removed when it was back
 
@@ -128,6 +129,7 @@ def test_an_agent_that_is_killed_takes_only_what_ran_there(tmp_path: Path, at_s:
     else:
         assert summary["failed"]
         assert set(summary["failed"].values()) == {"node node-1: its agent was restarted"}
+        assert set(summary["failure_codes"].values()) == {"agent-restarted"}
         assert summary["done"] + len(summary["failed"]) == 5
 
 

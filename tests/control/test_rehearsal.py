@@ -235,7 +235,8 @@ def test_a_cap_that_another_one_is_in_force_after_is_set_again_and_told(
     result, journal = rehearse(tmp_path, five_jobs())
     assert result.summary["done"] == 5
     (retry,) = [entry for entry in journal if entry["kind"] == "retry"]
-    assert re.fullmatch(r"the cap of guest \S+ is 1\.07 cores after it was set: expected 0\.\d+ cores", retry["error"])
+    expected = r"node node-0: the cap of guest \S+ is 1\.07 cores after it was set: expected 0\.\d+ cores"
+    assert re.fullmatch(expected, retry["error"])
     intents = {entry["action"]: entry for entry in journal if entry["kind"] == "intent"}
     caps = [entry for entry in journal if entry["kind"] == "outcome" and entry["verb"] == "cap"]
     needs = {job.job_id: job.cpu_need_frac for job in five_jobs()}
@@ -277,6 +278,7 @@ def test_a_save_that_always_fails_fails_its_job_and_the_run_goes_on(
     assert result.summary["done"] == 4
     assert "could not save" in result.summary["failed"]["1"]
     assert "no space left" in result.summary["failed"]["1"]
+    assert result.summary["failure_codes"] == {"1": "save-failed"}
 
 
 def test_a_start_that_fails_for_good_leaves_no_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +298,7 @@ def test_a_start_that_fails_for_good_leaves_no_guest(tmp_path: Path, monkeypatch
     )
     result, _ = rehearse(tmp_path, five_jobs(), watcher=watcher)
     assert "proxy" in result.summary["failed"]["2"]
+    assert result.summary["failure_codes"] == {"2": "start-failed"}
     assert result.summary["done"] == 4
     assert at_end[-1] == ""
 
@@ -327,6 +330,7 @@ def test_a_lost_node_fails_its_jobs_and_the_others_go_on(tmp_path: Path) -> None
     assert set(failed) == {"2", "4"}
     assert failed["2"] == "node node-1 is lost (its agent ended)"
     assert failed["4"] == "does not fit on the 1 nodes that are left"
+    assert result.summary["failure_codes"] == {"2": "node-lost", "4": "does-not-fit"}
     (gone,) = (entry for entry in journal if entry["kind"] == "node")
     assert (gone["node"], gone["online"], gone["standing"]) == ("node-1", False, "lost")
 

@@ -31,9 +31,9 @@ from testbed.bus.messages import (
     Start,
     decode,
     encode,
-    guests_in,
 )
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import guests_in
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.lease import LeaseTakenError, hold_lease
 from testbed.errors import UserError

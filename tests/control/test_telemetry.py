@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 
 from testbed.bus import topics
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import (
-    GuestEvent,
-    GuestSample,
-    GuestSpec,
-    NodeFacts,
-    NodeStatus,
-    ProgramSpec,
-    Supersteps,
-    Telemetry,
-    encode,
-)
+from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import CapWindow, Recorder

@@ -133,6 +133,7 @@ def test_a_job_whose_result_the_controller_finds_wrong_has_failed(
     monkeypatch.setattr(session, "check_results", found)
     result, journal = rehearse(tmp_path, five_jobs())
     assert result.summary["failed"] == {"2": "task 1: it is done with checksum 1; its work comes to 2"}
+    assert result.summary["failure_codes"] == {"2": "wrong-result"}
     assert result.summary["done"] == 4
     assert result.summary["results"]["right"] == 4
     (entry,) = [entry for entry in journal if entry["kind"] == "results"]

@@ -1,4 +1,4 @@
-"""Why a job failed, as a code: of every way in which the controller words a failure."""
+"""Why a job failed, as a code: of every way in which controllers that wrote no codes worded a failure."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_a_text_has_its_code(text: str, code: str) -> None:
     assert reason_of({"kind": "job", "state": "failed", "detail": text}).code == code
 
 
-def test_every_code_is_told_of_some_text() -> None:
-    assert set(TEXTS.values()) == set(REASONS)
+def test_every_code_of_the_time_without_codes_is_told_of_some_text() -> None:
+    assert set(TEXTS.values()) == set(REASONS) - {"lease-lost"}
 
 
 @given(st.text())

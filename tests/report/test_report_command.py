@@ -12,6 +12,7 @@ from rehearsed_run import rehearse
 from testbed.cli.report import report
 from testbed.errors import UserError
 from testbed.report import page as page_module
+from testbed.report.browser.log import ERROR, WARNING, describe
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,34 @@ def test_a_run_whose_policy_has_no_period_gets_its_page(run):
     path.write_text(json.dumps({**json.loads(path.read_text()), "period_s": None}))
     call(run)
     assert "none: the policy decides at events only" in (run / "report.html").read_text()
+
+
+LOST = "could not restore: node-b: start: failed: image a.img: No such file or directory"
+
+
+@pytest.mark.parametrize("kept", ["summary", "summary of an older version", "journal", "journal of an older version"])
+def test_why_a_job_failed_is_shown_with_its_code(run, kept):
+    code = {} if "older" in kept else {"code": "image-lost"}
+    entry = {"t_s": 99.0, "kind": "job", "trace_s": 5000.0, "job": 71, "state": "failed", "detail": LOST, **code}
+    with (run / "events.jsonl").open("a") as journal:
+        journal.write(json.dumps(entry) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    if kept.startswith("summary"):
+        codes = {"failure_codes": {"71": "image-lost"}} if code else {}
+        summary = {name: value for name, value in summary.items() if name != "failure_codes"}
+        (run / "summary.json").write_text(json.dumps({**summary, "failed": {"71": LOST}, **codes}))
+    else:
+        (run / "summary.json").unlink()
+        (run / "jobs.csv").unlink()
+    text = call(run).stdout
+    assert f"job 71 failed (image-lost): {LOST}" in " ".join(text.split())
+    assert f"Job 71 failed (image-lost): {LOST}" in (run / "report.html").read_text()
+    (one,) = json.loads(call(run, "--json", "--no-html").stdout)
+    assert (one["failed"], one["failure_codes"]) == ({"71": LOST}, {"71": "image-lost"})
+
+
+def test_a_page_in_the_browser_shows_the_code_of_a_failure():
+    entry = {"kind": "job", "job": 71, "state": "failed", "detail": LOST}
+    assert describe(entry, []) == (ERROR, f"job 71 failed (image-lost): {LOST}")
+    assert describe({**entry, "code": "later"}, []) == (ERROR, f"job 71 failed (later): {LOST}")
+    assert describe({"kind": "job", "job": 71, "state": "paused"}, []) == (WARNING, "job 71 paused")

@@ -95,7 +95,7 @@ def test_what_a_scenario_or_a_failure_says_is_text_and_no_markup(run, words_only
         assert tag not in found.tags + drawing.tags
     assert found.text.count("<script>alert('x')</script>") >= 5
     assert "Complete, but not well: 12 of 12 jobs done, 1 failed." in found.text
-    assert f"Job 71 failed: {evil}" in found.text
+    assert f"Job 71 failed (unknown): {evil}" in found.text
 
 
 def test_a_run_whose_controller_was_killed_has_a_page_that_says_so(run, words_only):

@@ -39,9 +39,9 @@ from testbed.bus.messages import (
     Start,
     Stop,
     encode,
-    guests_in,
 )
 from testbed.bus.requests import CommandFailedError, Requester
+from testbed.bus.telemetry import guests_in
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.lease import hold_lease
 

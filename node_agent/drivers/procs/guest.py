@@ -27,7 +27,8 @@ from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
 from node_agent.programs.segments import abandoned_segments, is_segment
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
+from testbed.bus.messages import GuestSpec
+from testbed.bus.telemetry import GuestSample, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
 _BACK_WITHIN_S = 10.0  # a program that was parked, and could not be written

@@ -16,14 +16,16 @@ import msgspec
 
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
+from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.platform import Platform, Vcpus
+from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
-from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestSample, GuestSpec, Supersteps
+from testbed.bus.messages import GuestSpec
+from testbed.bus.telemetry import GuestSample, Supersteps
+from testbed.failure_codes import FailureCode
 
 T = TypeVar("T")
 
@@ -61,7 +63,7 @@ class VirtualGuest:
         self.spec = spec
         self.name = spec.guest
         self.state = State.BOOTING
-        self._cap_cores = cap_cores
+        self._cap = GuestCap(spec, cap_cores, hypervisor, platform, tell)
         self._hypervisor = hypervisor
         self._platform = platform
         self._patience = platform.patience
@@ -70,7 +72,6 @@ class VirtualGuest:
         self._loop = asyncio.get_running_loop()
         self._console = hypervisor.file(platform.console_path(self.name))
         self._channel = GuestChannel(self.name, self._hear)
-        self._vcpus: Vcpus | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._listeners: list[Callable[[str], None]] = []
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -80,8 +81,6 @@ class VirtualGuest:
         self._recovery = Recovery(self._loop.time(), platform.patience)
         self._cpu_s = 0.0
         self._looked = True  # the hypervisor answered the last `look`
-        self._applying = False  # a cap is on its way: what is found may be the old or the new one
-        self._repairing: asyncio.Task[None] | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._late: Happening | None = None  # an end that was told while it was leaving
@@ -93,7 +92,7 @@ class VirtualGuest:
     async def appear(self) -> None:
         """Take over the running or paused domain."""
         self.created = True
-        self._vcpus = await asyncio.to_thread(self._platform.vcpus, self.name, self._hypervisor)
+        await self._cap.find()
 
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
         """Run `function(domain)` in a thread; raises `DriverError`."""
@@ -122,7 +121,7 @@ class VirtualGuest:
             late = f"no memory after {self._patience.memory_s:g} s"
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
-        await self._apply_cap()
+        await self._cap.apply()
         await self._order("go", [])
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
@@ -143,64 +142,13 @@ class VirtualGuest:
     async def set_cap(self, cap_cores: float) -> float:
         """Set the cap, or keep it for later; return the one in force as the kernel has it."""
         async with self._end_told():
-            self._cap_cores = cap_cores
-            return await (self._apply_cap() if self.state in (State.RUNNING, State.HELD) else self._in_force())
+            self._cap.wanted_cores = cap_cores
+            return await (self._cap.apply() if self.state in (State.RUNNING, State.HELD) else self._cap.in_force())
 
     @property
     def cap_cores(self) -> float:
         """The cap that it should have."""
-        return self._cap_cores
-
-    async def _apply_cap(self) -> float:
-        self._applying = True
-        try:
-            return await self._set(self._cap_cores)
-        finally:
-            self._applying = False
-
-    async def _set(self, wanted: float) -> float:
-        vcpus, each = self._made(), wanted / self.spec.program.workers
-
-        def set_and_read(domain: libvirt.virDomain) -> float | None:
-            vcpus.set_cap(domain, each)
-            return vcpus.cap_cores()
-
-        try:
-            found = await self.on_domain(set_and_read)
-        except OSError as error:
-            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
-        if not self._is_right(found, wanted):
-            raise DriverError(f"guest {self.name}: cap {wanted} cores was read back as {found}")
-        return self._cores(found)
-
-    async def _in_force(self) -> float:
-        if self._vcpus is None:
-            return self._cores(None)  # it boots, uncapped
-        try:
-            return self._cores(await self._hypervisor.in_thread(self._vcpus.cap_cores))
-        except OSError as error:
-            raise DriverError(f"guest {self.name}: its cap cannot be read: {error}") from error
-
-    def _cores(self, found: float | None) -> float:
-        """Return a cap that was read as what the guest may use, all it can without one."""
-        most_cores = float(self.spec.program.workers)
-        return most_cores if found is None else min(found, most_cores)
-
-    def _is_right(self, found: float | None, wanted: float) -> bool:
-        return same_cap(self._cores(found), wanted, float(self.spec.program.workers))
-
-    def _made(self) -> Vcpus:
-        if self._vcpus is None:
-            raise DriverError(f"guest {self.name}: its virtual CPUs are not known yet")
-        return self._vcpus
-
-    async def _repair(self, found: float | None) -> None:
-        """Somebody else changed the cap (a reload of systemd does): say so and set it again."""
-        self._tell(
-            Happening(self.name, "drift", time.monotonic_ns(), {"wanted": self._cap_cores, "found": found or -1.0})
-        )
-        with contextlib.suppress(DriverError):
-            await self._apply_cap()
+        return self._cap.wanted_cores
 
     # --- hold, release
 
@@ -394,14 +342,14 @@ class VirtualGuest:
                 await asyncio.wait((self._ending,))
             raise
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, code: FailureCode = FailureCode.GUEST_FAILED) -> None:
         """Draw the conclusion that the guest cannot go on."""
         reason = f"{reason}{self.words()}"
         if not self._ready.done():
             self._ready.set_exception(DriverError(f"guest {self.name}: {reason}"))
             self._ready.exception()  # nobody may wait for it
         if self.state not in (State.BOOTING, State.STARTING):  # there, who waits for it is told
-            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason}))
+            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
 
     def _end(self, happening: Happening) -> None:
         if self.state is State.ENDED:
@@ -454,11 +402,11 @@ class VirtualGuest:
         """Tell what it has used and whether its cap is what it should be; notices a guest that fell silent."""
         rss_mib = 0.0
         cap_cores: float | None = None
-        if self._vcpus is not None:
+        if self._cap.vcpus is not None:
             with contextlib.suppress(OSError, DriverError, ValueError):
-                seen = self._vcpus.seen()
+                seen = self._cap.vcpus.seen()
                 rss_mib = seen.rss_mib
-                cap_cores = self._cores(seen.cap_cores) if self._looked else None
+                cap_cores = self._cap.usable_cores(seen.cap_cores) if self._looked else None
                 self._cpu_s = max(self._cpu_s, seen.cpu_s)
                 self._look_after(seen.cap_cores)
         units, mono_ns = self._progress
@@ -466,24 +414,24 @@ class VirtualGuest:
         if steps is not None:
             self._steps = msgspec.structs.replace(steps, longest_s=0.0)
         return GuestSample(
-            guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self._cap_cores,
+            guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self.cap_cores,
             cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=units,
             units_mono_ns=mono_ns, supersteps=steps,
         )  # fmt: skip
 
     async def look(self) -> None:
         """See to it that `sample` is new."""
-        if self._vcpus is not None and self.state is not State.ENDED:
+        if self._cap.vcpus is not None and self.state is not State.ENDED:
             looked = False
             with contextlib.suppress(OSError, DriverError, TimeoutError):
                 async with asyncio.timeout(_LOOK_WITHIN_S):
-                    await self._hypervisor.in_thread(self._vcpus.look)
+                    await self._hypervisor.in_thread(self._cap.vcpus.look)
                     looked = True
             self._looked = looked
 
     def meter(self) -> Meter:
         """See `Driver.meter`."""
-        vcpus = self._made()
+        vcpus = self._cap.known_vcpus()
 
         def read() -> Reading:
             if self.state is State.ENDED:
@@ -495,17 +443,15 @@ class VirtualGuest:
 
         return read
 
-    def _look_after(self, found: float | None) -> None:
+    def _look_after(self, found_cores: float | None) -> None:
         if self.state is not State.RUNNING:
             return
-        idle = not self._applying and (self._repairing is None or self._repairing.done())
-        if idle and not self._is_right(found, self._cap_cores):
-            self._repairing = self._loop.create_task(self._repair(found), name=f"cap of {self.name}")
+        self._cap.repair(found_cores)
         if self._attaching is not None and not self._attaching.done():
             return  # it has a deadline of its own
         match self._recovery.sample(self._loop.time(), self._cpu_s):
-            case GiveUp(reason):
-                self.fail(reason)
+            case GiveUp(reason, code):
+                self.fail(reason, code)
             case Reattach(silent_s):
                 _log.warning("guest %s: nothing heard for %.0f s; attaching to it again", self.name, silent_s)
                 self.attach_beside()

@@ -187,7 +187,7 @@ class Hypervisor:
         try:
             return function(connection.lookupByName(name))
         except libvirt.libvirtError as error:
-            raise DriverError(f"libvirt: {error}") from error
+            raise DriverError(f"guest {name}: libvirt: {error}") from error
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run a function in one of this connection's threads."""
@@ -204,5 +204,10 @@ class Hypervisor:
             raise
 
     async def on_domain(self, name: str, deadline_s: float, function: Callable[[Any], T]) -> T:
-        """Run `function(domain)` in a thread, as `call` does."""
-        return await self.call(deadline_s, lambda connection: function(connection.lookupByName(name)))
+        """Run `function(domain)` in a thread, as `call` does; libvirt's words name the guest."""
+        try:
+            return await self.call(deadline_s, lambda connection: function(connection.lookupByName(name)))
+        except DriverError as error:
+            if isinstance(error.__cause__, libvirt.libvirtError):
+                raise DriverError(f"guest {name}: {error}") from error.__cause__
+            raise

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from node_agent.drivers.virt.platform import Patience
 from node_agent.drivers.virt.silence import Silence
+from testbed.failure_codes import FailureCode
 
 WORKED_S = 0.05  # CPU time from which on a silent machine works: one that is stopped uses none
 
@@ -27,6 +28,7 @@ class GiveUp:
     """It cannot go on."""
 
     reason: str
+    code: FailureCode = FailureCode.GUEST_FAILED
 
 
 class Recovery:
@@ -86,7 +88,8 @@ class Recovery:
         if self._attempts >= patience.reattachments:
             return GiveUp(
                 f"no progress: no new work for {now_s - self._worked_s:.0f} s, though its machine works and was "
-                f"attached to again {self._attempts} times"
+                f"attached to again {self._attempts} times",
+                FailureCode.NO_PROGRESS,
             )
         self._attempts += 1
         self._outstanding = True

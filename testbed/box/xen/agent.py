@@ -59,6 +59,7 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
         *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
+        *("--image-budget-mib", str(node.image_budget_mib)),
         "--no-claim",  # what it leaves ends with the machine
         *("--telemetry-s", str(_TELEMETRY_S)),
         *(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.bus.messages import GuestSample
+from testbed.bus.telemetry import GuestSample
 from testbed.checks.guests import Guest
 from testbed.checks.lab import Lab, NodeUnderTest
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from testbed.measure.reasons import reason_of
 from testbed.report.browser.jobs import Entry
 
 GOOD = "good"
 PLAIN = "plain"
 WARNING = "warning"
 ERROR = "error"
-_LEVEL_OF = {"done": GOOD, "failed": ERROR, "paused": WARNING}
+_LEVEL_OF = {"done": GOOD, "paused": WARNING}
 
 
 def _where(nodes: Sequence[int], names: Sequence[str]) -> str:
@@ -34,6 +35,9 @@ def _replay(entry: Entry, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _job(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
+    if entry["state"] == "failed":
+        reason = reason_of(entry)
+        return ERROR, f"job {entry['job']} failed ({reason.code})" + (f": {reason.text}" if reason.text else "")
     detail = f": {entry['detail']}" if entry.get("detail") else ""
     return _LEVEL_OF.get(entry["state"], PLAIN), f"job {entry['job']} {entry['state']}{detail}"
 

@@ -1,0 +1,56 @@
+"""What a node is: its machine, its budget, and what its driver found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+import testbed
+from node_agent.drivers.protocol import DriverFacts, NodeBudget
+from node_agent.stores import ImageStores
+from testbed.bus.messages import NodeFacts
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as the kernel tells it."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def node_facts(
+    budget: NodeBudget,
+    driver: str,
+    found: DriverFacts,
+    stores: ImageStores,
+    image_port: int,
+    image_free_mib: int | None,
+) -> NodeFacts:
+    """Return the facts that an agent announces.
+
+    `image_port` is where it serves images, 0 if nowhere; `image_free_mib` the room for images, None without a limit.
+    """
+    return NodeFacts(
+        cpus=budget.cpus,
+        memory_mib=budget.memory_mib,
+        machine_cores=os.cpu_count() or 1,
+        machine_memory_mib=psutil.virtual_memory().total >> 20,
+        cpu_model=cpu_model(),
+        kernel=platform.release(),
+        driver=driver,
+        capabilities=found.capabilities,
+        versions={"testbed": testbed.__version__, "python": platform.python_version(), **found.versions},
+        address=budget.address,
+        image_port=image_port,
+        image_free_mib=stores.disk.free_mib() if image_free_mib is None else image_free_mib,
+        guest_floor_mib=found.floor_mib,
+        migration_uri=found.migration_uri,
+        programs=found.programs,
+        image_stores=stores.names,
+    )

@@ -1,0 +1,75 @@
+"""Commands that write images: each has room before it begins, and gives it back when it is over."""
+
+from __future__ import annotations
+
+from node_agent.drivers.protocol import Driver, DriverError, SaveReport
+from node_agent.images import ImageCopier, ImageFetcher
+from node_agent.room import ImageRoom, tells_full_disk
+from node_agent.stores import ImageStores
+from testbed.bus.messages import FetchImage, Hold, Save
+
+
+class ImageOrders:
+    """Holds and saves guests and fetches images; all raise `NoRoomError` for an image that does not fit.
+
+    `memory_mib` is the guest's memory, which its image needs at most. An image in the store `memory` needs no room on
+    the disk.
+    """
+
+    def __init__(
+        self, driver: Driver, stores: ImageStores, room: ImageRoom, fetcher: ImageFetcher | ImageCopier
+    ) -> None:
+        self._driver = driver
+        self._stores = stores
+        self._room = room
+        self._fetcher = fetcher
+
+    async def hold(self, action: Hold, memory_mib: int) -> int | None:
+        """Hold a guest, with room for the image that it is to be saved to, if there is one to be.
+
+        Returns what `Driver.hold` does.
+        """
+        if action.image:
+            self._room.reserve(action.guest, action.image, memory_mib)
+        try:
+            return await self._driver.hold(action.guest)
+        except BaseException:
+            self._room.release(action.guest)
+            raise
+
+    async def save(self, action: Save, memory_mib: int) -> SaveReport:
+        """Save a held guest; without room nothing is written, or nothing is left of it."""
+        path = self._stores.place(action.image, action.store, memory_mib)
+        if path.parent != self._stores.disk.folder:
+            return await self._driver.save(action.guest, action.at, path)
+        self._room.reserve(action.guest, action.image, memory_mib)
+        try:
+            report = await self._driver.save(action.guest, action.at, path)
+            self._room.written(action.guest, action.image, report.bytes)
+        except DriverError as error:
+            if tells_full_disk(error):
+                self._stores.disk.drop(action.image)
+                raise self._room.refusal(action.image, memory_mib, str(error)) from error
+            raise
+        else:
+            return report
+        finally:
+            self._room.release(action.guest)
+
+    async def fetch(self, action: FetchImage) -> dict[str, object]:
+        """Copy an image from another node."""
+        image = action.image
+        holder = f"fetch of {image.image}"
+        mib = -(-image.bytes >> 20)
+        self._room.reserve(holder, image.image, mib)
+        try:
+            fetched = await self._fetcher.fetch(image, action.host, action.port)
+            self._room.written(holder, image.image, image.bytes)
+        except DriverError as error:
+            if tells_full_disk(error):
+                self._stores.disk.drop(image.image)
+                raise self._room.refusal(image.image, mib, str(error)) from error
+            raise
+        finally:
+            self._room.release(holder)
+        return fetched

@@ -1,0 +1,45 @@
+"""A node's refusal to write an image that does not fit: an error at the agent, and data for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from testbed.bus.messages import Value
+from testbed.bus.numbers import DiskSpace
+from testbed.errors import TestbedError
+
+_KEY = "no_room"
+
+
+class NoRoom(Value, frozen=True):
+    """Room that images need on a node, and room that there is, in MiB."""
+
+    needed_mib: DiskSpace
+    free_mib: DiskSpace
+
+
+class NoRoomError(TestbedError):
+    """An image does not fit on its node, and was not written; asking again does not help until there is more room."""
+
+    def __init__(self, image: str, where: str, needed_mib: int, free_mib: int) -> None:
+        self.image = image
+        self.where = where
+        self.room = NoRoom(needed_mib=needed_mib, free_mib=free_mib)
+        super().__init__(f"no room for image {image}: {needed_mib} MiB needed, {free_mib} MiB free in {where}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.image, self.where, self.room.needed_mib, self.room.free_mib)
+
+    def result(self) -> dict[str, object]:
+        """Return what the reply to the command carries as its result."""
+        return {_KEY: msgspec.to_builtins(self.room)}
+
+
+def no_room_in(result: Mapping[str, object]) -> NoRoom | None:
+    """Return the refusal in the result of a failed command; None if it failed for another reason."""
+    try:
+        return msgspec.convert(result[_KEY], NoRoom)
+    except (KeyError, msgspec.ValidationError, OverflowError):
+        return None

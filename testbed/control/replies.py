@@ -1,0 +1,84 @@
+"""Replies of nodes to commands, read with their types and bounds: an error names the node and the value."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.telemetry import GuestSample
+from testbed.errors import RunError, shown
+
+_SHOWN_CHARS = 80
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]")
+T = TypeVar("T")
+
+
+class Nodes(Protocol):
+    """What operations need of the fleet."""
+
+    async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
+        """Command one node."""
+
+    def facts(self, node: int) -> NodeFacts:
+        """Facts of one node."""
+
+    def name(self, node: int) -> str:
+        """Name of one node."""
+
+
+class ReplyError(RunError):
+    """A node's reply to a command is malformed or absurd; `node`, `action`, `path`, `found` and `expected` say how."""
+
+    def __init__(self, node: str, action: AnyAction, path: str, found: object, expected: str) -> None:
+        self.node = node
+        self.action = action
+        self.path = path
+        self.found = found
+        self.expected = expected
+        says = f"says {path} =" if path else "is"
+        tag = action.__struct_config__.tag
+        super().__init__(f"node {node}: its reply to {tag} {says} {shown(found, _SHOWN_CHARS)}: {expected}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.node, self.action, self.path, self.found, self.expected)
+
+
+class Guests(msgspec.Struct, frozen=True):
+    """The reply to `ListGuests`: the guests of a node, and the names of its images."""
+
+    guests: list[GuestSample]
+    images: list[str] = []
+
+
+async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
+    """Command a node and return its reply as `kind`; raises `ReplyError` if it is none, or the error of the command."""
+    return read_reply(nodes.name(node), action, await nodes.call(node, action, deadline_s), kind)
+
+
+def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
+    """Return the reply of a node to a command as `kind`, within its bounds, or raise `ReplyError`."""
+    try:
+        return msgspec.convert(reply, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        place = _PLACE.fullmatch(str(error))
+        what, path = (place["what"], place["path"] or "") if place is not None else (str(error), "")
+        path, found = _follow(reply, path)
+        raise ReplyError(node, action, path, found, what[:1].lower() + what[1:]) from error
+
+
+def _follow(reply: object, path: str) -> tuple[str, object]:
+    """Return the part of a reply that a path of msgspec leads to, as far as it says which, and the path until there."""
+    at = 0
+    while step := _STEP.match(path, at):
+        if step["name"] is not None and isinstance(reply, dict) and step["name"] in reply:
+            reply = reply[step["name"]]
+        elif step["index"] is not None and isinstance(reply, list) and int(step["index"]) < len(reply):
+            reply = reply[int(step["index"])]
+        else:
+            break
+        at = step.end()
+    return path[:at].removeprefix("."), reply

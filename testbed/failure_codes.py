@@ -1,0 +1,59 @@
+"""Why a job failed, as one of a few codes: written where the failure is known, and the same in every part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureCode(StrEnum):
+    """Code of a failure; a later version may have more of them."""
+
+    GUEST_FAILED = "guest-failed"
+    WRONG_RESULT = "wrong-result"
+    NO_PROGRESS = "no-progress"
+    NODE_LOST = "node-lost"
+    AGENT_RESTARTED = "agent-restarted"
+    LEASE_LOST = "lease-lost"
+    IMAGE_LOST = "image-lost"
+    DOES_NOT_FIT = "does-not-fit"
+    START_FAILED = "start-failed"
+    CAP_FAILED = "cap-failed"
+    SAVE_FAILED = "save-failed"
+    TRANSFER_FAILED = "transfer-failed"
+    RESTORE_FAILED = "restore-failed"
+    MIGRATE_FAILED = "migrate-failed"
+
+
+MEANINGS = {
+    FailureCode.GUEST_FAILED: "a task's program or guest ended with an error",
+    FailureCode.WRONG_RESULT: "a task ended, but its checksum is not the expected one",
+    FailureCode.NO_PROGRESS: "the tasks ran, but made no progress for too long",
+    FailureCode.NODE_LOST: "a node that held the job's guests or images went away",
+    FailureCode.AGENT_RESTARTED: "the agent of such a node restarted, and its guests were lost",
+    FailureCode.LEASE_LOST: "the controller's lease ran out at an agent, which then destroyed its guests",
+    FailureCode.IMAGE_LOST: "a saved image is missing, or differs from what was saved",
+    FailureCode.DOES_NOT_FIT: "the job does not fit on the nodes that are there",
+    FailureCode.START_FAILED: "its guests could not be started",
+    FailureCode.CAP_FAILED: "its CPU caps could not be set",
+    FailureCode.SAVE_FAILED: "its guests could not be saved",
+    FailureCode.TRANSFER_FAILED: "its images could not be copied to another node",
+    FailureCode.RESTORE_FAILED: "its guests could not be restored from their images",
+    FailureCode.MIGRATE_FAILED: "a guest was lost in a live migration",
+}
+"""What each code means, for people."""
+
+_BY_VALUE = {code.value: code for code in FailureCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job failed: a code for programs, and a text for people."""
+
+    code: FailureCode
+    text: str
+
+
+def known_code(told: object) -> FailureCode | None:
+    """Return the code that another program reported, None for nothing or for what this version does not know."""
+    return _BY_VALUE.get(told) if isinstance(told, str) else None
