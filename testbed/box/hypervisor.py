@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from testbed.box.commands import CommandError, program, run
+from testbed.box.control_group import within
 from testbed.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
 from testbed.box.room import enter, is_on_network
 from testbed.box.spec import NodeSpec
@@ -109,7 +110,10 @@ class Libvirtd:
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
         process = spawn(
-            [*enter(node, self.journal, network=True), program("libvirtd"), "--listen", *_PID_FILE],
+            [
+                *(*within(node.lab), *enter(node, self.journal, network=True)),
+                *(program("libvirtd"), "--listen", *_PID_FILE),
+            ],
             mark(node.lab, node.name, "libvirtd"),
             log,
         )

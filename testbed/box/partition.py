@@ -127,9 +127,7 @@ class Partition:
         try:
             for root in groups.roots:
                 (root / name).mkdir(exist_ok=True)
-            if groups.kind == "v2":
-                for folder in (_v2(groups), _v2(groups) / name):
-                    (folder / "cgroup.subtree_control").write_text("+cpu +cpuset", encoding="ascii")
+            enable_controllers(groups, name)
             for path, value in self._settings(groups).items():
                 path.write_text(value, encoding="ascii")
         except OSError as error:
@@ -140,6 +138,13 @@ class Partition:
     def remove(self) -> list[str]:
         """See `Part.remove`."""
         return remove_partition(self.node.full_name + SUFFIX)
+
+
+def enable_controllers(groups: Hierarchies, *below: str) -> None:
+    """Give the groups in the root of version 2, and those in groups below it, their controllers; raises `OSError`."""
+    if groups.kind == "v2":
+        for folder in (_v2(groups), *(_v2(groups) / name for name in below)):
+            (folder / "cgroup.subtree_control").write_text("+cpu +cpuset", encoding="ascii")
 
 
 def join_partition(node: str, pid: int) -> None:

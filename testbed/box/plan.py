@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from testbed.box.control_group import ControlGroup
 from testbed.box.hypervisor import Libvirtd
 from testbed.box.network import Fabric, NodeNetwork
 from testbed.box.partition import Partition
@@ -30,7 +31,10 @@ def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lamb
     virtual = [node for node in rooms if node.has_libvirtd]
     return [
         [Folders(lab_dir(spec.lab), ("broker", *_inside(rooms, RUN_FOLDERS), *_inside(nested, machine.RUN_FOLDERS)))],
-        [Folders(store_dir(spec.lab), (*_inside(rooms, STORE_FOLDERS), *_inside(nested, machine.STORE_FOLDERS)))],
+        [
+            Folders(store_dir(spec.lab), (*_inside(rooms, STORE_FOLDERS), *_inside(nested, machine.STORE_FOLDERS))),
+            ControlGroup(spec.lab),
+        ],
         [
             *(Fabric(spec), Broker(spec, journal)),
             *(Partition(spec, node) for node in [*virtual, *nested]),

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.box.control_group import within
 from testbed.box.network import BRIDGE
 from testbed.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
 from testbed.box.room import enter
@@ -62,6 +63,7 @@ class Broker:
         log = folder / "broker.log"
         process = spawn(
             [
+                *within(self.spec.lab),
                 *module_argv("testbed.box.hold_broker", "--kind", self.spec.broker),
                 *("--port", str(self.journal.state.broker_port)),
                 *("--state-dir", str(folder / "broker"), "--url-file", str(url_file)),
@@ -106,7 +108,8 @@ class NodeAgent:
 
     def make(self) -> None:
         """See `Part.make`."""
-        argv = [*enter(self.node, self.journal, network=False), *module_argv("node_agent", *arguments(self.node))]
+        inside = [*within(self.node.lab), *enter(self.node, self.journal, network=False)]
+        argv = [*inside, *module_argv("node_agent", *arguments(self.node))]
         url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
         self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from testbed.box.control_group import control_groups, remove_control_group
 from testbed.box.network import namespaces, remove_namespace
 from testbed.box.partition import partitions, remove_partition
 from testbed.box.parts import Folders, Part
@@ -51,6 +52,7 @@ def leftovers(lab: str) -> list[list[Part]]:
         # a process that was being started may make its folder as late as it is killed
         [folder for folder in folders if processes or folder.top.exists()],
         [Leftover(f"network {name}", _network(name)) for name in namespaces() if _is_of(lab, name)],
+        [Leftover(f"control group {name}", _control_group(name)) for name in control_groups() if _is_of(lab, name)],
         [Leftover(f"partition {name}", _partition(name)) for name in partitions() if _is_of(lab, name)],
         [Leftover(f"processes {', '.join(str(process.pid) for process in processes)}", _processes(lab))]
         if processes
@@ -70,6 +72,10 @@ def _network(name: str) -> Callable[[], list[str]]:
 
 def _partition(name: str) -> Callable[[], list[str]]:
     return lambda: remove_partition(name)
+
+
+def _control_group(name: str) -> Callable[[], list[str]]:
+    return lambda: remove_control_group(name)
 
 
 def _processes(lab: str) -> Callable[[], list[str]]:

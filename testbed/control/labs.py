@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
+from testbed.box.control_group import joined
 from testbed.box.state import find
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
@@ -30,6 +31,7 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
     async with contextlib.AsyncExitStack() as stack:
         if scenario.box is not None:
             address = await asyncio.to_thread(_box_broker, scenario)
+            stack.enter_context(joined(scenario.lab))
         elif scenario.broker.kind is not None:
             address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
         else:

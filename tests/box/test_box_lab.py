@@ -14,6 +14,7 @@ import pytest
 from lab_command import LabCommand
 from support.live import HANG_S
 
+from testbed.box.control_group import joined
 from testbed.box.network import namespaces
 from testbed.box.partition import here
 from testbed.box.processes import alive, identify, marked, wait_until
@@ -123,6 +124,25 @@ def _assert_nodes_are_their_own(lab):
         assert "rate 400Mbit" in limit
 
 
+def _groups_of(pid):
+    return {line.rpartition("/")[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()}
+
+
+def _assert_its_processes_come_before_its_guests(lab, found):
+    """Commands must not wait for guests that use all cores: who carries them out weighs more than a node."""
+    group = f"dfrs-{lab.name}-lab.control"
+    pids = [found["broker_pid"], *(node[key] for node in found["nodes"] for key in ("libvirtd_pid", "agent_pid"))]
+    assert all(group in _groups_of(pid) for pid in pids)
+    file = "cpu.weight" if here().kind == "v2" else "cpu.shares"
+    weights = [int(next(root.glob(f"{name}/{file}")).read_text()) for root in here().roots[:1]
+               for name in (group, f"dfrs-{lab.name}-a.partition")]  # fmt: skip
+    assert weights[0] > weights[1]
+    before = _groups_of("self")
+    with joined(lab.name):
+        assert group in _groups_of("self")
+    assert _groups_of("self") == before
+
+
 def _assert_a_cleanup_leaves(lab):
     """A lab that is up stays, also where its state is not to be seen, as in another root."""
     for hide in ("true", "mount -t tmpfs tmpfs /run/dfrs-testbed"):
@@ -131,6 +151,18 @@ def _assert_a_cleanup_leaves(lab):
             capture_output=True, text=True, check=False, timeout=HANG_S,
         )  # fmt: skip
         assert (done.returncode, lab.name in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+def _assert_it_is_removed(lab):
+    listed, _ = lab.run("down", lab.name, "--dry-run")
+    assert "domain guest on a" in listed
+    assert lab.status()["missing"] == []  # listing removes nothing
+    with joined(lab.name):  # a controller outlives the lab
+        _, said = lab.run("down", lab.name)
+    assert "removed domain guest on a" in said
+    lab.assert_gone()
+    out, _ = lab.run("down", lab.name)
+    assert "nothing to do" in out
 
 
 def test_a_lab_is_made_used_repaired_and_removed(lab):
@@ -145,6 +177,7 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     assert oct((lab_dir(lab.name) / "broker.url").stat().st_mode)[-3:] == "600"
 
     _assert_nodes_are_their_own(lab)
+    _assert_its_processes_come_before_its_guests(lab, first)
 
     # a guest lives in the node's capacity, on its bridge, and outlives its daemon
     xml = lab.file.with_name("guest.xml")
@@ -190,14 +223,7 @@ def test_a_lab_is_made_used_repaired_and_removed(lab):
     _, said = lab.run("up", str(lab.file), code=2)
     assert f"lab {lab.name} is there already with other nodes" in said
 
-    listed, _ = lab.run("down", lab.name, "--dry-run")
-    assert "domain guest on a" in listed
-    assert lab.status()["missing"] == []  # listing removes nothing
-    _, said = lab.run("down", lab.name)
-    assert "removed domain guest on a" in said
-    lab.assert_gone()
-    out, _ = lab.run("down", lab.name)
-    assert "nothing to do" in out
+    _assert_it_is_removed(lab)
 
 
 def test_removal_needs_no_memory_and_takes_guests_whose_daemon_was_killed(lab):

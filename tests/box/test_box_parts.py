@@ -10,8 +10,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.box import control_group as control_group_module
 from testbed.box import partition as partition_module
 from testbed.box.commands import CommandError, run
+from testbed.box.control_group import ControlGroup, control_groups
 from testbed.box.order import make_in_order, remove_in_order
 from testbed.box.partition import Hierarchies, Partition, hierarchies
 from testbed.cli import lab as command
@@ -160,6 +162,20 @@ def test_a_capacity_on_version_2_is_a_quota_a_weight_and_controllers_for_the_gue
         assert (level / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
     (folder / "cpu.max").write_text("max 100000")  # somebody else has changed it
     assert not capacity.there()
+
+
+@pytest.mark.parametrize(("groups", "file", "most"), [("v1", "cpu.shares", "262144"), ("v2", "cpu.weight", "10000")])
+def test_the_group_of_a_labs_own_processes_has_the_greatest_weight(groups, file, most, tmp_path, monkeypatch):
+    roots = Hierarchies({"cpu": tmp_path, "cpuset": tmp_path} if groups == "v1" else {}, tmp_path)
+    monkeypatch.setattr(control_group_module, "here", lambda: roots)
+    own = ControlGroup("x")
+    assert (own.there(), control_groups()) == (False, [])
+    own.make()
+    assert own.there()
+    assert (tmp_path / "dfrs-x-lab.control" / file).read_text() == most
+    assert control_groups() == ["dfrs-x-lab.control"]
+    (tmp_path / "dfrs-x-lab.control" / file).write_text("100")  # somebody else has changed it
+    assert not own.there()
 
 
 def test_a_box_has_an_address_and_a_capacity_for_each_node():
