@@ -74,12 +74,15 @@ async def _both(
     telling: Coroutine[Any, Any, dict[str, Progress]], *watching: Coroutine[Any, Any, Watched]
 ) -> tuple[dict[str, Progress], *tuple[Watched, ...]]:
     """Run them side by side; the first failure cancels the others."""
+    failed: TestbedError | None = None
     try:
         async with asyncio.TaskGroup() as group:
             told = group.create_task(telling)
             watched = [group.create_task(watch) for watch in watching]
     except* TestbedError as failures:
-        raise failures.exceptions[0] from None
+        failed = next(error for error in failures.exceptions if isinstance(error, TestbedError))
+    if failed is not None:  # raised in the clause above, it would come out in a group again
+        raise failed
     return (told.result(), *(task.result() for task in watched))
 
 
