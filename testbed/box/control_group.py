@@ -1,4 +1,4 @@
-"""The control group of a lab's own processes: its broker, its libvirtds, its agents, and a controller on this machine.
+"""The control group of a lab's own processes: broker, libvirtds, their agents, and a controller on this machine.
 
 A node's partition weighs 64 times as much as an ordinary process, so that foreign load takes little of it. The lab's
 own processes would be foreign load, too: on a machine whose guests are all busy, a command would wait until the nodes
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.box.commands import program
-from testbed.box.partition import enable_controllers, here
+from testbed.box.partition import enable_controllers, here, remove_folders
 from testbed.box.processes import wait_until
 from testbed.box.spec import prefix
 from testbed.errors import RunError
@@ -89,7 +89,10 @@ def control_groups() -> list[str]:
 
 
 def remove_control_group(name: str) -> list[str]:
-    """Remove a control group if it is there; processes in it, such as a controller, go on outside. `RunError`."""
+    """Remove a control group if it is there; processes in it, such as a controller, continue outside of it.
+
+    Raises `RunError`.
+    """
     folder = _root() / name
     if not folder.is_dir():
         return []
@@ -99,13 +102,7 @@ def remove_control_group(name: str) -> list[str]:
             for pid in (folder / _PROCESSES).read_text(encoding="ascii").split():
                 with contextlib.suppress(OSError):  # it has ended
                     _join(_root(), int(pid))
-        try:
-            folder.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        return remove_folders(folder)
 
     if not wait_until(removed, _EMPTY_WITHIN_S):
         raise RunError(f"{folder}: it cannot be removed")

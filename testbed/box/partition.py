@@ -164,7 +164,7 @@ def remove_partition(name: str) -> list[str]:
     killed = 0
     for folder in folders:
         killed += kill_all(partial(_processes, folder))
-        if not wait_until(partial(_remove, folder), _EMPTY_WITHIN_S):
+        if not wait_until(partial(remove_folders, folder), _EMPTY_WITHIN_S):
             raise RunError(f"{folder}: it cannot be removed")
     return [f"partition {name}{f' ({killed} processes)' if killed else ''}"] if folders else []
 
@@ -177,8 +177,8 @@ def _processes(folder: Path) -> list[ProcessId]:
     return [process for process in found if process is not None]
 
 
-def _remove(folder: Path) -> bool:
-    """Remove groups from the inside out; False while one is in use."""
+def remove_folders(folder: Path) -> bool:
+    """Remove a group and those in it from the inside out; False while one is in use."""
     try:
         for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             path.rmdir()

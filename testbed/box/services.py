@@ -108,7 +108,9 @@ class NodeAgent:
 
     def make(self) -> None:
         """See `Part.make`."""
-        inside = [*within(self.node.lab), *enter(self.node, self.journal, network=False)]
+        # the guests of an agent without a libvirtd are in groups below its own
+        first = within(self.node.lab) if self.node.has_libvirtd else []
+        inside = [*first, *enter(self.node, self.journal, network=False)]
         argv = [*inside, *module_argv("node_agent", *arguments(self.node))]
         url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
         self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))

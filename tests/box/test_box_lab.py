@@ -132,7 +132,7 @@ def _assert_its_processes_come_before_its_guests(lab, found):
     """Commands must not wait for guests that use all cores: who carries them out weighs more than a node."""
     group = f"dfrs-{lab.name}-lab.control"
     pids = [found["broker_pid"], *(node[key] for node in found["nodes"] for key in ("libvirtd_pid", "agent_pid"))]
-    assert all(group in _groups_of(pid) for pid in pids)
+    assert [group in _groups_of(pid) for pid in pids] == [True] * len(pids)
     file = "cpu.weight" if here().kind == "v2" else "cpu.shares"
     weights = [int(next(root.glob(f"{name}/{file}")).read_text()) for root in here().roots[:1]
                for name in (group, f"dfrs-{lab.name}-a.partition")]  # fmt: skip
@@ -251,7 +251,8 @@ def test_a_lab_whose_making_was_cut_off_leaves_nothing(lab, reached, how):
         return any(name.startswith(f"{reached} ") for name in things)
 
     with lab.start("up", str(lab.file), cut_at=reached) as child:
-        assert wait_until(begun, HANG_S)
+        assert wait_until(lambda: begun() or child.poll() is not None, HANG_S)
+        assert child.poll() is None, child.communicate()
         child.send_signal(how)
         _, said = child.communicate(timeout=HANG_S)
     if how == signal.SIGTERM:
