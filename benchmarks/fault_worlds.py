@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Protocol, Self
 import psutil
 from guest_lab import made_lab
 
+from testbed.box.control_group import within
 from testbed.box.processes import end, mark, spawn
 from testbed.box.room import enter
 from testbed.box.services import Broker, NodeAgent, arguments
+from testbed.box.spec import BoxSpec
 from testbed.box.state import Journal
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
@@ -195,23 +198,35 @@ class ProcessWorld:
         await self._begin_agent("node-b")
 
 
+@contextlib.contextmanager
+def guest_world(folder: Path, lab: str) -> Iterator[GuestWorld]:
+    """Make a lab, and remove it; not within an event loop."""
+    path = folder / "lab.toml"
+    path.write_text(_guest_scenario(lab, "fail"))
+    spec = spec_of(load_scenario(path))
+    with made_lab(spec, path) as journal:
+        yield GuestWorld(lab, spec, journal)
+
+
+def _guest_scenario(lab: str, on_guest_loss: str) -> str:
+    text = KVM_SCENARIO.read_text(encoding="utf-8")
+    return text.replace('lab = "kvm"', f'lab = "{lab}"\non_guest_loss = "{on_guest_loss}"')
+
+
 @dataclass
 class GuestWorld:
-    """A lab of virtual machines; the agent of node-b reaches the broker over a relay."""
+    """A lab of virtual machines that is up; the agent of node-b reaches the broker over a relay."""
 
-    folder: Path
     lab: str
+    spec: BoxSpec
+    journal: Journal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        path = self.folder / "lab.toml"
-        path.write_text(self.scenario("fail"))
-        self._spec = spec_of(load_scenario(path))
-        self._journal: Journal = self.stack.enter_context(made_lab(self._spec, path))
-        self._address = BrokerAddress.parse(self._journal.state.broker_url)
+        self._address = BrokerAddress.parse(self.journal.state.broker_url)
         self.relay = await self.stack.enter_async_context(Relay(self._address))
-        (self._node,) = (node for node in self._spec.nodes if node.name == "node-b")
-        self._agent = NodeAgent(self._node, self._journal)
+        (self._node,) = (node for node in self.spec.nodes if node.name == "node-b")
+        self._agent = NodeAgent(self._node, self.journal)
         self._agent.remove()
         self._begin_agent()
         return self
@@ -223,14 +238,17 @@ class GuestWorld:
 
     def scenario(self, on_guest_loss: str) -> str:
         """Return the scenario of a run here."""
-        text = KVM_SCENARIO.read_text(encoding="utf-8")
-        return text.replace('lab = "kvm"', f'lab = "{self.lab}"\non_guest_loss = "{on_guest_loss}"')
+        return _guest_scenario(self.lab, on_guest_loss)
 
     def _begin_agent(self) -> None:
-        argv = [*enter(self._node, self._journal, network=False), *module_argv("node_agent", *arguments(self._node))]
+        argv = [
+            *within(self.lab),
+            *enter(self._node, self.journal, network=False),
+            *module_argv("node_agent", *arguments(self._node)),
+        ]
         url = self._address.url.replace(f":{self._address.port}", f":{self.relay.port}")
         marked_as = mark(self._node.lab, self._node.name, "agent")
-        self._journal.started(self._agent.name, spawn(argv, marked_as, self._agent.log, f"{url}\n"))
+        self.journal.started(self._agent.name, spawn(argv, marked_as, self._agent.log, f"{url}\n"))
 
     def _pid(self) -> int:
         process = self._agent.process
@@ -239,7 +257,7 @@ class GuestWorld:
         return process.pid
 
     async def broker_away(self, seconds: float) -> None:
-        broker = Broker(self._spec, self._journal)
+        broker = Broker(self.spec, self.journal)
         if broker.process is not None:
             children = psutil.Process(broker.process.pid).children(recursive=True)
             for pid in (broker.process.pid, *(child.pid for child in children)):

@@ -13,19 +13,20 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from fault_worlds import GuestWorld, ProcessWorld, World
+from fault_worlds import ProcessWorld, World, guest_world
 from lab import print_machine, print_table
 
 from testbed.interpreter import module_argv
 
 SAY_EVERY_S = 0.1
-
+_UNKEPT = shutil.ignore_patterns("images*", "password*", "*.url", "*.sock")
 
 Fault = Callable[[World], Awaitable[None]]
 
@@ -61,10 +62,17 @@ def kinds(folder: Path) -> set[str]:
     return {entry["kind"] for journal in folder.glob("runs/*/events.jsonl") for entry in entries(journal)}
 
 
-async def run_case(name: str, after_s: float, folder: Path, *, guests: bool) -> dict[str, Any]:
-    _, fault, on_guest_loss = CASES[name]
+def run_case(name: str, after_s: float, folder: Path, *, guests: bool) -> dict[str, Any]:
     lab = f"faults{os.getpid()}"
-    async with GuestWorld(folder, lab) if guests else ProcessWorld(folder, lab) as world:
+    if not guests:
+        return asyncio.run(_run_case(name, after_s, folder, ProcessWorld(folder, lab)))
+    with guest_world(folder, lab) as made:
+        return asyncio.run(_run_case(name, after_s, folder, made))
+
+
+async def _run_case(name: str, after_s: float, folder: Path, lab: AbstractAsyncContextManager[World]) -> dict[str, Any]:
+    _, fault, on_guest_loss = CASES[name]
+    async with lab as world:
         path = folder / "faults.toml"
         path.write_text(world.scenario(on_guest_loss))
         with (folder / "run.log").open("wb") as log:
@@ -102,13 +110,16 @@ def main() -> None:
     parser.add_argument("--after-s", type=float, default=17.0, help="when in the replay it happens, in wall seconds")
     parser.add_argument("--guests", action="store_true", help="virtual machines in place of processes; as root")
     parser.add_argument("--out", type=Path, help="results as JSON")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run directories and logs of agents there")
     options = parser.parse_args()
     print_machine()
     results = []
     for name in options.case or CASES:
-        for _ in range(options.repeats):
+        for count in range(options.repeats):
             with tempfile.TemporaryDirectory(prefix="dfrs-faults-") as folder:
-                results.append(asyncio.run(run_case(name, options.after_s, Path(folder), guests=options.guests)))
+                results.append(run_case(name, options.after_s, Path(folder), guests=options.guests))
+                if options.keep:
+                    shutil.copytree(folder, options.keep / f"{name}-{count}", ignore=_UNKEPT)
             print(json.dumps(results[-1]), flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -156,10 +156,12 @@ class MqttBus(Bus):
                 client = await self._connect()
             except (BusError, UserError) as error:  # its certificate may have expired meanwhile
                 _log.warning("bus %s: %s", self.client_id, error)
-                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            except Exception:  # noqa: BLE001  a bus that gave up here would be silent for ever
+                _log.exception("bus %s: connecting to %s", self.client_id, self.address)
             else:
                 _log.info("bus %s: connected again", self.client_id)
                 return client
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _serve(self, client: Connection) -> None:
         client.pending_calls_threshold = 2 * _WINDOW  # the window bounds them; no warning needed
@@ -177,7 +179,7 @@ class MqttBus(Bus):
                 self._client = client
                 self.connected.set()
         except* aiomqtt.MqttError as losses:
-            _log.warning("bus %s: connection to %s lost: %s", self.client_id, self.address, losses.exceptions[0])
+            _log.warning("bus %s: connection to %s lost: %s", self.client_id, self.address, _cause(losses))
         except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
             _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
 
@@ -251,3 +253,10 @@ class MqttBus(Bus):
         for waiter in self._established.values():
             if not waiter.done():
                 waiter.set_exception(closed)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the first error that is not a group of others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -345,6 +345,42 @@ def test_a_loss_in_the_moment_of_the_end_does_not_hold_it_up(kind: str, monkeypa
     run(scenario())
 
 
+@pytest.mark.parametrize("error", [RuntimeError("of the library"), OSError("bad file"), asyncio.CancelledError()])
+@by_broker
+def test_a_bus_survives_whatever_a_broken_connection_raises(
+    kind: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bus that ended with it would be silent for ever, and its agent would not know."""
+    leave, enter = Connection.__aexit__, Connection.__aenter__
+    left: list[Connection] = []
+
+    async def leave_badly(self: Connection, *details: object) -> None:
+        await leave(self, *details)  # type: ignore[arg-type]
+        left.append(self)
+        raise error
+
+    async def enter_badly(self: Connection) -> Connection:
+        if len(left) in (1, 2):
+            raise error
+        return await enter(self)
+
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            mail = Mailbox()
+            await a.subscribe("t", mail)
+            async with w.bus("b") as b:
+                await b.publish("t", b"before")
+                with monkeypatch.context() as patch:
+                    patch.setattr(Connection, "__aexit__", leave_badly)
+                    patch.setattr(Connection, "__aenter__", enter_badly)
+                    w.wires["b"].cut()
+                    await b.publish("t", b"after")
+                    await mail.until(lambda got: got == [b"before", b"after"])
+        assert len(left) == 3
+
+    run(scenario())
+
+
 def test_a_cancellation_that_comes_with_the_acknowledgement_counts() -> None:
     async def scenario() -> None:
         client = Connection("127.0.0.1")
