@@ -11,6 +11,7 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.messages import (
+    MPI_BARRIER,
     AnyAction,
     BadRecordError,
     GuestEvent,
@@ -88,7 +89,8 @@ class Node:
 class Fleet:
     """Nodes by index, in the order of the scenario.
 
-    Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
+    Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
+    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`,
     `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`).
     `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
     the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
@@ -111,6 +113,7 @@ class Fleet:
         self._resigned = False
         self._wanted: Mapping[str, NodeTable] = {table.name: table for table in wanted}
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
+        self.on_mpi_barrier: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
 
@@ -285,6 +288,8 @@ class Fleet:
         if node is None:
             return
         try:
-            self.on_guest_event(node.index, decode(GuestEvent, payload, topic))
+            event = decode(GuestEvent, payload, topic)
         except BadRecordError as error:
             _log.warning("%s", error)
+            return
+        (self.on_mpi_barrier if event.event == MPI_BARRIER else self.on_guest_event)(node.index, event)
