@@ -224,7 +224,7 @@ class _Rank:
         said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
         if said.partition(" ")[0] != "ready":
             connection.close()
-            raise DriverError(f"native: {self.name}: {unquote(said) or 'it hung up'}{self._words()}")
+            raise DriverError(f"native: {self.name}: {unquote(said) or self._trouble or 'it hung up'}{self._words()}")
         if self._spec.program.ranks > 1:
             self._segments = segments_of(self.pid)  # now: it may end with another rank, before it is told to
             self._records.share(self._segments)
@@ -234,7 +234,8 @@ class _Rank:
         said = (await asyncio.get_running_loop().sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
         kind = said.partition(" ")[0]
         done = f"its {self._spec.program.work_units} work units were done too early"
-        self._trouble = done if kind == "done" else unquote(said) or f"it hung up{self._words()}"
+        heard = done if kind == "done" else unquote(said) or f"it hung up{self._words()}"
+        self._trouble = self._trouble or heard
 
     def go(self) -> None:
         """Let it work."""
