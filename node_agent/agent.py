@@ -415,7 +415,7 @@ class Agent:
     async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
-            report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+            report = await self._driver.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
         else:
             report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)

@@ -12,10 +12,13 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from testbed.bus.migration import HOST_PATTERN
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
 from testbed.errors import TestbedError
 
 SCHEMA_VERSION = 1
+PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
+BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
 
 
 class BadRecordError(TestbedError):
@@ -87,6 +90,20 @@ class ImageRef(Value, frozen=True):
     image: str
     bytes: Count
     digest: str
+
+
+class Destination(Value, frozen=True):
+    """Where a live migration goes, as the controller knows it: no node has a say in it.
+
+    `uri` is the target's libvirt (`testbed.bus.migration`) at `host`. `partition` and `bridge` are the control group and
+    the bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
+    """
+
+    uri: Annotated[str, msgspec.Meta(max_length=320)]
+    host: Annotated[str, msgspec.Meta(pattern=rf"\A({HOST_PATTERN}|[0-9a-f:.]+)\Z", max_length=253)]
+    node: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+    partition: Annotated[str, msgspec.Meta(pattern=rf"\A({PARTITION_PATTERN})?\Z", max_length=255)] = ""
+    bridge: Annotated[str, msgspec.Meta(pattern=rf"\A({BRIDGE_PATTERN})?\Z")] = ""
 
 
 # --- commands: the closed set ------------------------------------------------------------------------------
@@ -177,14 +194,14 @@ class Save(Action, frozen=True):
 
 
 class Migrate(Action, frozen=True):
-    """Move a running guest to the hypervisor at `to_uri` while it works; it is gone from this node afterwards.
+    """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
     Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
     guest: str
-    to_uri: str
+    to: Destination
     budget_s: Annotated[float, msgspec.Meta(gt=0)]
     no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
 
@@ -350,7 +367,6 @@ class NodeFacts(Value, frozen=True):
     image_port: int
     image_free_mib: int
     guest_floor_mib: int = 0
-    migration_uri: str = ""
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
 

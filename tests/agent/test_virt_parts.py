@@ -1,4 +1,4 @@
-"""The libvirt driver's parts that need no hypervisor: XML, control groups, migration targets, the control channel."""
+"""The libvirt driver's parts that need no hypervisor: XML, control groups, the control channel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_xml, mac_of, moved_xml, owner_of
 from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.migration import migration_target, read_target
 from node_agent.drivers.virt.silence import Silence
 
 SPEC = GuestSpec(
@@ -166,18 +165,6 @@ def test_the_socket_is_read_from_the_running_domain():
         "</channel></devices></domain>"
     )
     assert channel_path(xml) == Path("/a/ctl")
-
-
-@given(st.sampled_from(["", "/dfrs-l-b", "/a b&c=d"]), st.sampled_from(["", "br0"]), names)
-def test_a_migration_target_is_read_as_it_was_written(partition: str, bridge: str, node: str):
-    target = migration_target("qemu+tcp://10.77.255.2/system", Place(partition, bridge), node)
-    assert read_target(target) == ("qemu+tcp://10.77.255.2/system", "10.77.255.2", Place(partition, bridge), node)
-
-
-@pytest.mark.parametrize("target", ["", "tcp://a", "qemu:///system", "rm -rf /"])
-def test_what_is_no_migration_target_is_refused(target: str):
-    with pytest.raises(DriverError, match="migration target"):
-        read_target(target)
 
 
 # --- the connection to libvirt

@@ -62,6 +62,10 @@ class Platform(Protocol):
     """One hypervisor. Methods that take a domain or a connection block: they are called in threads."""
 
     @property
+    def hypervisor(self) -> str:
+        """Its name in URIs of libvirt."""
+
+    @property
     def consoles(self) -> Path:
         """The folder of the guests' consoles, on the hypervisor's file system."""
 

@@ -62,6 +62,7 @@ class QemuVcpus:
 class Qemu:
     """See `Platform`."""
 
+    hypervisor = "qemu"
     consoles = CONSOLES
     patience = Patience()
     shared = True

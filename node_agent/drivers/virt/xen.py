@@ -100,6 +100,7 @@ def _cpu_s(domain: libvirt.virDomain) -> float:
 class Xen:
     """See `Platform`. A hypervisor belongs to one agent: what it made elsewhere still says so after a restore here."""
 
+    hypervisor = "xen"
     consoles = CONSOLES
     # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
     patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
@@ -227,4 +228,4 @@ class XenDriver(LibvirtDriver):
         image: str = "",
     ) -> None:  # fmt: skip
         place = Place(bridge=bridge)
-        self._set_up(Xen(place, guest_type, script), uri, "", place, "/", image)
+        self._set_up(Xen(place, guest_type, script), uri, None, place, "/", image)
