@@ -95,8 +95,8 @@ class ImageRef(Value, frozen=True):
 class Destination(Value, frozen=True):
     """Where a live migration goes, as the controller knows it: no node has a say in it.
 
-    `uri` is the target's libvirt (`testbed.bus.migration`) at `host`. `partition` and `bridge` are the control group and
-    the bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
+    `uri` is the target's libvirt (`testbed.bus.migration`) at `host`. `partition` and `bridge` are control group and
+    bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
     """
 
     uri: Annotated[str, msgspec.Meta(max_length=320)]
