@@ -213,18 +213,13 @@ class LibvirtDriver:
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
         budget, hypervisor, _ = self._opened()
         try:
-            owner = await hypervisor.call(
-                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
-            )
+            async with self._heavy:
+                await hypervisor.call(
+                    self._patience.memory_s,
+                    lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
+                )
         except DriverError as error:
             raise DriverError(f"image {image}: {error}") from error
-        if owner.get("guest") != guest.name:
-            raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
-        async with self._heavy:
-            await hypervisor.call(
-                self._patience.memory_s,
-                lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
-            )
         await guest.appear()
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)

@@ -110,8 +110,5 @@ class Platform(Protocol):
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
         """Write a paused domain to a file, and end it."""
 
-    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
-        """Return `domain.owner_of` of a saved domain."""
-
-    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
-        """Make a saved domain anew, paused and uncapped, as one of this node."""
+    def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
+        """Make a saved guest anew, paused and uncapped, as our own domain; `DriverError` if the file has another."""
