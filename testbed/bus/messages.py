@@ -217,12 +217,22 @@ class Adopt(Action, frozen=True):
     verify: bool = True
 
 
-class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent into this node's store."""
+class OfferImage(Action, frozen=True):
+    """Serve an image to node `to` once, within `for_s` seconds: to who shows the ticket that has this digest."""
 
     image: ImageRef
-    host: str
+    ticket_digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    to: str
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class FetchImage(Action, frozen=True):
+    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store."""
+
+    image: ImageRef
+    host: Annotated[str, msgspec.Meta(max_length=4096)]
     port: Port
+    ticket: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class DropImage(Action, frozen=True):
@@ -302,7 +312,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
+    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
     | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 

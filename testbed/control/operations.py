@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from testbed.bus.caps import same_cap
+from testbed.bus.lease import new_token, token_digest
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
@@ -19,6 +20,7 @@ from testbed.bus.messages import (
     ListGuests,
     MpiJoin,
     MpiOpen,
+    OfferImage,
     Release,
     Save,
     SetCaps,
@@ -397,24 +399,27 @@ class Operations:
         """
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        calls: list[Awaitable[dict[str, object]]] = []
+        calls: list[Awaitable[None]] = []
         total = 0
         for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
             if source == target:
                 continue
-            facts = self._nodes.facts(source)
             live.image_holders.add((target, image.image))
             total += image.bytes
-            calls.append(
-                self._ask(
-                    target,
-                    FetchImage(image=image, host=facts.address, port=facts.image_port),
-                    dict[str, object],
-                    self._bulk_s(live.memory_mib),
-                )
-            )
+            calls.append(self._send_image(image, source, target, self._bulk_s(live.memory_mib)))
         await _all(calls)
         return total
+
+    async def _send_image(self, image: ImageRef, source: int, target: int, deadline_s: float) -> None:
+        """Have a node fetch an image, by a ticket that is good for that alone."""
+        ticket = new_token()
+        offer = OfferImage(
+            image=image, ticket_digest=token_digest(ticket), to=self._nodes.name(target), for_s=deadline_s
+        )
+        await self._nodes.call(source, offer, self._deadlines.command_s)
+        facts = self._nodes.facts(source)
+        fetch = FetchImage(image=image, host=facts.address, port=facts.image_port, ticket=ticket)
+        await self._ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
