@@ -23,7 +23,8 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed
-from testbed.bus.messages import Destination, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
 

@@ -31,7 +31,8 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed, unknown
-from testbed.bus.messages import Destination, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 
 FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine, process manager and proxy beside the first 8

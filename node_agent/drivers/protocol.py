@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from testbed.bus.messages import Destination, GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 from testbed.failure_codes import FailureCode

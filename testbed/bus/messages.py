@@ -12,13 +12,11 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from testbed.bus.migration import HOST_PATTERN
+from testbed.bus.migration import Destination
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
 from testbed.errors import TestbedError
 
 SCHEMA_VERSION = 1
-PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
-BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
 
 
 class BadRecordError(TestbedError):
@@ -90,20 +88,6 @@ class ImageRef(Value, frozen=True):
     image: str
     bytes: Count
     digest: str
-
-
-class Destination(Value, frozen=True):
-    """Where a live migration goes, as the controller knows it: no node has a say in it.
-
-    `uri` is the target's libvirt (`testbed.bus.migration`) at `host`. `partition` and `bridge` are control group and
-    bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
-    """
-
-    uri: Annotated[str, msgspec.Meta(max_length=320)]
-    host: Annotated[str, msgspec.Meta(pattern=rf"\A({HOST_PATTERN}|[0-9a-f:.]+)\Z", max_length=253)]
-    node: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
-    partition: Annotated[str, msgspec.Meta(pattern=rf"\A({PARTITION_PATTERN})?\Z", max_length=255)] = ""
-    bridge: Annotated[str, msgspec.Meta(pattern=rf"\A({BRIDGE_PATTERN})?\Z")] = ""
 
 
 # --- commands: the closed set ------------------------------------------------------------------------------

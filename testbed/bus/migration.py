@@ -1,4 +1,4 @@
-"""URIs of live migrations: one strict form, written by controllers and checked again by agents.
+"""Where live migrations go: URIs in one strict form, written by controllers and checked again by agents.
 
 libvirt's URIs can name programs to start, keys to read, sockets and users. Here only the transport, the host and the
 port vary; nothing of a URI comes from a node.
@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from testbed.errors import TestbedError, shown
 
 Transport = Literal["tls", "tcp"]
 TRANSPORTS: tuple[Transport, ...] = ("tls", "tcp")
 HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
+PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
+BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
 _URI = re.compile(
     rf"(?P<hypervisor>[a-z]+)\+(?P<transport>[a-z]+)://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
     r"(:(?P<port>[1-9][0-9]{0,4}))?/system"
 )
 _SHOWN_CHARS = 120
+
+
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a live migration goes, as the controller knows it: no node has a say in it.
+
+    `uri` is the target's libvirt at `host`. `partition` and `bridge` are control group and
+    bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
+    """
+
+    uri: Annotated[str, msgspec.Meta(max_length=320)]
+    host: Annotated[str, msgspec.Meta(pattern=rf"\A({HOST_PATTERN}|[0-9a-f:.]+)\Z", max_length=253)]
+    node: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+    partition: Annotated[str, msgspec.Meta(pattern=rf"\A({PARTITION_PATTERN})?\Z", max_length=255)] = ""
+    bridge: Annotated[str, msgspec.Meta(pattern=rf"\A({BRIDGE_PATTERN})?\Z")] = ""
 
 
 class MigrationUriError(TestbedError):

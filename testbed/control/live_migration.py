@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, Destination, Migrate, Stop
+from testbed.bus.messages import Adopt, Migrate, Stop
+from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Operations

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.box.network import BRIDGE
-from testbed.bus.messages import Destination, NodeFacts
-from testbed.bus.migration import migration_uri
+from testbed.bus.messages import NodeFacts
+from testbed.bus.migration import Destination, migration_uri
 from testbed.control.boxes import spec_of
 from testbed.control.scenario import NodeTable, Scenario
 from testbed.errors import UserError

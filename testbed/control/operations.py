@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from testbed.bus.caps import same_cap
-from testbed.bus.lease import new_token, token_digest
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
-    FetchImage,
     GuestSpec,
     Hold,
     ImageRef,
     ListGuests,
     MpiJoin,
     MpiOpen,
-    OfferImage,
     Release,
     Save,
     SetCaps,
@@ -32,6 +30,7 @@ from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandFailedError
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
+from testbed.control.image_transfer import send_image
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
@@ -400,26 +399,17 @@ class Operations:
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
         calls: list[Awaitable[None]] = []
-        total = 0
+        total, deadline_s = 0, self._bulk_s(live.memory_mib)
         for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
             if source == target:
                 continue
             live.image_holders.add((target, image.image))
             total += image.bytes
-            calls.append(self._send_image(image, source, target, self._bulk_s(live.memory_mib)))
+            fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
+            command_s = self._deadlines.command_s
+            calls.append(send_image(self._nodes, fetch, image, source, target, deadline_s, command_s))
         await _all(calls)
         return total
-
-    async def _send_image(self, image: ImageRef, source: int, target: int, deadline_s: float) -> None:
-        """Have a node fetch an image, by a ticket that is good for that alone."""
-        ticket = new_token()
-        offer = OfferImage(
-            image=image, ticket_digest=token_digest(ticket), to=self._nodes.name(target), for_s=deadline_s
-        )
-        await self._nodes.call(source, offer, self._deadlines.command_s)
-        facts = self._nodes.facts(source)
-        fetch = FetchImage(image=image, host=facts.address, port=facts.image_port, ticket=ticket)
-        await self._ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from testbed.bus.messages import BRIDGE_PATTERN, PARTITION_PATTERN
-from testbed.bus.migration import HOST_PATTERN, Transport
+from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
 from testbed.errors import InputError, UserError, nearest
 from testbed.limits import (
     LEAST_NODE_CORES,

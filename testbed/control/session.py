@@ -20,7 +20,8 @@ import psutil
 
 from testbed import __version__
 from testbed.bus.lease import new_token
-from testbed.bus.messages import Calibrate, Destination, NodeFacts
+from testbed.bus.messages import Calibrate, NodeFacts
+from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses

@@ -14,7 +14,8 @@ from support.live import HANG_S, until
 from node_agent.drivers.protocol import DriverError
 from node_agent.stores import ImageStores
 from node_agent.watch import watch
-from testbed.bus.messages import CapChange, Destination, Watch
+from testbed.bus.messages import CapChange, Watch
+from testbed.bus.migration import Destination
 
 
 class DriverConformance(DriverSuite):

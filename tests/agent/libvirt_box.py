@@ -70,8 +70,7 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
 def destination(journal: object, node_name: str, as_node: str) -> object:
     """Return where guests migrate to that go to the hypervisor of a node, whose driver calls itself `as_node`."""
     from testbed.box.network import BRIDGE
-    from testbed.bus.messages import Destination
-    from testbed.bus.migration import migration_uri
+    from testbed.bus.migration import Destination, migration_uri
 
     node = next(node for node in journal.state.nodes if node.name == node_name)  # type: ignore[attr-defined]
     return Destination(

@@ -18,7 +18,6 @@ from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
     Adopt,
-    Destination,
     GuestSpec,
     Hold,
     ImageRef,
@@ -31,6 +30,7 @@ from testbed.bus.messages import (
     Stop,
     encode,
 )
+from testbed.bus.migration import Destination
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 

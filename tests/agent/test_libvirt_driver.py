@@ -11,7 +11,7 @@ from driver_suite import Node
 from libvirt_box import destination, driver_options, libvirt_box, needs_hypervisor
 
 from node_agent.drivers.protocol import Driver
-from testbed.bus.messages import Destination
+from testbed.bus.migration import Destination
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
 

@@ -10,8 +10,7 @@ import pytest
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
-from testbed.bus.messages import Destination
-from testbed.bus.migration import migration_uri
+from testbed.bus.migration import Destination, migration_uri
 from testbed.errors import UserError
 
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")

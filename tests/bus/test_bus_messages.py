@@ -18,7 +18,6 @@ from testbed.bus.messages import (
     Cancel,
     CapChange,
     Command,
-    Destination,
     FetchImage,
     GuestEvent,
     GuestSpec,
@@ -40,6 +39,7 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import Telemetry
 
 RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent, Lease]

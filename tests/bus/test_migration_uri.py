@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bus.messages import BadRecordError, Command, Destination, Migrate, decode, encode
-from testbed.bus.migration import MigrationUriError, check_migration_uri, migration_uri
+from testbed.bus.messages import BadRecordError, Command, Migrate, decode, encode
+from testbed.bus.migration import Destination, MigrationUriError, check_migration_uri, migration_uri
 
 HOSTS = st.sampled_from(["192.0.2.7", "n1", "n1.lab.example", "fd00::7"])
 

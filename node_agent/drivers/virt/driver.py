@@ -35,8 +35,8 @@ from node_agent.drivers.virt.qemu import Qemu
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
-from testbed.bus.messages import Destination, GuestSpec, ProgramSpec
-from testbed.bus.migration import Transport
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 

@@ -11,8 +11,7 @@ import libvirt
 from node_agent.drivers.protocol import DriverError, MigrationReport
 from node_agent.drivers.virt.domain import Place, moved_xml
 from node_agent.drivers.virt.guest import VirtualGuest
-from testbed.bus.messages import Destination
-from testbed.bus.migration import TRANSPORTS, MigrationUriError, Transport, check_migration_uri, in_uri
+from testbed.bus.migration import TRANSPORTS, Destination, MigrationUriError, Transport, check_migration_uri, in_uri
 from testbed.errors import UserError
 
 LOOK_EVERY_S = 0.2
