@@ -84,7 +84,7 @@ class Requester:
     ) -> None:
         self._bus = bus
         self._lab = lab
-        self._reply_to = reply_topic(lab, client)
+        self._reply_to = reply_topic(lab, bus.party or client)
         self._lease = lease
         self._ack_timeout_s = ack_timeout_s
         self._tries = tries

@@ -124,7 +124,7 @@ def broker_files(
             bind, (certificates or folder / "broker").absolute(), state_dir.absolute(), (rules or out).absolute(),
             agent_port=agent_port, controller_port=controller_port, user=user,
         ),
-        "agents.acl": broker.agents_acl(authority.lab, names["node"]),
+        "agents.acl": broker.agents_acl(authority.lab, names["node"], names["controller"]),
         "controllers.acl": broker.controllers_acl(authority.lab, names["controller"]),
     }  # fmt: skip
     for name, text in files.items():

@@ -2,6 +2,9 @@
 
 Agents come in by one door, which knows certificates of agents only and calls each client by its certificate's name:
 nobody can take over another node's session by claiming its client id. Controllers come in by the other.
+
+The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a broken
+agent can leave that many retained messages at the broker at most, as Mosquitto cannot forbid them topic by topic.
 """
 
 from __future__ import annotations
@@ -10,14 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.bus import topics
+from testbed.bus.quotas import mosquitto_quotas
 from testbed.secure.authority import CONTROLLER_PREFIX
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
-MOST_MESSAGE_BYTES = 1 << 20  # telemetry of hundreds of guests has a tenth of that
+SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
 
 
-def agents_acl(lab: str, nodes: Sequence[str]) -> str:
-    """Return the access rules of agents: each writes under its own name, and reads its commands and the lease."""
+def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> str:
+    """Return the access rules of agents.
+
+    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease.
+    """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
         lines += ["", f"user {topics.check_name('node', node)}"]
@@ -25,21 +32,22 @@ def agents_acl(lab: str, nodes: Sequence[str]) -> str:
         lines += [
             f"topic read {topics.node_topic(lab, node, 'command')}",
             f"topic read {topics.lease_topic(lab)}",
-            f"topic write {topics.reply_pattern(lab)}",
+            *(f"topic write {topics.reply_topic(lab, controller)}" for controller in controllers),
         ]
     return "\n".join(lines) + "\n"
 
 
 def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
-    """Return the access rules of controllers: they read what agents say, command, and hold the lease."""
+    """Return the access rules of controllers: they read what agents say, command, hold the lease, and see the load."""
     lines = [f"# Controllers of lab {lab}: who is not named here may do nothing."]
     for name in controllers:
         lines += ["", f"user {CONTROLLER_PREFIX}{topics.check_name('controller', name)}"]
         lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
             f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
-            f"topic read {topics.reply_pattern(lab)}",
+            f"topic read {topics.reply_topic(lab, name)}",
             f"topic readwrite {topics.lease_topic(lab)}",
+            "topic read $SYS/broker/#",
         ]
     return "\n".join(lines) + "\n"
 
@@ -71,12 +79,10 @@ def mosquitto_config(
         "",
         f"user {user}",
         "set_tcp_nodelay true",
-        f"message_size_limit {MOST_MESSAGE_BYTES}",
-        "max_queued_messages 10000",
+        *mosquitto_quotas(),
         "persistence true",
         f"persistence_location {state_dir}/",
-        "autosave_interval 5",
-        "persistent_client_expiration 1d",
+        f"autosave_interval {SAVE_EVERY_S}",
         "log_dest stderr",
         "log_type error",
         "log_type warning",

@@ -29,6 +29,7 @@ class Doors:
     agent_port: int
     controller_port: int
     log: Path
+    pid: int
     address: str = "127.0.0.1"
 
     def agent(self, name: str, *, port: int = 0) -> BrokerAddress:
@@ -62,7 +63,7 @@ def open_doors(
     state = folder / "broker"
     state.mkdir()
     agent_port, controller_port = free_ports(2)
-    (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes)))
+    (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes), CONTROLLERS))
     (state / "controllers.acl").write_text(rules.controllers_acl(LAB, CONTROLLERS))
     config, log = state / "mosquitto.conf", state / "log"
     config.write_text(
@@ -73,11 +74,13 @@ def open_doors(
     )  # fmt: skip
     program = find_mosquitto()
     assert program is not None, "mosquitto is not installed"
+    with config.open("a") as more:
+        more.write("sys_interval 1\n")
     with log.open("wb") as sink:
         child = subprocess.Popen([*inside, program, "-c", config], stdout=sink, stderr=sink)
     try:
         _until_open(child, (agent_port, controller_port), log)
-        yield Doors(authority, agent_port, controller_port, log, address)
+        yield Doors(authority, agent_port, controller_port, log, child.pid, address)
     finally:
         child.terminate()
         child.wait(HANG_S)
