@@ -44,6 +44,7 @@ from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.event_details import fitting
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     Adopt,
@@ -277,7 +278,7 @@ class Agent:
         async def publish(happening: Happening) -> None:
             event = GuestEvent(
                 node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=happening.detail,
+                detail=fitting(happening.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()

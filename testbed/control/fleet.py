@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,12 +11,10 @@ import msgspec
 from testbed.bus import topics
 from testbed.bus.messages import (
     AnyAction,
-    BadRecordError,
     GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
-    decode,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
@@ -38,17 +35,19 @@ from testbed.control.liveness import (
     notice,
 )
 from testbed.control.node_facts import check_facts
+from testbed.control.node_messages import Gate
 from testbed.control.replies import Guests, ask
 from testbed.control.sample_clock import SampleClock
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
 
 _LOOK_AGAIN_S = 0.5
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _LOOKS_A_SILENCE = 4  # at the clock
 _STALL_LOOKS = 2  # so many looks late, the controller stood still
-_log = logging.getLogger(__name__)
+_MOST_BOOTS = 8  # lives of an agent whose clocks are remembered
 
 
 class NodeLostError(RunError):
@@ -78,6 +77,7 @@ class Node:
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
+    boots: list[str] = field(default_factory=list)  # that announced themselves, in this order
 
     @property
     def online(self) -> bool:
@@ -98,10 +98,12 @@ class Fleet:
 
     def __init__(
         self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, rule: Rule,
-        wanted: Sequence[NodeTable] = (),
+        wanted: Sequence[NodeTable] = (), acts: ActLog | None = None,
     ) -> None:  # fmt: skip
         self.nodes = [Node(index, name) for index, name in enumerate(names)]
         self._by_name = {node.name: node for node in self.nodes}
+        self._acts = acts if acts is not None else ActLog()
+        self._gates = {node.index: Gate(node.name, asyncio.get_running_loop().time) for node in self.nodes}
         self._bus = bus
         self._lab = lab
         self._requester = requester
@@ -231,11 +233,13 @@ class Fleet:
         if node is None or not payload:
             return
         try:
-            status = decode(NodeStatus, payload, topic)
-        except BadRecordError as error:
-            _log.warning("%s", error)
-            node.reason = str(error)
+            status = self._gates[node.index].read(NodeStatus, topic, payload)
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            if error.kind is not ActKind.FLOOD:
+                node.reason = str(error)
             return
+        self._note_boot(node, status)
         node.messages += 1
         if status.online and status.facts is not None:
             try:
@@ -253,6 +257,7 @@ class Fleet:
 
     def _refuse(self, node: Node, error: UserError) -> None:
         """Take a node whose facts are impossible for one that is not there."""
+        self._acts.note(node.name, ActKind.FALSE_REPORT, error)
         node.refused = error
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
@@ -263,12 +268,14 @@ class Fleet:
         if node is None:
             return
         try:
-            record = decode(Telemetry, payload, topic)
-        except BadRecordError as error:
-            _log.warning("%s", error)
+            record = self._gates[node.index].read(Telemetry, topic, payload)
+        except SuspiciousError as error:
+            self._suspect(node, error)
             return
         heard_ns = int(asyncio.get_running_loop().time() * 1e9)
         clock = node.clocks.setdefault(record.boot, SampleClock())
+        if len(node.clocks) > _MOST_BOOTS:
+            del node.clocks[next(iter(node.clocks))]
         taken_ns = clock.taken_ns(record.mono_ns, heard_ns, late=record.late)
         if taken_ns is None:
             return
@@ -285,6 +292,28 @@ class Fleet:
         if node is None:
             return
         try:
-            self.on_guest_event(node.index, decode(GuestEvent, payload, topic))
-        except BadRecordError as error:
-            _log.warning("%s", error)
+            event, left_out = self._gates[node.index].event(topic, payload)
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            return
+        if left_out:
+            what = f"event {event.event!r} of {event.guest}: {left_out} fields of its detail are left out"
+            self._acts.note(node.name, ActKind.BAD_MESSAGE, what)
+        self.on_guest_event(node.index, event)
+
+    def _suspect(self, node: Node, error: SuspiciousError) -> None:
+        self._acts.note(node.name, error.kind, error.what)
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """See `Nodes`."""
+        self._acts.note(self.nodes[node].name, kind, what)
+
+    def _note_boot(self, node: Node, status: NodeStatus) -> None:
+        """Tell of an agent that announces itself after another one of its name has."""
+        if not status.online or node.boots[-1:] == [status.boot]:
+            return
+        if status.boot in node.boots:
+            what = "two agents of this name run, and take turns: end one (a forgotten agent, a copied folder)"
+            self._acts.note(node.name, ActKind.NAMESAKE, what)
+            node.boots.remove(status.boot)
+        node.boots = [*node.boots[1 - _MOST_BOOTS :], status.boot]

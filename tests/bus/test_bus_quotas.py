@@ -16,6 +16,7 @@ from support.live import HANG_S
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus
 from testbed.bus.comebacks import FREE, LAST_DOUBTFUL_S, Comebacks
+from testbed.bus.inbox import Inbox
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.bus.protocol import BusError
 
@@ -173,6 +174,25 @@ def test_what_waits_for_a_client_that_is_away_is_bounded(
         kept = [payload[0] for payload in got if payload != b"end"]
         assert kept == list(range(len(kept))), "the first are kept, in order"
         assert 5 <= len(kept) <= 12, "about a MiB of them"
+
+    run(work())
+
+
+def test_whoever_sends_too_fast_loses_its_own_messages_only() -> None:
+    async def work() -> None:
+        inbox, box = Inbox(), Mailbox()
+        inbox.add("+", box, 1)
+        for number in range(40):
+            inbox.put("flood", bytes(1 << 20))
+            inbox.put("honest", bytes([number]))
+        handling = asyncio.create_task(inbox.run())
+        await box.count(40 + 16)
+        inbox.put("flood", b"again")
+        await box.until(lambda payloads: b"again" in payloads)
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
+        assert [payload for topic, payload in box.got if topic == "honest"] == [bytes([n]) for n in range(40)]
+        assert inbox.dropped == {"flood": 40 - 16}
 
     run(work())
 
