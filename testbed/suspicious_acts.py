@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+
+import msgspec
 
 from testbed.errors import TestbedError
 
@@ -19,6 +23,8 @@ REPORT_EVERY_S = 1.0
 _MOST_CHARS = 200  # of what an act is told with
 _MOST_KEYS = 1000  # nodes and kinds between two reports
 _SHOWN = 3
+FILE = "suspicious-acts.jsonl"  # in the work folder of an agent
+_MOST_FILE_BYTES = 1 << 20
 SOMEBODY = "somebody"  # a node that cannot be named, as several may write where it wrote
 
 _log = logging.getLogger(__name__)
@@ -134,6 +140,50 @@ class ActLog:
         if acts:
             self._reported_s = self._now_s()
             self._report(acts)
+
+
+class ActFile:
+    """Acts in a file, one JSON object per line: the newest MiB at least, and two at most."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._older = path.with_name(path.name + ".1")
+
+    def append(self, acts: Sequence[Act]) -> None:
+        """Add acts; a file that cannot be written loses them, which is logged."""
+        try:
+            if self.path.exists() and self.path.stat().st_size > _MOST_FILE_BYTES:
+                self.path.replace(self._older)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(entry) + "\n" for entry in plain(acts))
+        except OSError as error:
+            _log.warning("%s: suspicious acts are not kept: %s", self.path, error.strerror)
+
+    def read(self, since_unix_s: float = 0.0) -> list[Act]:
+        """Return the acts from a Unix time on, oldest first; what cannot be read is passed over."""
+        found: list[Act] = []
+        for path in (self._older, self.path):
+            with contextlib.suppress(OSError):
+                found += acts_in(path.read_bytes().split(b"\n"))
+        return [act for act in found if act.unix_s >= since_unix_s]
+
+
+def acts_in(lines: Iterable[bytes]) -> list[Act]:
+    """Return the acts of lines that have one each; others are passed over."""
+    found = []
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            found.append(msgspec.json.decode(line, type=Act))
+    return found
+
+
+def summed(acts: Iterable[Act]) -> list[Act]:
+    """Return one act for each node and kind: the last, with the count of all."""
+    last: dict[tuple[str, ActKind], Act] = {}
+    for act in sorted(acts, key=lambda act: act.unix_s):
+        key = act.node, act.kind
+        last[key] = replace(act, count=act.count + (last[key].count if key in last else 0))
+    return list(last.values())
 
 
 class SuspiciousError(TestbedError):

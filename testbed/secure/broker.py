@@ -15,6 +15,7 @@ from pathlib import Path
 from testbed.bus import topics
 from testbed.bus.quotas import mosquitto_quotas
 from testbed.secure.authority import CONTROLLER_PREFIX
+from testbed.secure.broker_log import UNWANTED
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
 SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
@@ -52,13 +53,21 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def filtered_command(config: Path, program: Path = Path("/usr/sbin/mosquitto")) -> list[str]:
+    """Return what runs Mosquitto, as the very process that is started, without the lines per packet in its log."""
+    script = f"exec {program} -c {config} 2> >(exec grep --line-buffered -Ev '{UNWANTED}' >&2)"
+    return ["/bin/bash", "-c", script]
+
+
 def mosquitto_config(
     bind: str, certificates: Path, state_dir: Path, acl_dir: Path, *,
     agent_port: int = AGENT_PORT, controller_port: int = CONTROLLER_PORT, user: str = "mosquitto",
+    log_denied: bool = False,
 ) -> str:  # fmt: skip
     """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.secure.authority`.
 
-    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes.
+    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes. With
+    `log_denied` it logs what the rules deny, and a line or more for every packet, for `filtered_command` to drop.
     """
     lines = ["per_listener_settings true"]
     for door, port in (("agents", agent_port), ("controllers", controller_port)):
@@ -87,5 +96,7 @@ def mosquitto_config(
         "log_type error",
         "log_type warning",
         "log_type notice",
+        "log_type subscribe",
+        *(["log_type debug"] if log_denied else []),
     ]
     return "\n".join(lines) + "\n"
