@@ -58,6 +58,7 @@ def mosquitto_config(
             "",
             f"listener {port} {bind}",
             f"cafile {certificates / f'{door}-ca.pem'}",
+            f"crlfile {certificates / f'{door}-ca.crl'}",
             f"certfile {certificates / 'cert.pem'}",
             f"keyfile {certificates / 'key.pem'}",
             "tls_version tlsv1.3",
