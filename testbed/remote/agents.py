@@ -19,7 +19,7 @@ _CLEANUP_S = 300.0
 _SERVES_WITHIN_S = 20  # else its broker may be down, and it goes on trying
 _DRIVERS_WITH_EXTRA = frozenset({"libvirt", "docker"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a distribution; its version follows
-_FILES = ("ca.pem", "peers.pem", "cert.pem", "key.pem")
+_FILES = ("ca.pem", "ca.crl", "peers.pem", "peers.crl", "cert.pem", "key.pem")
 
 _SCRIPT = """#!/bin/sh
 # Keeps the agent where there is no systemd: start, stop, status.
@@ -62,7 +62,7 @@ esac
 
 def command_of(hosts: Hosts, host: Host) -> list[str]:
     """Return the command line of a machine's agent."""
-    secured = ["--tls-dir", f"{host.home}/certificate"] if hosts.broker.startswith("mqtts://") else []
+    secured = ["--tls-dir", host.certificate_folder] if hosts.broker.startswith("mqtts://") else []
     options = [word for name, value in host.options.items() for word in ("--option", f"{name}={value}")]
     return [
         f"{host.home}/venv/bin/node-agent", "--lab", hosts.lab, "--node", host.name, "--broker", hosts.broker, *secured,
@@ -92,9 +92,9 @@ def install(
         extra = f"[{host.driver}]" if host.driver in _DRIVERS_WITH_EXTRA else ""
         _install_package(shell, package, extra, lambda line: say(host, line))
         if certificates is not None:
-            shell.run("mkdir", "-p", "-m", "700", f"{host.home}/certificate")
+            shell.run("mkdir", "-p", "-m", "700", host.certificate_folder)
             for name in _FILES:
-                shell.put(certificates / "nodes" / host.name / name, f"{host.home}/certificate/{name}", 0o600)
+                shell.put(certificates / "nodes" / host.name / name, f"{host.certificate_folder}/{name}", 0o600)
         say(host, "starting the agent")
         return _serve(hosts, shell)
 
