@@ -42,6 +42,7 @@ from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
+from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.lease import LeaseGuard
@@ -221,7 +222,11 @@ class Agent:
 
         def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
             told = facts if online else None
-            return encode(NodeStatus(node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left))
+            return encode(
+                NodeStatus(
+                    node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left, release=__version__
+                )
+            )  # fmt: skip
 
         return Presence(
             topic=topics.node_topic(self._config.lab, node, "status"),

@@ -1,40 +1,26 @@
-"""Records on the bus: typed, versioned, and the only thing that controller and agents share.
+"""Records on the bus: typed, versioned (`testbed.bus.records`), and the only thing that controller and agents share.
 
-Every record is one JSON object with `v`, the version of the schema. A reader ignores fields that it does not
-know and fills missing ones with their defaults, so a newer minor change needs no new version; a record whose
-`v` is higher than `SCHEMA_VERSION` is refused, as is an unknown kind of command. Durations are seconds by a
-monotonic clock on the machine that reports them; `*_mono_ns` is that clock itself.
+An unknown kind of command is refused. Durations are seconds by a monotonic clock on the machine that reports them;
+`*_mono_ns` is that clock itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
+from testbed.bus import records
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
-from testbed.errors import TestbedError
 
-SCHEMA_VERSION = 1
-
-
-class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` says where it came from."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
-        super().__init__(f"bad record on {topic}: {reason}")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything that is published."""
-
-    v: int = SCHEMA_VERSION
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is nested in a record."""
+# Part of this module as well: whoever uses records needs them.
+Record = records.Record
+Value = records.Value
+BadRecordError = records.BadRecordError
+OtherProtocolError = records.OtherProtocolError
+encode = records.encode
+decode = records.decode
+convert = records.convert
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
@@ -302,6 +288,7 @@ class Command(Record, frozen=True):
     reply_to: str
     deadline_s: Annotated[float, msgspec.Meta(gt=0)]
     action: AnyAction
+    release: str = ""  # of the controller
 
 
 ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rejected"]
@@ -364,17 +351,7 @@ class NodeStatus(Record, frozen=True):
     facts: NodeFacts | None = None
     reason: str = ""
     left: bool = False
-
-
-T = TypeVar("T")
-
-
-def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise BadRecordError("a reply", str(error)) from error
+    release: str = ""  # of the agent
 
 
 class GuestEvent(Record, frozen=True):
@@ -410,35 +387,4 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
-
-
-R = TypeVar("R", bound=Record)
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(record: Record) -> bytes:
-    """Return the record as JSON.
-
-    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
-    """
-    return _encoder.encode(record)
-
-
-class _Version(msgspec.Struct):
-    v: int | None = None
-
-
-def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
-    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are."""
-    try:
-        version = msgspec.json.decode(payload, type=_Version).v
-        if version is None:
-            raise BadRecordError(topic, "it has no schema version `v`")
-        if not 1 <= version <= SCHEMA_VERSION:
-            raise BadRecordError(topic, f"schema version {version}; this side reads 1 to {SCHEMA_VERSION}")
-        return msgspec.json.decode(payload, type=kind)
-    except RecursionError:
-        raise BadRecordError(topic, "nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadRecordError(topic, str(error)) from error
+    release: str = ""  # of the holder's testbed

@@ -17,11 +17,13 @@ from testbed.bus.messages import (
     ListGuests,
     NodeFacts,
     NodeStatus,
+    OtherProtocolError,
     decode,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
+from testbed.bus.version import PROTOCOL, other_agent
 from testbed.control.liveness import (
     Announced,
     BusBack,
@@ -123,14 +125,18 @@ class Fleet:
     async def wait_for_all(self, timeout_s: float) -> None:
         """Wait until every node has announced itself, or raise `UserError` that names the silent ones.
 
-        Facts that are refused (`check_facts`) are a `UserError` as well.
+        A node with another protocol, or with facts that are refused (`check_facts`), is a `UserError` at once.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                for node in self.nodes:
-                    await node.announced.wait()
-                    if node.refused is not None:
-                        raise node.refused
+                while True:
+                    news = self._news
+                    for node in self.nodes:  # those that are refused are told before the silent ones
+                        if node.refused is not None:
+                            raise node.refused
+                    if all(node.announced.is_set() for node in self.nodes):
+                        return
+                    await news.wait()
         except TimeoutError:
             silent = ", ".join(f"{node.name} ({node.reason})" for node in self.nodes if not node.online)
             raise UserError(
@@ -232,11 +238,18 @@ class Fleet:
             return
         try:
             status = decode(NodeStatus, payload, topic)
+        except OtherProtocolError as error:
+            self._refuse(node, UserError(other_agent(node.name, error.protocol, error.release)))
+            return
         except BadRecordError as error:
             _log.warning("%s", error)
             node.reason = str(error)
             return
         node.messages += 1
+        if status.online and status.v != PROTOCOL:
+            release = status.release or (status.facts.versions.get("testbed", "") if status.facts else "")
+            self._refuse(node, UserError(other_agent(node.name, status.v, release)))
+            return
         if status.online and status.facts is not None:
             try:
                 check_facts(node.name, status.facts, self._wanted.get(node.name))
@@ -257,6 +270,7 @@ class Fleet:
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
         node.announced.set()
+        self._tell_news()
 
     async def _telemetry(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)

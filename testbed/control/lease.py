@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
+from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.lease import LeaseGuard, token_digest
 from testbed.bus.messages import Lease, OnControllerLoss, encode
@@ -71,7 +72,7 @@ async def hold_lease(
     def own(*, released: bool = False) -> Lease:
         return Lease(
             digest=digest, holder=holder, ttl_s=ttl_s, expires_unix_s=time.time() + ttl_s, since_unix_s=since_unix_s,
-            on_controller_loss=on_controller_loss, released=released,
+            on_controller_loss=on_controller_loss, released=released, release=__version__,
         )  # fmt: skip
 
     async def renew() -> None:
