@@ -359,6 +359,8 @@ class GuestEvent(Record, frozen=True):
 
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
+
+    An event `limit` without a guest is of the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -366,6 +368,15 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+class AgentLimit(Value, frozen=True):
+    """An agent has reached a bound on its own memory or log, or is well below it again (`left`); in MiB."""
+
+    what: Literal["memory", "log"]
+    state: Literal["reached", "left"]
+    value_mib: Memory
+    bound_mib: Memory
 
 
 OnControllerLoss = Literal["keep", "pause", "remove"]

@@ -11,6 +11,7 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.messages import (
+    AgentLimit,
     AnyAction,
     BadRecordError,
     GuestEvent,
@@ -18,6 +19,7 @@ from testbed.bus.messages import (
     NodeFacts,
     NodeStatus,
     OtherProtocolError,
+    convert,
     decode,
 )
 from testbed.bus.protocol import Bus
@@ -47,6 +49,7 @@ from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
 
 _LOOK_AGAIN_S = 0.5
+_LIMIT_EVERY_S = 60.0
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _LOOKS_A_SILENCE = 4  # at the clock
 _STALL_LOOKS = 2  # so many looks late, the controller stood still
@@ -57,6 +60,22 @@ class NodeLostError(RunError):
     """A node is lost: what it was asked to do will not be done."""
 
     failure_code = FailureCode.NODE_LOST
+
+
+def limit_text(node: str, limit: AgentLimit) -> str:
+    """Return what an agent's bound means, for whoever watches a run."""
+    if limit.what == "log":
+        return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB) and began anew"
+    if limit.state == "left":
+        return f"node {node}: its agent has {limit.value_mib:.0f} MiB again, and takes work"
+    return (
+        f"node {node}: its agent has {limit.value_mib:.0f} MiB, more than its bound of {limit.bound_mib:.0f} MiB: it "
+        "takes no new work until it has less"
+    )
+
+
+def _log_limit(node: Node, limit: AgentLimit) -> None:
+    _log.warning("%s", limit_text(node.name, limit))
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:
@@ -80,6 +99,7 @@ class Node:
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
+    limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when its agent said what of its bounds
 
     @property
     def online(self) -> bool:
@@ -91,7 +111,8 @@ class Fleet:
     """Nodes by index, in the order of the scenario.
 
     Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
-    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`).
+    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`),
+    `on_limit(node, limit)` when its agent has reached a bound of its own.
     `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
     the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
 
@@ -115,6 +136,7 @@ class Fleet:
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
+        self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
 
     async def open(self) -> None:
         """Start to listen."""
@@ -299,6 +321,17 @@ class Fleet:
         if node is None:
             return
         try:
-            self.on_guest_event(node.index, decode(GuestEvent, payload, topic))
+            event = decode(GuestEvent, payload, topic)
+            if event.event == "limit" and not event.guest:
+                self._limit(node, convert(event.detail, AgentLimit))
+            else:
+                self.on_guest_event(node.index, event)
         except BadRecordError as error:
             _log.warning("%s", error)
+
+    def _limit(self, node: Node, limit: AgentLimit) -> None:
+        """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""
+        now_s, key = asyncio.get_running_loop().time(), (limit.what, limit.state)
+        if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
+            node.limits_s[key] = now_s
+            self.on_limit(node, limit)
