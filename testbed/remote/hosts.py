@@ -34,6 +34,7 @@ OptionValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:/.,@%+=?&-]+$")]  # no
 
 
 Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
+FolderOrNone = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/-]+)?$")]
 
 
 class _Table(BaseModel):
@@ -54,12 +55,25 @@ class Host(_Table):
     options: dict[OptionName, OptionValue] = {}  # of the driver
     home: Folder = "/opt/dfrs-testbed"
     service: Literal["systemd", "script"] = "systemd"
-    certificate: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/-]+)?$")] = ""  # folder; empty: one of `home`
+    agent_memory_mib: Annotated[int, Field(ge=0, le=MOST_NODE_MEMORY_MIB)] = 512  # of the agent itself; 0: no bound
+    certificate: FolderOrNone = ""  # this and the next two are folders; those that are empty are in `home`
+    state_dir: FolderOrNone = ""
+    image_dir: FolderOrNone = ""
 
     @property
     def certificate_folder(self) -> str:
         """Where the node's certificate is."""
         return self.certificate or f"{self.home}/certificate"
+
+    @property
+    def state_folder(self) -> str:
+        """Where the agent keeps private files."""
+        return self.state_dir or f"{self.home}/state"
+
+    @property
+    def image_folder(self) -> str:
+        """Where the agent keeps saved guests."""
+        return self.image_dir or f"{self.home}/images"
 
     @property
     def user(self) -> str | None:
@@ -113,12 +127,20 @@ class Hosts(_Table):
 def load_hosts(path: Path) -> Hosts:
     """Read the file; raises `UserError` that names key and value."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_hosts(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise UserError(
             f"{path}: cannot read the lab's machines: {error.strerror}; begin with testbed node add"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from None
+
+
+def read_hosts(text: str, path: Path) -> Hosts:
+    """Read what the file at `path` holds; raises `UserError` that names key and value."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not a TOML file: {error}") from None
     return check_hosts(data, path)
 
