@@ -50,8 +50,9 @@ def doctor(
     from testbed.doctor.certificates import certificates  # noqa: PLC0415  # as above
     from testbed.doctor.examine import examine, examine_services  # noqa: PLC0415  # as above
     from testbed.doctor.finding import worst  # noqa: PLC0415  # as above
-    from testbed.measure.influx_address import is_url  # noqa: PLC0415  # as above
+    from testbed.measure.influx_address import bare_url, is_url  # noqa: PLC0415  # as above
 
+    influx_url = influx_url and bare_url(influx_url)  # it is asked for its health alone, without a token
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
     address = None if broker is None else BrokerAddress.parse(broker)

@@ -22,11 +22,7 @@ from testbed.remote.hosts import load_hosts
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "ansible"
 TAGS = "--tags=certificates,common,time,broker,storage,agent"  # of roles that need no systemd and no other repository
-SECRETS = (
-    "influxdb_token",
-    "influxdb_password",
-    "grafana_influx_token",
-)  # every role asks for its own, whatever the tags
+SECRETS = ("influxdb_token", "influxdb_password")  # every role asks for its own, whatever the tags
 _COUNT = re.compile(r"(\w+)=(\d+)")
 Lab = tuple[Path, Ssh, list[HostAt]]
 
