@@ -193,6 +193,7 @@ class Agent:
             listener.heard()
             lease.hear(topic, payload)
 
+        await bus.subscribe(topics.release_topic(config.lab, topics.ANY), on_lease)
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, lease, journal)

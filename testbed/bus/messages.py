@@ -387,7 +387,8 @@ class Lease(Record, frozen=True):
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
     destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
-    `since_unix_s` is when it was taken; `released_by` says who ended it, if not its holder.
+    `since_unix_s` is when it was taken. A holder that lets go proves by the `token` that it is the holder. Another
+    controller ends a lease on its own topic (`testbed.bus.topics.release_topic`), and says in `released_by` who it is.
     """
 
     digest: str
@@ -398,4 +399,5 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
+    token: str = ""  # once it is released, and of no use any more
     release: str = ""  # of the holder's testbed

@@ -10,7 +10,7 @@ import os
 import ssl
 from pathlib import Path
 
-from testbed.bus.expiry import check_dates
+from testbed.bus.certificate import check_dates
 from testbed.bus.revoked import ListedContext
 from testbed.errors import UserError
 

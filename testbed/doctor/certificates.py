@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from testbed.bus.expiry import RENEW, SOON, dates_of
+from testbed.bus.certificate import RENEW, SOON, dates_of
 from testbed.bus.tls import FOLDER_VARIABLE
 from testbed.doctor.finding import Finding
 

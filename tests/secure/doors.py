@@ -18,7 +18,7 @@ from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
 
 LAB = "lab-1"
-NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice",)
+NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice", "bob")
 
 
 @dataclass(frozen=True, slots=True)

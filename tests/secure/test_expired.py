@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bus import expiry
-from testbed.bus.expiry import validity
+from testbed.bus import certificate
+from testbed.bus.certificate import validity
 from testbed.bus.tls import client_context, server_context
 from testbed.doctor.certificates import certificates
 from testbed.errors import UserError
@@ -95,7 +95,7 @@ def test_an_end_within_thirty_days_is_said_at_a_connection_and_once_a_day(
 ) -> None:
     soon, later = ending(folder, tmp_path / "soon", 12.5), ending(folder, tmp_path / "later", 31)
     now_s = 0.0
-    monkeypatch.setattr(expiry.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(certificate.time, "monotonic", lambda: now_s)
     for _ in range(3):
         client_context(soon)
         client_context(later)

@@ -1,4 +1,4 @@
-"""When certificates end: read from their files, and said in good time."""
+"""What certificates say of themselves: until when they are valid, which is said in good time, and whose they are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ RENEW = "testbed ca issue, or ansible-playbook rotate.yml"
 _AGAIN_S = 86_400.0
 _VERSION = 0xA0  # tag of the certificate's form: absent in the first
 _UTC_TIME = 0x17
+_COMMON_NAME = b"\x55\x04\x03"  # 2.5.4.3
+_CONTROLLER = "controller."  # begins the common name of each controller (`testbed.secure.authority`)
 
 _log = logging.getLogger(__name__)
 _said_s: dict[Path, float] = {}  # when the end of each certificate was said last, by the monotonic clock
@@ -45,27 +47,54 @@ def dates_of(cert: Path) -> tuple[datetime, datetime] | None:
     Raises `OSError` for a file that cannot be read.
     """
     try:
-        der = ssl.PEM_cert_to_DER_cert(_first_certificate(cert.read_text(encoding="ascii")))
+        return validity(_der(cert))
     except ValueError:  # no PEM; also bytes that are no ASCII
         return None
-    return validity(der)
 
 
-def _first_certificate(text: str) -> str:
-    end = "-----END CERTIFICATE-----"
+def own_name(folder: Path | None) -> str:
+    """Return the name of the controller whose certificate is in `folder`; empty without one, or if it is a node's."""
+    if folder is None:
+        return ""
+    try:
+        name = common_name(_der(folder / "cert.pem"))
+    except (OSError, ValueError):
+        return ""
+    return name.removeprefix(_CONTROLLER) if name.startswith(_CONTROLLER) else ""
+
+
+def _der(cert: Path) -> bytes:
+    text, end = cert.read_text(encoding="ascii"), "-----END CERTIFICATE-----"
     begin = text.find("-----BEGIN CERTIFICATE-----")
-    return text[begin : text.find(end) + len(end)] + "\n"
+    return ssl.PEM_cert_to_DER_cert(text[begin : text.find(end) + len(end)] + "\n")
 
 
 def validity(der: bytes) -> tuple[datetime, datetime] | None:
     """Return from when to when an X.509 certificate is valid, None if its form is unknown."""
     try:
-        tbs = _parts(_parts(_parts(der)[0][1])[0][1])
-        dates = _parts(tbs[4 if tbs[0][0] == _VERSION else 3][1])
-        (since, until) = (_date(tag, value.decode("ascii")) for tag, value in dates)
+        (since, until) = (_date(tag, value.decode("ascii")) for tag, value in _parts(_field(der, 4)))
     except (IndexError, ValueError):
         return None
     return since, until
+
+
+def common_name(der: bytes) -> str:
+    """Return the common name of whom an X.509 certificate is of, an empty string if it has none that can be read."""
+    try:
+        for _, names in _parts(_field(der, 5)):
+            for _, pair in _parts(names):
+                (_, kind), (_, value) = _parts(pair)
+                if kind == _COMMON_NAME:
+                    return value.decode("utf-8")
+    except (IndexError, ValueError):
+        pass
+    return ""
+
+
+def _field(der: bytes, number: int) -> bytes:
+    """Return a field of a certificate, as they are numbered where it has a version [RFC 5280 4.1]."""
+    tbs = _parts(_parts(_parts(der)[0][1])[0][1])
+    return tbs[number if tbs[0][0] == _VERSION else number - 1][1]
 
 
 def _date(tag: int, text: str) -> datetime:
