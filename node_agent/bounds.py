@@ -21,14 +21,14 @@ from node_agent.drivers.caps.cgroup2 import LEAF_ENDING
 from node_agent.drivers.caps.mounts import own_group
 from node_agent.drivers.protocol import Happening
 from node_agent.log_file import MOST_BYTES, turns
-from testbed.bus.messages import Adopt, AnyAction, Calibrate, FetchImage, MpiJoin, MpiOpen, Native, Start, Watch
+from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
 
 _LEFT_FRAC = 0.9  # of the bound: below that the agent takes work again
 _RELIEVE_EVERY_S = 10.0
 _MIB = 1 << 20
 _log = logging.getLogger(__name__)
 
-_NEW_WORK = (Start, Adopt, MpiOpen, MpiJoin, FetchImage, Watch, Native, Calibrate)
+_NEW_WORK = (Start, Adopt, FetchImage, Watch, Native, Calibrate)
 
 
 def rss_mib() -> float:
@@ -87,7 +87,7 @@ class Bounds:
         detail: dict[str, object] = {
             "what": what, "state": state, "value_mib": round(value_mib), "bound_mib": round(bound_mib),
         }  # fmt: skip
-        self._report(Happening("", "limit", time.monotonic_ns(), detail))
+        self._report(Happening(ITSELF, "limit", time.monotonic_ns(), detail))
 
 
 def _give_back() -> None:

@@ -360,7 +360,7 @@ class GuestEvent(Record, frozen=True):
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
 
-    An event `limit` without a guest is of the agent itself, with an `AgentLimit` as its detail.
+    An event `limit` of the guest `ITSELF` is of the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -368,6 +368,9 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+ITSELF = "agent"  # in place of a guest: those of ours have a prefix
 
 
 class AgentLimit(Value, frozen=True):

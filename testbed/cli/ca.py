@@ -109,7 +109,7 @@ def revoke(*, folder: Path, party: str, name: str, path: Path, as_json: bool) ->
     authority = _authority(folder)
     with _writing(folder):
         done = authority.revoke(party, name)  # type: ignore[arg-type]  # click.Choice allows only the names of parties
-    reached, failed = hand_out(authority, path, but=name if party == "node" else "")
+    reached, failed = hand_out(authority, path, party, name, new=bool(done.new))
     if as_json:
         click.echo(json.dumps({
             "party": party, "name": name, "new": done.new, "revoked": done.new + done.before,

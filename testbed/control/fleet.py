@@ -11,6 +11,7 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.messages import (
+    ITSELF,
     AgentLimit,
     AnyAction,
     BadRecordError,
@@ -322,7 +323,7 @@ class Fleet:
             return
         try:
             event = decode(GuestEvent, payload, topic)
-            if event.event == "limit" and not event.guest:
+            if (event.guest, event.event) == (ITSELF, "limit"):
                 self._limit(node, convert(event.detail, AgentLimit))
             else:
                 self.on_guest_event(node.index, event)

@@ -135,6 +135,18 @@ class Authority:
         if found is not None and found.days_left > renew_before_days and found.hosts == wanted:
             self._hand_out(party, folder)
             return found, False
+        self._make(party, name, folder, wanted, days)
+        made = self._held(party, folder)
+        if made is None:
+            raise UserError(f"{folder}: the certificate that was written there cannot be read")
+        return made, True
+
+    def stand_in(self, name: str, folder: Path) -> None:
+        """Write a certificate of a node's name for our own use, for a day, into a folder of ours."""
+        self._make("node", name, folder, (), 1)
+
+    def _make(self, party: Party, name: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
+        """Write a party's certificate and what it trusts, and log it."""
         ca, ca_key = self._load(_CA_OF[party])
         key = ec.generate_private_key(ec.SECP256R1())
         both = party == "node"  # it fetches images from other nodes, and serves its own
@@ -146,8 +158,8 @@ class Authority:
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         )
-        if wanted:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_alt_name(host) for host in wanted]), False)
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName([_alt_name(host) for host in hosts]), False)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         cert = builder.sign(ca_key, hashes.SHA256())
         self._hand_out(party, folder)
@@ -156,10 +168,6 @@ class Authority:
             revocation.note_issued(self.folder, party, name, serial)
         _write(folder / "key.pem", _key_bytes(key))
         _write(folder / "cert.pem", _cert_bytes(cert))
-        made = self._held(party, folder)
-        if made is None:
-            raise UserError(f"{folder}: the certificate that was written there cannot be read")
-        return made, True
 
     def revoke(self, party: Party, name: str = "") -> Revoked:
         """Revoke every certificate that a party ever got, and put the list into the folders of all who check it.

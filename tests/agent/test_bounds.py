@@ -21,6 +21,7 @@ from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
+    ITSELF,
     AgentLimit,
     Calibrate,
     GuestEvent,
@@ -56,7 +57,7 @@ class Watched:
         self.bounds.relieve = self._relieve
 
     def _hear(self, happening: Happening) -> None:
-        assert (happening.guest, happening.event) == ("", "limit")
+        assert (happening.guest, happening.event) == (ITSELF, "limit")
         self.said.append(happening.detail)
 
     def _relieve(self) -> None:
@@ -149,7 +150,7 @@ def test_a_node_that_says_it_all_the_time_is_heard_once_a_minute() -> None:
             for number in range(100):
                 bad = {"what": "x" * 100_000} if number % 2 else {**detail, "value_mib": -1}
                 for each in (detail, bad):
-                    event = GuestEvent(node="n1", guest="", event="limit", mono_ns=1, detail=each)
+                    event = GuestEvent(node="n1", guest=ITSELF, event="limit", mono_ns=1, detail=each)
                     await agent.publish(topics.node_topic("t", "n1", "event"), encode(event))
                 await asyncio.sleep(1)
             assert (len(heard), guests) == (2, [])

@@ -17,6 +17,7 @@ from testbed.errors import UserError
 from testbed.remote import everywhere as ways
 from testbed.remote.hosts import Head, Host, Hosts, load_hosts
 from testbed.remote.shell import RemoteError
+from testbed.secure import farewell
 from testbed.secure.authority import Authority
 from testbed.secure.revocation import revoked
 
@@ -28,6 +29,8 @@ class Machines:
         self.folder = folder
         self.away: set[str] = set()
         self.ran: list[tuple[str, ...]] = []
+        self.farewells: list[tuple[str, str, bool]] = []
+        self.why_not = ""
 
     def everywhere(
         self, hosts: Hosts, chosen: list[Host], act: Callable[[Any], str], done: object = None
@@ -41,6 +44,14 @@ class Machines:
             except RemoteError as error:
                 found.append(ways.Outcome(host, None, str(error)))
         return found
+
+    def say_farewell(self, authority: Authority, broker: str, name: str) -> str:
+        """Note who is to be parted, and whether the broker had the list and the rules of before by then."""
+        listed = bool(revoked(self.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl")))
+        ruled = self.path("head", "/etc/mosquitto/dfrs/agents.acl").exists()
+        self.farewells.append((broker, name, listed and not ruled))
+        authority.stand_in(name, self.folder / "stand-in")
+        return self.why_not
 
     def path(self, host: str, target: str) -> Path:
         path = self.folder / host / target.lstrip("/")
@@ -68,6 +79,7 @@ class Machine:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     made = Machines(tmp_path / "machines")
     monkeypatch.setattr(ways, "everywhere", made.everywhere)
+    monkeypatch.setattr(farewell, "say_farewell", made.say_farewell)
     made.path("head", "/etc/mosquitto/dfrs/mosquitto.conf").write_text("crlfile x\n")
     return made
 
@@ -102,13 +114,17 @@ def test_the_list_goes_to_the_broker_and_every_other_node(
     assert done.return_value == 0, done.output
     assert "head: the broker has the list, and read it" in done.output
     assert "until they have the list" not in done.output
-    assert len(revoked(machines.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl"))) == 1
+    assert "n1: its connection was ended" in done.output
+    assert machines.farewells == [("mqtts://b", "n1", True)]
+    assert len(revoked(machines.path("head", "/etc/mosquitto/dfrs/certificates/agents-ca.crl"))) == 2, "also our own"
     rules = machines.path("head", "/etc/mosquitto/dfrs/agents.acl").read_text()
     assert ("user n1" in rules, "user n2" in rules) == (False, True)
     assert ("head", "systemctl", "reload", "mosquitto") in machines.ran
     for name in ("n2", "n3"):
-        assert len(revoked(machines.path(name, "/opt/dfrs-testbed/certificate/peers.crl"))) == 1
+        assert len(revoked(machines.path(name, "/opt/dfrs-testbed/certificate/peers.crl"))) == 2
     assert not (machines.folder / "n1").exists(), "who was put out is left alone"
+    revoke(authority, path)
+    assert len(machines.farewells) == 1, "again there is nobody to part"
     assert not (machines.folder / "of-no-certificate").exists()
 
 
@@ -125,6 +141,13 @@ def test_a_node_that_is_away_is_told_and_reached_by_calling_again(
     told = json.loads(revoke(authority, path, "--json").output)
     assert (told["new"], told["failed"]) == (0, [])
     assert "n3: has the list" in told["reached"]
+
+
+def test_a_connection_that_cannot_be_ended_is_told(machines: Machines, authority: Authority, tmp_path: Path) -> None:
+    machines.why_not = "broker mqtts://b: no answer within 5 s"
+    done = revoke(authority, hosts_file(tmp_path, head={"ssh": "root@head"}))
+    assert done.return_value == 1
+    assert "the connection of n1 goes on, but says and hears nothing: broker mqtts://b: no answer" in done.output
 
 
 def test_a_broker_of_before_and_a_file_without_head_are_told(

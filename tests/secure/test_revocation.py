@@ -20,12 +20,14 @@ from support.live import HANG_S, until, wait_until
 
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
-from testbed.bus.protocol import BusError
+from testbed.bus.messages import NodeStatus, decode, encode
+from testbed.bus.protocol import BusError, Presence
 from testbed.bus.tls import client_context, server_context
 from testbed.cli.ca import ca
 from testbed.errors import UserError
 from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
+from testbed.secure.farewell import say_farewell
 from testbed.secure.revocation import revoked
 
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.1", "n3": "127.0.0.1"}
@@ -249,6 +251,45 @@ def test_a_connection_of_before_says_and_hears_nothing_more(doors: Doors) -> Non
             assert told == []
 
     asyncio.run(work())
+
+
+def test_the_connection_that_a_revoked_node_has_is_ended_and_the_lab_is_told(doors: Doors) -> None:
+    async def work() -> None:
+        told: list[NodeStatus] = []
+
+        async def hear(topic: str, payload: bytes) -> None:
+            told.append(decode(NodeStatus, payload, topic))
+
+        topic = topics.node_topic(LAB, "n1", "status")
+        there = encode(NodeStatus(node="n1", online=True))
+        presence = Presence(topic, lambda: there, there, there)
+        async with (
+            asyncio.timeout(HANG_S),
+            MqttBus(doors.controller(), "alice", keep_session=False) as controller,
+            MqttBus(doors.agent("n2"), "n2", keep_session=False) as honest,
+            MqttBus(doors.agent("n1"), "n1", presence, keep_session=False) as thief,
+        ):
+            kept = honest._client
+            await controller.subscribe(topic, hear)
+            await until(lambda: told and told[-1].online, "its presence")
+            doors.authority.revoke("node", "n1")
+            doors.broker.send_signal(signal.SIGHUP)  # its rules still name the node
+            url = f"mqtts://{doors.address}:{doors.agent_port}"
+            assert await asyncio.to_thread(say_farewell, doors.authority, url, "n1") == ""
+            await until(lambda: not thief.connected.is_set(), "the end of its connection")
+            await until(lambda: told[-1].reason == "its certificate was revoked", "word of that")
+            assert doors.authority.revoke("node", "n1").new == 1, "what it was done by counts no more either"
+            put_out(doors, "n1")
+            await until_let_in(doors, "n1", let_in=False)
+            assert honest._client is kept
+
+    asyncio.run(work())
+
+
+def test_a_broker_that_cannot_be_reached_for_a_farewell_is_told(authority: Authority) -> None:
+    assert "connection refused" in say_farewell(authority, "mqtts://127.0.0.1:9", "n1")
+    assert "expected mqtts://" in say_farewell(authority, "mqtt://127.0.0.1:9", "n1")
+    assert "no such file" in say_farewell(authority, "mqtts://127.0.0.1:9", "n9")
 
 
 def test_a_tls_session_of_before_is_not_resumed(doors: Doors) -> None:
