@@ -16,10 +16,8 @@ from typing import Protocol, Self
 import psutil
 from guest_lab import made_lab
 
-from testbed.box.control_group import within
 from testbed.box.processes import end, mark, spawn
-from testbed.box.room import enter
-from testbed.box.services import Broker, NodeAgent, arguments
+from testbed.box.services import Broker, NodeAgent
 from testbed.box.spec import BoxSpec
 from testbed.box.state import Journal
 from testbed.bus.address import BrokerAddress
@@ -200,7 +198,7 @@ class ProcessWorld:
 
 @contextlib.contextmanager
 def guest_world(folder: Path, lab: str) -> Iterator[GuestWorld]:
-    """Make a lab, and remove it; not within an event loop."""
+    """Make a lab of virtual machines, and remove it at the end. It blocks: call it outside of an event loop."""
     path = folder / "lab.toml"
     path.write_text(_guest_scenario(lab, "fail"))
     spec = spec_of(load_scenario(path))
@@ -241,14 +239,9 @@ class GuestWorld:
         return _guest_scenario(self.lab, on_guest_loss)
 
     def _begin_agent(self) -> None:
-        argv = [
-            *within(self.lab),
-            *enter(self._node, self.journal, network=False),
-            *module_argv("node_agent", *arguments(self._node)),
-        ]
         url = self._address.url.replace(f":{self._address.port}", f":{self.relay.port}")
         marked_as = mark(self._node.lab, self._node.name, "agent")
-        self.journal.started(self._agent.name, spawn(argv, marked_as, self._agent.log, f"{url}\n"))
+        self.journal.started(self._agent.name, spawn(self._agent.argv, marked_as, self._agent.log, f"{url}\n"))
 
     def _pid(self) -> int:
         process = self._agent.process

@@ -1,9 +1,9 @@
 """The control group of a lab's own processes: broker, libvirtds, their agents, and a controller on this machine.
 
-A node's partition weighs 64 times as much as an ordinary process, so that foreign load takes little of it. The lab's
-own processes would be foreign load, too: on a machine whose guests are all busy, a command would wait until the nodes
-have used up their quotas, for most of each 0.1 s. They are in a group of the greatest weight instead: they need little
-time, and have it at once.
+A node's partition has 64 times the weight of an ordinary process, so that foreign load takes little of the node. With
+an ordinary weight, the lab's own processes would hardly run while all guests are busy: a command would wait for the
+end of the nodes' quotas, up to 0.1 s. This group has the greatest weight that the kernel allows. Its processes need
+little CPU time, so the guests lose little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.box.commands import program
-from testbed.box.partition import enable_controllers, here, remove_folders
+from testbed.box.partition import have_values, here, make_group, remove_folders
 from testbed.box.processes import wait_until
 from testbed.box.spec import prefix
 from testbed.errors import RunError
@@ -39,42 +39,36 @@ class ControlGroup:
 
     def there(self) -> bool:
         """See `Part.there`."""
-        path, value = self._weight()
-        return path.is_file() and path.read_text(encoding="ascii").strip() == value
+        return have_values(self._weight())
 
     def make(self) -> None:
         """See `Part.make`."""
-        path, value = self._weight()
-        try:
-            path.parent.mkdir(exist_ok=True)
-            enable_controllers(here())
-            path.write_text(value, encoding="ascii")
-        except OSError as error:
-            raise RunError(f"{self.name}: {error.filename or ''}: {error.strerror}") from error
-        if not self.there():
-            raise RunError(f"{self.name}: the kernel did not take its settings")
+        make_group(self.name, here(), [_folder(self.lab)], self._weight())
 
     def remove(self) -> list[str]:
         """See `Part.remove`."""
         return remove_control_group(_folder(self.lab).name)
 
-    def _weight(self) -> tuple[Path, str]:
+    def _weight(self) -> dict[Path, str]:
         folder = _folder(self.lab)
         if here().kind == "v2":
-            return folder / "cpu.weight", str(_WEIGHT)
-        return folder / "cpu.shares", str(_SHARES)
+            return {folder / "cpu.weight": str(_WEIGHT)}
+        return {folder / "cpu.shares": str(_SHARES)}
 
 
 def within(lab: str) -> list[str]:
-    """Return the beginning of a command line that runs the rest of it in the lab's control group."""
+    """Return a prefix for a command line, so that the command runs in the lab's control group."""
     return [program("sh"), "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(_folder(lab) / _PROCESSES)]
 
 
 @contextlib.contextmanager
 def joined(lab: str) -> Iterator[None]:
-    """Have this process in the lab's control group for a while, if it may and there is one."""
+    """Move this process to the lab's control group, and back at the end.
+
+    Without the right to, as an ordinary user, the process stays where it is.
+    """
     left = _own_folder()
-    with contextlib.suppress(OSError):  # an ordinary user may not
+    with contextlib.suppress(OSError):
         _join(_folder(lab), os.getpid())
     try:
         yield
@@ -84,7 +78,7 @@ def joined(lab: str) -> Iterator[None]:
 
 
 def control_groups() -> list[str]:
-    """Return the names of all control groups on the machine that may belong to labs."""
+    """Return the names of the control groups of all labs on the machine."""
     return sorted(path.name for path in _root().glob(f"dfrs-*{SUFFIX}"))
 
 
@@ -110,7 +104,7 @@ def remove_control_group(name: str) -> list[str]:
 
 
 def _root() -> Path:
-    """Where the groups are that rule CPU time."""
+    """Return the mount point of the hierarchy that controls CPU time."""
     groups = here()
     return groups.v1["cpu"] if "cpu" in groups.v1 else groups.roots[0]
 
@@ -120,7 +114,7 @@ def _folder(lab: str) -> Path:
 
 
 def _own_folder() -> Path:
-    """The folder of the group that this process is in; the root of all if it cannot be seen from here."""
+    """Return the folder of this process's group, or the root if a namespace hides that folder."""
     root, wanted = _root(), "" if here().kind == "v2" else "cpu"
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -130,5 +124,5 @@ def _own_folder() -> Path:
 
 
 def _join(folder: Path, pid: int) -> None:
-    if folder.is_dir():  # the file of a folder that is not there would be made
+    if folder.is_dir():
         (folder / _PROCESSES).write_text(str(pid), encoding="ascii")

@@ -109,14 +109,9 @@ class Libvirtd:
         (node.run_dir / "etc" / "qemu.conf").write_text(_text(_driver_settings(node)), encoding="utf-8")
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
-        process = spawn(
-            [
-                *(*within(node.lab), *enter(node, self.journal, network=True)),
-                *(program("libvirtd"), "--listen", *_PID_FILE),
-            ],
-            mark(node.lab, node.name, "libvirtd"),
-            log,
-        )
+        inside = [*within(node.lab), *enter(node, self.journal, network=True)]
+        argv = [*inside, program("libvirtd"), "--listen", *_PID_FILE]
+        process = spawn(argv, mark(node.lab, node.name, "libvirtd"), log)
         self.journal.started(self.name, process)
         if not wait_until(lambda: node.socket.exists() or not alive(process), _SOCKET_WITHIN_S):
             raise RunError(f"{self.name}: no socket after {_SOCKET_WITHIN_S:g} s{last_line(log)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,35 +116,43 @@ class Partition:
         """See `Part.there`."""
         groups = here()
         folders = [root / (self.node.full_name + SUFFIX) for root in groups.roots]
-        return all(folder.is_dir() for folder in folders) and all(
-            _text(path) == value for path, value in self._settings(groups).items()
-        )
+        return all(folder.is_dir() for folder in folders) and have_values(self._settings(groups))
 
     def make(self) -> None:
         """See `Part.make`."""
-        groups = here()
-        name = self.node.full_name + SUFFIX
-        try:
-            for root in groups.roots:
-                (root / name).mkdir(exist_ok=True)
-            enable_controllers(groups, name)
-            for path, value in self._settings(groups).items():
-                path.write_text(value, encoding="ascii")
-        except OSError as error:
-            raise RunError(f"{self.name}: {error.filename or ''}: {error.strerror}") from error
-        if not self.there():
-            raise RunError(f"{self.name}: the kernel did not take its settings")
+        groups, name = here(), self.node.full_name + SUFFIX
+        make_group(self.name, groups, [root / name for root in groups.roots], self._settings(groups), parent_of=name)
 
     def remove(self) -> list[str]:
         """See `Part.remove`."""
         return remove_partition(self.node.full_name + SUFFIX)
 
 
-def enable_controllers(groups: Hierarchies, *below: str) -> None:
-    """Give the groups in the root of version 2, and those in groups below it, their controllers; raises `OSError`."""
-    if groups.kind == "v2":
-        for folder in (_v2(groups), *(_v2(groups) / name for name in below)):
-            (folder / "cgroup.subtree_control").write_text("+cpu +cpuset", encoding="ascii")
+def have_values(settings: Mapping[Path, str]) -> bool:
+    """Whether each file has its value."""
+    return all(path.is_file() and _text(path) == value for path, value in settings.items())
+
+
+def make_group(
+    part: str, groups: Hierarchies, folders: Iterable[Path], settings: Mapping[Path, str], parent_of: str = ""
+) -> None:
+    """Make the folders of a control group and write its settings; raises `RunError`, which names the part.
+
+    On version 2, the groups within `parent_of` get controllers, too, if it is given.
+    """
+    try:
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        if groups.kind == "v2":
+            root = _v2(groups)
+            for parent in (root, root / parent_of) if parent_of else (root,):
+                (parent / "cgroup.subtree_control").write_text("+cpu +cpuset", encoding="ascii")
+        for path, value in settings.items():
+            path.write_text(value, encoding="ascii")
+    except OSError as error:
+        raise RunError(f"{part}: {error.filename or ''}: {error.strerror}") from error
+    if not have_values(settings):
+        raise RunError(f"{part}: the kernel did not take its settings")
 
 
 def join_partition(node: str, pid: int) -> None:

@@ -102,18 +102,24 @@ class NodeAgent:
         """The agent, as it was written down."""
         return self.journal.process(self.name)
 
+    @property
+    def argv(self) -> list[str]:
+        """The command line; the agent reads the broker's address from its standard input."""
+        # An agent without a libvirtd makes its guests' control groups below its own: those must not have precedence.
+        first = within(self.node.lab) if self.node.has_libvirtd else []
+        inside = [*first, *enter(self.node, self.journal, network=False)]
+        return [*inside, *module_argv("node_agent", *arguments(self.node))]
+
     def there(self) -> bool:
         """See `Part.there`."""
         return alive(self.process)
 
     def make(self) -> None:
         """See `Part.make`."""
-        # the guests of an agent without a libvirtd are in groups below its own
-        first = within(self.node.lab) if self.node.has_libvirtd else []
-        inside = [*first, *enter(self.node, self.journal, network=False)]
-        argv = [*inside, *module_argv("node_agent", *arguments(self.node))]
         url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
-        self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))
+        self.journal.started(
+            self.name, spawn(self.argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
+        )
 
     def remove(self) -> list[str]:
         """See `Part.remove`: it destroys its guests."""

@@ -156,8 +156,6 @@ class MqttBus(Bus):
                 client = await self._connect()
             except (BusError, UserError) as error:  # its certificate may have expired meanwhile
                 _log.warning("bus %s: %s", self.client_id, error)
-            except Exception:  # noqa: BLE001  a bus that gave up here would be silent for ever
-                _log.exception("bus %s: connecting to %s", self.client_id, self.address)
             else:
                 _log.info("bus %s: connected again", self.client_id)
                 return client

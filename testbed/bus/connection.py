@@ -125,25 +125,24 @@ async def connect(
     entering = asyncio.create_task(client.__aenter__(), name=f"bus {client_id}: connect")
     entering.add_done_callback(_seen)
     try:
-        await asyncio.shield(entering)
-    except MqttConnectError as error:
-        raise NoBrokerError(f"broker {address} refuses {client_id}: {_reason(error)}") from None
+        await asyncio.wait([entering])
     except asyncio.CancelledError:
-        if entering.cancelled():  # by nobody: a deadline of aiomqtt's cancelled what it looks at afterwards
-            await disconnect(client)
-            raise NoBrokerError(f"broker {address}: {_NO_GREETING}") from None
         await asyncio.wait([entering], timeout=_GRACE_S)
         await disconnect(client)
         entering.cancel()  # only now: cancelled while its socket is open, it would leave that open
         await asyncio.wait([entering])
         raise
-    except Exception as error:  # noqa: BLE001  whatever paho raises in the middle of a loss, too
-        await disconnect(client)
-        hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
-        if address.tls and _NO_GREETING in hint:
-            hint += f"; does it trust {_own(address)}, on this port? Agents and controllers have different ones"
-        raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}") from None
-    return client
+    # A loss in the middle of the greeting may also cancel a future of aiomqtt's own, and so the task itself.
+    error = aiomqtt.MqttError(_NO_GREETING) if entering.cancelled() else entering.exception()
+    if error is None:
+        return client
+    if isinstance(error, MqttConnectError):
+        raise NoBrokerError(f"broker {address} refuses {client_id}: {_reason(error)}")
+    await disconnect(client)
+    hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
+    if address.tls and _NO_GREETING in hint:
+        hint += f"; does it trust {_own(address)}, on this port? Agents and controllers have different ones"
+    raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}")
 
 
 async def lost(client: aiomqtt.Client) -> None:
@@ -155,21 +154,17 @@ async def lost(client: aiomqtt.Client) -> None:
 async def disconnect(client: Connection, *, in_peace: bool = True) -> None:
     """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will.
 
-    Raises nothing but the cancellation of the caller: a bus that ended with an error of its library's would be silent
-    for ever.
+    Raises nothing: aiomqtt passes on every error of reading or writing the socket, and the bus, which connects again
+    after this, would end with it.
     """
-    task = asyncio.current_task()
-    cancels = task.cancelling() if task is not None else 0
     if not in_peace:
         client.abort()
+    leaving = asyncio.create_task(client.__aexit__(None, None, None))
+    leaving.add_done_callback(_seen)
     try:
-        async with asyncio.timeout(_GRACE_S):
-            await client.__aexit__(None, None, None)
-    except asyncio.CancelledError:
-        if task is not None and task.cancelling() > cancels:
-            raise  # else it is one of a future of aiomqtt's own, whose deadline had passed
-    except Exception as error:  # noqa: BLE001  it is over, however it broke
-        _wire_log.debug("a connection ended with %r", error)
+        await asyncio.wait([leaving], timeout=_GRACE_S)
+    finally:
+        leaving.cancel()
 
 
 async def _try_address(address: BrokerAddress, timeout_s: float, tls: ssl.SSLContext | None) -> None:

@@ -129,7 +129,7 @@ def _groups_of(pid):
 
 
 def _assert_its_processes_come_before_its_guests(lab, found):
-    """Commands must not wait for guests that use all cores: who carries them out weighs more than a node."""
+    """The lab's own processes weigh more than a node's guests, so that commands do not wait for busy guests."""
     group = f"dfrs-{lab.name}-lab.control"
     pids = [found["broker_pid"], *(node[key] for node in found["nodes"] for key in ("libvirtd_pid", "agent_pid"))]
     assert [group in _groups_of(pid) for pid in pids] == [True] * len(pids)
