@@ -4,7 +4,8 @@ Twelve jobs of the quickstart's trace on two nodes of real processes, with a Mos
 root with `--guests`, those of scenarios/kvm-two-nodes.toml in a lab that is made for each case. Once the replay has
 gone on for `--after-s` something is done: the broker is killed and back after a while, node-b is cut off (a relay
 between its agent and the broker forwards nothing), its agent is stopped (SIGSTOP), or killed and started again. The
-table says how many jobs were done, and why the others were not. Needs Mosquitto.
+table says how many jobs ran at that moment, how many were done in the end, and why the others were not. The exit code
+is 1 if no job ran at that moment. Needs Mosquitto.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -53,6 +55,12 @@ def entries(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def running(journal: list[dict[str, Any]]) -> int:
+    """Return how many jobs run at the end of a journal; a paused job does not."""
+    states = {entry["job"]: entry["state"] for entry in journal if entry["kind"] == "job"}
+    return sum(state in {"running", "resumed", "moving"} for state in states.values())
+
+
 def the_run(folder: Path) -> Path:
     (path,) = folder.glob("runs/*")
     return path
@@ -79,12 +87,17 @@ async def _run_case(name: str, after_s: float, folder: Path, lab: AbstractAsyncC
             run = await asyncio.create_subprocess_exec(
                 *module_argv("testbed", "run", str(path), "--out", str(folder / "runs")), stdout=log, stderr=log
             )
-        while run.returncode is None and "replay" not in kinds(folder):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(run.wait(), SAY_EVERY_S)
-        hurting = asyncio.ensure_future(_later(after_s, fault, world))
-        code = await run.wait()
-        await hurting
+        try:
+            while run.returncode is None and "replay" not in kinds(folder):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(run.wait(), SAY_EVERY_S)
+            disturbing = asyncio.ensure_future(_later(after_s, fault, world, folder))
+            code = await run.wait()
+            disturbed = await disturbing
+        finally:
+            if run.returncode is None:  # this program was interrupted
+                run.terminate()
+                await run.wait()
     run_path = the_run(folder)
     summary = json.loads((run_path / "summary.json").read_text())
     nodes = [
@@ -93,14 +106,22 @@ async def _run_case(name: str, after_s: float, folder: Path, lab: AbstractAsyncC
         if entry["kind"] == "node"
     ]
     return {
-        "case": name, "done": summary["done"], "failed": summary["failed"], "exit_code": code, "nodes": nodes,
+        "case": name,
+        "disturbed_jobs": disturbed,
+        "done": summary["done"],
+        "failed": summary["failed"],
+        "exit_code": code,
+        "nodes": nodes,
         "wall_s": entries(run_path / "events.jsonl")[-1].get("t_s"),
-    }  # fmt: skip
+    }
 
 
-async def _later(seconds: float, fault: Fault, world: World) -> None:
+async def _later(seconds: float, fault: Fault, world: World, folder: Path) -> int:
+    """Disturb the world after a while; return how many jobs ran at that moment."""
     await asyncio.sleep(seconds)
+    disturbed = running(entries(the_run(folder) / "events.jsonl"))
     await fault(world)
+    return disturbed
 
 
 def main() -> None:
@@ -112,6 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results as JSON")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run directories and logs of agents there")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a lab is removed then, too, as on Ctrl-C
     print_machine()
     results = []
     for name in options.case or CASES:
@@ -125,10 +147,11 @@ def main() -> None:
                 options.out.write_text(json.dumps(results, indent=1) + "\n")
     print_table(
         f"Twelve jobs, two nodes of {'virtual machines' if options.guests else 'processes'}",
-        ("fault", "done", "failed", "reasons"),
+        ("fault", "jobs that ran then", "done", "failed", "reasons"),
         [
             (
                 CASES[str(one["case"])][0],
+                one["disturbed_jobs"],
                 one["done"],
                 len(one["failed"]),
                 "; ".join(sorted(set(one["failed"].values()))),
@@ -136,6 +159,9 @@ def main() -> None:
             for one in results
         ],
     )
+    idle = [one["case"] for one in results if not one["disturbed_jobs"]]
+    if idle:
+        parser.exit(1, f"no job ran at the moment of {', '.join(idle)}: these show nothing; choose another --after-s\n")
 
 
 if __name__ == "__main__":
