@@ -85,7 +85,7 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """A live migration that succeeded, as the hypervisor counted it."""
+    """A live migration that succeeded, as the hypervisor counted it; an emulated guest stands still all the time."""
 
     bytes: int
     elapsed_s: float

@@ -259,6 +259,8 @@ def test_processes_get_no_more_than_their_cap_and_what_they_can_of_it(
         try:
             caps = await open_caps("dfrs-t-real", mechanism)
         except DriverError as error:
+            if mechanism == "duty":  # it needs nothing of the machine
+                raise
             pytest.skip(str(error))
         try:
             await caps.add("g", pid, threads)

@@ -189,7 +189,7 @@ class Silent:
     def unexpected(self, *_arguments: object) -> None:
         raise AssertionError
 
-    domain_stopped = domain_arrived = job_completed = connection_back = unexpected
+    domain_stopped = domain_arrived = domain_departs = job_completed = connection_back = unexpected
 
 
 class HangsUpBadly:

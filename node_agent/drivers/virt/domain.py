@@ -151,6 +151,11 @@ def channel_path(xml: str) -> Path:
     raise DriverError(f"the domain has no channel {CHANNEL} with a socket")
 
 
+def is_emulated(xml: str) -> bool:
+    """Whether software emulates the virtual CPUs of a domain; libvirt calls such a domain `qemu`."""
+    return ET.fromstring(xml).get("type") == "qemu"  # noqa: S314  # written by the hypervisor
+
+
 def owner_of(xml: str) -> Mapping[str, str]:
     """Return name, run, job, task, node and lease of one of our domains; empty for a domain that is not ours."""
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor

@@ -426,6 +426,11 @@ class LibvirtDriver:
         if name not in self._guests:
             self._arrived.add(name)
 
+    def domain_departs(self, name: str) -> None:
+        """A domain that migrates stopped working here."""
+        if name in self._migrations:
+            self._migrations[name].stands_still()
+
     def job_completed(self, name: str, statistics: Mapping[str, int]) -> None:
         """A migration of a domain is over."""
         if name in self._migrations:

@@ -59,6 +59,9 @@ class Listener(Protocol):
     def domain_arrived(self, name: str) -> None:
         """A domain came by migration and runs here now."""
 
+    def domain_departs(self, name: str) -> None:
+        """A domain that migrates stopped working here."""
+
     def job_completed(self, name: str, statistics: Mapping[str, int]) -> None:
         """A migration of a domain is over."""
 
@@ -132,6 +135,8 @@ class Hypervisor:
             self._post(self._listener.domain_stopped, domain.name())
         elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED and detail == libvirt.VIR_DOMAIN_EVENT_RESUMED_MIGRATED:
             self._post(self._listener.domain_arrived, domain.name())
+        elif event == libvirt.VIR_DOMAIN_EVENT_SUSPENDED and detail == libvirt.VIR_DOMAIN_EVENT_SUSPENDED_MIGRATED:
+            self._post(self._listener.domain_departs, domain.name())
 
     def _job(self, _connection: Any, domain: Any, statistics: dict[str, Any], _opaque: None) -> None:
         counts = {name: int(value) for name, value in statistics.items() if isinstance(value, int)}
