@@ -56,7 +56,7 @@ class Child:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
-        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self.exited: asyncio.Future[int] = self._loop.create_future()  # wait for it behind a shield
         self._output, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         try:
