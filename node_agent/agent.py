@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from node_agent import SERVING
 from node_agent.backlog import Backlog
+from node_agent.bounds import Bounds, bound_own_group
 from node_agent.drivers.protocol import (
     PREFIX,
     Driver,
@@ -30,8 +30,10 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.facts import node_facts
 from node_agent.image_orders import ImageOrders
+from node_agent.image_server import ImageServer
 from node_agent.image_starts import ImageStarts
-from node_agent.images import ImageCopier, ImageFetcher, ImageServer
+from node_agent.image_tickets import Tickets
+from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.post import Listener, Post
@@ -42,10 +44,13 @@ from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
+from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.event_details import told
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
+    MOST_NATIVE_RANKS,
     Adopt,
     AnyAction,
     Calibrate,
@@ -59,10 +64,11 @@ from testbed.bus.messages import (
     ListGuests,
     Migrate,
     MpiJoin,
-    MpiOpen,
+    MpiPass,
     Native,
     NodeFacts,
     NodeStatus,
+    OfferImage,
     Ping,
     Quit,
     Release,
@@ -76,8 +82,8 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
-from testbed.errors import UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -98,6 +104,7 @@ class AgentConfig:
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
     image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
+    agent_memory_mib: int = 0  # most memory of the agent itself; 0: no bound
 
     @property
     def budget(self) -> NodeBudget:
@@ -124,18 +131,19 @@ class Agent:
         self._verifies = False
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
+        self._acts = ActLog(self._report_acts, now_s=asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
+        self._bounds = Bounds(config.agent_memory_mib, self._happenings.put_nowait)
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
         self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
-        self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
+        self._tickets = Tickets(asyncio.get_running_loop().time)
+        self._server = ImageServer(self._stores.path, self._tickets, server_context(tls_dir) if tls_dir else None)
         fetcher: ImageFetcher | ImageCopier = (
-            ImageFetcher(
-                self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
-            )
+            ImageFetcher(self._stores.disk, client_context(tls_dir, "peers.pem") if tls_dir else None)
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
@@ -157,8 +165,9 @@ class Agent:
             able = set(found.capabilities)  # programs read their own images, and check them
             self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
-                await self._listen()
+                await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
+                await asyncio.to_thread(bound_own_group, config.agent_memory_mib, config.memory_mib)
             else:
                 self._stores.rehearse_memory()
             self._kept_images.begin()
@@ -169,16 +178,6 @@ class Agent:
         finally:
             await asyncio.shield(self._leave())
 
-    async def _listen(self) -> None:
-        address = self._config.address
-        try:
-            await self._server.open(address)
-        except OSError as error:
-            raise UserError(
-                f"--address {address}: images cannot be served there: {os.strerror(error.errno or 0)}: expected an "
-                "address of this machine"
-            ) from None
-
     async def _serve(self, bus: Bus) -> None:
         config = self._config
         listener = Listener(bus)
@@ -188,6 +187,7 @@ class Agent:
             listener.heard()
             lease.hear(topic, payload)
 
+        await bus.subscribe(topics.release_topic(config.lab, topics.ANY), on_lease)
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, lease, journal)
@@ -195,7 +195,7 @@ class Agent:
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
         async with (
-            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
+            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts),
             self._background(bus, listener, lease),
         ):
             _log.info(SERVING, config.node, config.lab)
@@ -203,9 +203,16 @@ class Agent:
 
     def _refuse(self, command: Command) -> str | None:
         """Say why a command is not to be obeyed, or None."""
-        return None if self._lease.allows(command.lease) else "its lease is not the one in force here"
+        if not self._lease.allows(command.lease):
+            return "its lease is not the one in force here"
+        return self._bounds.refusal(command.action)
+
+    def _report_acts(self, acts: Sequence[Act]) -> None:
+        warn(acts)
+        ActFile(self._config.state_dir / FILE).append(acts)
 
     async def _leave(self) -> None:
+        self._acts.flush()
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
@@ -221,7 +228,11 @@ class Agent:
 
         def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
             told = facts if online else None
-            return encode(NodeStatus(node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left))
+            return encode(
+                NodeStatus(
+                    node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left, release=__version__
+                )
+            )  # fmt: skip
 
         return Presence(
             topic=topics.node_topic(self._config.lab, node, "status"),
@@ -235,6 +246,7 @@ class Agent:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
+        self._bounds.relieve = post.set_aside
         tasks = [
             asyncio.create_task(self._report(post), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
@@ -269,6 +281,7 @@ class Agent:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             await self._driver.refresh()
+            self._bounds.look(loop.time())
             post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
 
     async def _tell(self, bus: Bus, listener: Listener) -> None:
@@ -277,7 +290,7 @@ class Agent:
         async def publish(happening: Happening) -> None:
             event = GuestEvent(
                 node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=happening.detail,
+                detail=told(happening.event, happening.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()
@@ -304,6 +317,7 @@ class Agent:
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
+        self._tickets.clear()
         if not pause:  # before anything that takes time: who drives next may save soon
             self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
@@ -343,7 +357,7 @@ class Agent:
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
-        if guest is None:
+        if guest is None or isinstance(action, MpiPass):  # which a join, or a save, of that guest waits for
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
         async with lock:
@@ -355,16 +369,16 @@ class Agent:
                 return await self._measure(action)
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+            case OfferImage():
+                self._tickets.offer(action)
             case FetchImage():
                 return await self._images.fetch(action)
             case DropImage():
                 self._stores.drop(action.image)
+            case MpiPass():
+                await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
             case ListGuests():
-                for guest in action.settled:
-                    async with self._locks.setdefault(guest, asyncio.Lock()):
-                        pass
-                guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
-                return {"guests": guests, "images": self._stores.all()}
+                return await self._list(action)
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
             case Quit():
@@ -373,8 +387,17 @@ class Agent:
                 raise DriverError(f"{type(action).__name__} is not a command for a node")
         return {}
 
+    async def _list(self, action: ListGuests) -> dict[str, object]:
+        for guest in action.settled:
+            async with self._locks.setdefault(guest, asyncio.Lock()):
+                pass
+        guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
+        return {"guests": guests, "images": self._stores.all()}
+
     async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
         if isinstance(action, Native):
+            if action.program.ranks > MOST_NATIVE_RANKS:
+                raise DriverError(f"native: {action.program.ranks} ranks: expected at most {MOST_NATIVE_RANKS}")
             return asdict(await self._driver.native(action.program, action.seconds, action.cap_cores))
         if isinstance(action, Calibrate):
             return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
@@ -390,10 +413,8 @@ class Agent:
         match action:
             case Start():
                 return await self._start(action)
-            case MpiOpen():
-                return {"launch": await self._driver.mpi_open(action.guest, action.hosts)}
             case MpiJoin():
-                await self._driver.mpi_join(action.guest, action.argv)
+                await self._driver.mpi_join(action.guest, action.session)
             case Hold():
                 at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
                 return {"at": at, "wall_ns": time.time_ns()}
@@ -415,7 +436,7 @@ class Agent:
     async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
-            report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+            report = await self._driver.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
         else:
             report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)

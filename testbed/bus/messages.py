@@ -1,40 +1,27 @@
-"""Records on the bus: typed, versioned, and the only thing that controller and agents share.
+"""Records on the bus: typed, versioned (`testbed.bus.records`), and the only thing that controller and agents share.
 
-Every record is one JSON object with `v`, the version of the schema. A reader ignores fields that it does not
-know and fills missing ones with their defaults, so a newer minor change needs no new version; a record whose
-`v` is higher than `SCHEMA_VERSION` is refused, as is an unknown kind of command. Durations are seconds by a
-monotonic clock on the machine that reports them; `*_mono_ns` is that clock itself.
+An unknown kind of command is refused. Durations are seconds by a monotonic clock on the machine that reports them;
+`*_mono_ns` is that clock itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
+from testbed.bus import records
+from testbed.bus.migration import Destination
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
-from testbed.errors import TestbedError
 
-SCHEMA_VERSION = 1
-
-
-class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` says where it came from."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
-        super().__init__(f"bad record on {topic}: {reason}")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything that is published."""
-
-    v: int = SCHEMA_VERSION
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is nested in a record."""
+# Part of this module as well: whoever uses records needs them.
+Record = records.Record
+Value = records.Value
+BadRecordError = records.BadRecordError
+OtherProtocolError = records.OtherProtocolError
+encode = records.encode
+decode = records.decode
+convert = records.convert
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
@@ -77,7 +64,7 @@ class GuestSpec(Value, frozen=True):
     program: ProgramSpec
     cpu_cores: Cores
     memory_mib: Memory
-    address: str = ""
+    address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
     lease: str = ""
 
 
@@ -118,22 +105,38 @@ class Start(Action, frozen=True):
     verify: bool = True
 
 
-class MpiOpen(Action, frozen=True):
-    """Run the MPI process manager inside `guest`.
+class RankKeys(Value, frozen=True):
+    """What one rank of an MPI job publishes for the others; see `testbed.bus.mpi_keys`."""
 
-    `hosts` maps the guests of the ranks, in their order, to their addresses without prefix length (empty where
-    guests have none); the reply carries `launch`: guest name to the command line of its proxy.
-    """
+    rank: Rank
+    keys: dict[str, str]
 
-    guest: str
-    hosts: dict[str, str]
+
+SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class MpiJoin(Action, frozen=True):
-    """Start the proxy of `guest`, which starts its rank."""
+    """Start the rank of `guest`; done when it has its memory.
+
+    MPI cannot start before all ranks have exchanged keys. The agent sends an event `mpi-barrier` whenever the rank
+    enters a barrier of MPI, and the rank waits there for `MpiPass`. `session` names this life of the job's processes.
+    """
 
     guest: str
-    argv: tuple[str, ...]
+    session: SessionName
+
+
+class MpiPass(Action, frozen=True):
+    """Let the rank of `guest` pass the barrier `number` of `session`; a guest that is not there is no error.
+
+    `keys` is what other ranks published in it, or a part of that: the rank passes with the `last` part.
+    """
+
+    guest: str
+    session: SessionName
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    keys: tuple[RankKeys, ...] = ()
+    last: bool = True
 
 
 class SetCaps(Action, frozen=True):
@@ -177,14 +180,14 @@ class Save(Action, frozen=True):
 
 
 class Migrate(Action, frozen=True):
-    """Move a running guest to the hypervisor at `to_uri` while it works; it is gone from this node afterwards.
+    """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
     Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
     guest: str
-    to_uri: str
+    to: Destination
     budget_s: Annotated[float, msgspec.Meta(gt=0)]
     no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
 
@@ -200,12 +203,22 @@ class Adopt(Action, frozen=True):
     verify: bool = True
 
 
-class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent into this node's store."""
+class OfferImage(Action, frozen=True):
+    """Serve an image to node `to` once, within `for_s` seconds: to who shows the ticket that has this digest."""
 
     image: ImageRef
-    host: str
+    ticket_digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    to: str
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class FetchImage(Action, frozen=True):
+    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store."""
+
+    image: ImageRef
+    host: Annotated[str, msgspec.Meta(max_length=4096)]
     port: Port
+    ticket: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class DropImage(Action, frozen=True):
@@ -256,12 +269,15 @@ class Native(Action, frozen=True):
 
     They run for `seconds` after the first progress of the last of them, under a cap of `cap_cores` each, or without
     one for 0. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
-    Nodes that can do it have the capability `native`.
+    They are `MOST_NATIVE_RANKS` at most. Nodes that can do it have the capability `native`.
     """
 
     program: ProgramSpec
     seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
     cap_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):
@@ -285,7 +301,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
+    Start | MpiJoin | MpiPass | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
     | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
@@ -302,6 +318,7 @@ class Command(Record, frozen=True):
     reply_to: str
     deadline_s: Annotated[float, msgspec.Meta(gt=0)]
     action: AnyAction
+    release: str = ""  # of the controller
 
 
 ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rejected"]
@@ -350,7 +367,6 @@ class NodeFacts(Value, frozen=True):
     image_port: int
     image_free_mib: int
     guest_floor_mib: int = 0
-    migration_uri: str = ""
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
 
@@ -364,24 +380,22 @@ class NodeStatus(Record, frozen=True):
     facts: NodeFacts | None = None
     reason: str = ""
     left: bool = False
+    release: str = ""  # of the agent
 
 
-T = TypeVar("T")
-
-
-def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise BadRecordError("a reply", str(error)) from error
+MPI_BARRIER = "mpi-barrier"
 
 
 class GuestEvent(Record, frozen=True):
     """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
 
+    `mpi-barrier` says that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
+    barrier, from 1, and the `keys` that the rank published since the one before.
+
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
+
+    An event `limit` of the guest `ITSELF` is of the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -389,6 +403,18 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+ITSELF = "agent"  # in place of a guest: those of ours have a prefix
+
+
+class AgentLimit(Value, frozen=True):
+    """An agent has reached a bound on its own memory or log, or is well below it again (`left`); in MiB."""
+
+    what: Literal["memory", "log"]
+    state: Literal["reached", "left"]
+    value_mib: Memory
+    bound_mib: Memory
 
 
 OnControllerLoss = Literal["keep", "pause", "remove"]
@@ -399,7 +425,8 @@ class Lease(Record, frozen=True):
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
     destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
-    `since_unix_s` is when it was taken; `released_by` says who ended it, if not its holder.
+    `since_unix_s` is when it was taken. A holder that lets go proves by the `token` that it is the holder. Another
+    controller ends a lease on its own topic (`testbed.bus.topics.release_topic`), and says in `released_by` who it is.
     """
 
     digest: str
@@ -410,35 +437,5 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
-
-
-R = TypeVar("R", bound=Record)
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(record: Record) -> bytes:
-    """Return the record as JSON.
-
-    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
-    """
-    return _encoder.encode(record)
-
-
-class _Version(msgspec.Struct):
-    v: int | None = None
-
-
-def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
-    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are."""
-    try:
-        version = msgspec.json.decode(payload, type=_Version).v
-        if version is None:
-            raise BadRecordError(topic, "it has no schema version `v`")
-        if not 1 <= version <= SCHEMA_VERSION:
-            raise BadRecordError(topic, f"schema version {version}; this side reads 1 to {SCHEMA_VERSION}")
-        return msgspec.json.decode(payload, type=kind)
-    except RecursionError:
-        raise BadRecordError(topic, "nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadRecordError(topic, str(error)) from error
+    token: str = ""  # once it is released, and of no use any more
+    release: str = ""  # of the holder's testbed
