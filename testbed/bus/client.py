@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -53,6 +54,7 @@ class MqttBus(Bus):
         self.address = address
         self.client_id = client_id
         self.connected = asyncio.Event()
+        self.on_lost: Callable[[], None] = lambda: None
         self._presence = presence
         self._keep_session = keep_session
         self._connect_timeout_s = connect_timeout_s
@@ -143,6 +145,7 @@ class MqttBus(Bus):
                 self._client = None
                 self.connected.clear()
                 self._outbox.rewind()
+                self.on_lost()
                 await disconnect(client, in_peace=self._presence is None or self._parted)
             if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them
                 return

@@ -51,10 +51,12 @@ class Presence:
 class Bus(Protocol):
     """A connection to the bus, open inside `async with`.
 
-    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again.
+    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `on_lost`
+    is called whenever a connection has ended.
     """
 
     connected: asyncio.Event
+    on_lost: Callable[[], None]
 
     async def __aenter__(self) -> Self:
         """Connect, or raise `BusError`."""
