@@ -56,7 +56,7 @@ class Tracker:
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
             self.follow(live)
-        self._ends: set[tuple[int, str, str]] = set()  # by node and guest: agents tell them again after an outage
+        self._ends: set[tuple[int, str, str, int]] = set()  # that were taken: agents tell them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
@@ -75,7 +75,8 @@ class Tracker:
         if known is None:
             return
         live, task = known
-        if (node, event.guest, event.event) in self._ends:
+        end = (node, event.guest, event.event, event.mono_ns)  # a guest that begins again keeps its name
+        if end in self._ends:
             return
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
@@ -85,7 +86,7 @@ class Tracker:
         else:
             return
         if event.event in ("ended", "done", "failed"):
-            self._ends.add((node, event.guest, event.event))
+            self._ends.add(end)
 
     def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
         del live.unchecked[task]
