@@ -18,6 +18,7 @@ import msgspec
 
 from node_agent import SERVING
 from node_agent.backlog import Backlog
+from node_agent.bounds import Bounds, bound_own_group
 from node_agent.drivers.protocol import (
     PREFIX,
     Driver,
@@ -42,6 +43,7 @@ from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
+from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.lease import LeaseGuard
@@ -98,6 +100,7 @@ class AgentConfig:
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
     image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
+    agent_memory_mib: int = 0  # most memory of the agent itself; 0: no bound
 
     @property
     def budget(self) -> NodeBudget:
@@ -126,6 +129,7 @@ class Agent:
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
+        self._bounds = Bounds(config.agent_memory_mib, self._happenings.put_nowait)
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
@@ -159,6 +163,7 @@ class Agent:
             if config.serve_images:
                 await self._listen()
                 await asyncio.to_thread(self._stores.open_memory, config.node)
+                await asyncio.to_thread(bound_own_group, config.agent_memory_mib, config.memory_mib)
             else:
                 self._stores.rehearse_memory()
             self._kept_images.begin()
@@ -188,6 +193,7 @@ class Agent:
             listener.heard()
             lease.hear(topic, payload)
 
+        await bus.subscribe(topics.release_topic(config.lab, topics.ANY), on_lease)
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, lease, journal)
@@ -203,7 +209,9 @@ class Agent:
 
     def _refuse(self, command: Command) -> str | None:
         """Say why a command is not to be obeyed, or None."""
-        return None if self._lease.allows(command.lease) else "its lease is not the one in force here"
+        if not self._lease.allows(command.lease):
+            return "its lease is not the one in force here"
+        return self._bounds.refusal(command.action)
 
     async def _leave(self) -> None:
         self._verifier.close()
@@ -221,7 +229,11 @@ class Agent:
 
         def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
             told = facts if online else None
-            return encode(NodeStatus(node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left))
+            return encode(
+                NodeStatus(
+                    node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left, release=__version__
+                )
+            )  # fmt: skip
 
         return Presence(
             topic=topics.node_topic(self._config.lab, node, "status"),
@@ -235,6 +247,7 @@ class Agent:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
+        self._bounds.relieve = post.set_aside
         tasks = [
             asyncio.create_task(self._report(post), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
@@ -269,6 +282,7 @@ class Agent:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             await self._driver.refresh()
+            self._bounds.look(loop.time())
             post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
 
     async def _tell(self, bus: Bus, listener: Listener) -> None:

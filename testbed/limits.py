@@ -5,6 +5,7 @@ from __future__ import annotations
 LEAST_NODE_CORES = 0.01  # the smallest quota that the kernel's CPU bandwidth control can hold
 MOST_NODE_CORES = 4096
 MOST_NODE_MEMORY_MIB = 1 << 26  # 64 TiB
+LEAST_AGENT_MIB = 128  # of memory of the agent itself: it has some 60 MiB
 MOST_DISK_MIB = 1 << 40  # 1 EiB
 MOST_NODES = 1_000_000
 MOST_RATE = 1e3  # progress of a job, relative to a dedicated node

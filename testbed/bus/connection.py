@@ -21,6 +21,7 @@ from aiomqtt.exceptions import MqttConnectError  # not exported by the package i
 from testbed.bus.address import BrokerAddress
 from testbed.bus.protocol import NoBrokerError, Presence
 from testbed.bus.tls import client_context
+from testbed.bus.topics import CLIENT_PREFIX
 
 # Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,7 +113,7 @@ async def connect(
         address.port,
         username=address.username,
         password=address.password,
-        identifier=client_id,
+        identifier=f"{CLIENT_PREFIX}{client_id}",
         clean_session=not keep_session,
         will=aiomqtt.Will(presence.topic, presence.lost, qos=1, retain=presence.retain) if presence else None,
         keepalive=keepalive_s,

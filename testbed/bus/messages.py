@@ -1,40 +1,26 @@
-"""Records on the bus: typed, versioned, and the only thing that controller and agents share.
+"""Records on the bus: typed, versioned (`testbed.bus.records`), and the only thing that controller and agents share.
 
-Every record is one JSON object with `v`, the version of the schema. A reader ignores fields that it does not
-know and fills missing ones with their defaults, so a newer minor change needs no new version; a record whose
-`v` is higher than `SCHEMA_VERSION` is refused, as is an unknown kind of command. Durations are seconds by a
-monotonic clock on the machine that reports them; `*_mono_ns` is that clock itself.
+An unknown kind of command is refused. Durations are seconds by a monotonic clock on the machine that reports them;
+`*_mono_ns` is that clock itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
+from testbed.bus import records
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
-from testbed.errors import TestbedError
 
-SCHEMA_VERSION = 1
-
-
-class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` says where it came from."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
-        super().__init__(f"bad record on {topic}: {reason}")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything that is published."""
-
-    v: int = SCHEMA_VERSION
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is nested in a record."""
+# Part of this module as well: whoever uses records needs them.
+Record = records.Record
+Value = records.Value
+BadRecordError = records.BadRecordError
+OtherProtocolError = records.OtherProtocolError
+encode = records.encode
+decode = records.decode
+convert = records.convert
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
@@ -302,6 +288,7 @@ class Command(Record, frozen=True):
     reply_to: str
     deadline_s: Annotated[float, msgspec.Meta(gt=0)]
     action: AnyAction
+    release: str = ""  # of the controller
 
 
 ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rejected"]
@@ -364,17 +351,7 @@ class NodeStatus(Record, frozen=True):
     facts: NodeFacts | None = None
     reason: str = ""
     left: bool = False
-
-
-T = TypeVar("T")
-
-
-def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise BadRecordError("a reply", str(error)) from error
+    release: str = ""  # of the agent
 
 
 class GuestEvent(Record, frozen=True):
@@ -382,6 +359,8 @@ class GuestEvent(Record, frozen=True):
 
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
+
+    An event `limit` of the guest `ITSELF` is of the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -389,6 +368,18 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+ITSELF = "agent"  # in place of a guest: those of ours have a prefix
+
+
+class AgentLimit(Value, frozen=True):
+    """An agent has reached a bound on its own memory or log, or is well below it again (`left`); in MiB."""
+
+    what: Literal["memory", "log"]
+    state: Literal["reached", "left"]
+    value_mib: Memory
+    bound_mib: Memory
 
 
 OnControllerLoss = Literal["keep", "pause", "remove"]
@@ -399,7 +390,8 @@ class Lease(Record, frozen=True):
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
     destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
-    `since_unix_s` is when it was taken; `released_by` says who ended it, if not its holder.
+    `since_unix_s` is when it was taken. A holder that lets go proves by the `token` that it is the holder. Another
+    controller ends a lease on its own topic (`testbed.bus.topics.release_topic`), and says in `released_by` who it is.
     """
 
     digest: str
@@ -410,35 +402,5 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
-
-
-R = TypeVar("R", bound=Record)
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(record: Record) -> bytes:
-    """Return the record as JSON.
-
-    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
-    """
-    return _encoder.encode(record)
-
-
-class _Version(msgspec.Struct):
-    v: int | None = None
-
-
-def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
-    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are."""
-    try:
-        version = msgspec.json.decode(payload, type=_Version).v
-        if version is None:
-            raise BadRecordError(topic, "it has no schema version `v`")
-        if not 1 <= version <= SCHEMA_VERSION:
-            raise BadRecordError(topic, f"schema version {version}; this side reads 1 to {SCHEMA_VERSION}")
-        return msgspec.json.decode(payload, type=kind)
-    except RecursionError:
-        raise BadRecordError(topic, "nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadRecordError(topic, str(error)) from error
+    token: str = ""  # once it is released, and of no use any more
+    release: str = ""  # of the holder's testbed

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from testbed import __version__
 from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import node_topic, reply_topic
@@ -119,6 +120,7 @@ class Requester:
             reply_to=self._reply_to,
             deadline_s=deadline_s,
             action=action,
+            release=__version__,
         )
         replies = self._replies[command.id] = asyncio.Queue()
         try:
@@ -202,6 +204,7 @@ class Requester:
             reply_to=self._reply_to,
             deadline_s=_CANCEL_DEADLINE_S,
             action=Cancel(command=command.id),
+            release=__version__,
         )
         task = asyncio.create_task(self._send(node, cancel), name=f"cancel {command.id} on {node}")
         self._cancels.add(task)

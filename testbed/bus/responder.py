@@ -16,6 +16,7 @@ from testbed.bus.messages import (
     BadRecordError,
     Cancel,
     Command,
+    OtherProtocolError,
     Reply,
     ReplyStatus,
     decode,
@@ -24,6 +25,7 @@ from testbed.bus.messages import (
 from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
+from testbed.bus.version import PROTOCOL, other_controller
 from testbed.errors import TestbedError
 from testbed.failure_codes import FailureCode
 
@@ -115,8 +117,11 @@ class Responder:
         except BadRecordError as error:
             _log.warning("%s", error)
             envelope = decode_envelope(payload)
+            reason = error.reason
+            if isinstance(error, OtherProtocolError):
+                reason = other_controller(error.protocol, error.release)
             if envelope.id:
-                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", error.reason))
+                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", reason))
             return
         if not is_reply_topic(self._lab, command.reply_to):
             _log.warning("%s: command %s wants its reply on %r: ignored", topic, command.id, command.reply_to)
@@ -131,7 +136,7 @@ class Responder:
         accepted = self._reply(command.id, "accepted")
         if command.id in self._runs:
             return accepted
-        reason = self._refuse(command)
+        reason = other_controller(command.v, command.release) if command.v != PROTOCOL else self._refuse(command)
         if reason is not None:
             return self._reply(command.id, "rejected", reason)
         if isinstance(command.action, Cancel):

@@ -8,11 +8,13 @@ from typing import Literal
 from testbed.errors import UserError
 
 ANY = "+"
+CLIENT_PREFIX = "dfrs."  # begins every client id: no node is called so, as names of nodes have no dot
 
 NodeKind = Literal["status", "telemetry", "command", "event"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event)")
+_RELEASE = re.compile(rf"testbed/v1/({_NAME.pattern})/release/({_NAME.pattern})")
 _REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply")
 
 
@@ -32,6 +34,18 @@ def node_topic(lab: str, node: str, kind: NodeKind) -> str:
 def lease_topic(lab: str) -> str:
     """Return the topic of the retained lease of a lab."""
     return f"testbed/v1/{check_name('lab', lab)}/lease"
+
+
+def release_topic(lab: str, controller: str) -> str:
+    """Return the topic on which a controller ends the lease of another, or the pattern for all if it is `+`."""
+    checked = ANY if controller == ANY else check_name("controller", controller)
+    return f"testbed/v1/{check_name('lab', lab)}/release/{checked}"
+
+
+def releaser_of(topic: str) -> str:
+    """Return the controller of a release topic, an empty string for any other topic."""
+    found = _RELEASE.fullmatch(topic)
+    return found.group(2) if found else ""
 
 
 def reply_topic(lab: str, client: str) -> str:

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=None,
     help="Examine a lab over ssh: all machines of this file, or each NODE, and what is between them.",
 )  # fmt: skip
+@click.option(
+    "--certificates", "certificate_folders", type=click.Path(path_type=Path), multiple=True,
+    help="Also look when certificates in this folder of `testbed ca` end; may be repeated.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     *, names: tuple[str, ...], folder: Path, broker: str | None, influx_url: str | None, path: Path | None,
-    as_json: bool,
+    certificate_folders: tuple[Path, ...], as_json: bool,
 ) -> int:  # fmt: skip
     """Say what is wrong with this machine, a node or a whole lab, and how to mend it.
 
@@ -35,7 +39,7 @@ def doctor(
     Examples:
       testbed doctor
       testbed doctor --folder /var/lib/dfrs-testbed --broker mqtts://head:8884 --json
-      testbed doctor --hosts hosts.toml
+      testbed doctor --hosts hosts.toml --certificates certificates
     """  # noqa: D301  # \b keeps click from wrapping the examples
     import json  # noqa: PLC0415  # --help stays quick
     from dataclasses import asdict  # noqa: PLC0415  # as above
@@ -43,10 +47,12 @@ def doctor(
     from rich.console import Console  # noqa: PLC0415  # as above
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
+    from testbed.doctor.certificates import certificates  # noqa: PLC0415  # as above
     from testbed.doctor.examine import examine, examine_services  # noqa: PLC0415  # as above
     from testbed.doctor.finding import worst  # noqa: PLC0415  # as above
-    from testbed.measure.influx_address import is_url  # noqa: PLC0415  # as above
+    from testbed.measure.influx_address import bare_url, is_url  # noqa: PLC0415  # as above
 
+    influx_url = influx_url and bare_url(influx_url)  # it is asked for its health alone, without a token
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
     address = None if broker is None else BrokerAddress.parse(broker)
@@ -62,8 +68,10 @@ def doctor(
             hosts = load_hosts(path or DEFAULT_FILE)
             found = list(examine_lab(hosts, hosts.choose(names), say))
             found += [("", each) for each in examine_services(address, influx_url, say)]
+            if certificate_folders:
+                found += [("", each) for each in certificates(certificate_folders)]
         else:
-            found = [("", each) for each in examine(folder, address, influx_url, say)]
+            found = [("", each) for each in examine(folder, address, influx_url, say, certificate_folders)]
     severity = worst(each for _, each in found)
     if as_json:
         told = [{**({"node": name} if name else {}), **asdict(each)} for name, each in found]

@@ -11,17 +11,22 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.messages import (
+    ITSELF,
+    AgentLimit,
     AnyAction,
     BadRecordError,
     GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
+    OtherProtocolError,
+    convert,
     decode,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
+from testbed.bus.version import PROTOCOL, other_agent
 from testbed.control.liveness import (
     Announced,
     BusBack,
@@ -45,6 +50,7 @@ from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
 
 _LOOK_AGAIN_S = 0.5
+_LIMIT_EVERY_S = 60.0
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _LOOKS_A_SILENCE = 4  # at the clock
 _STALL_LOOKS = 2  # so many looks late, the controller stood still
@@ -55,6 +61,22 @@ class NodeLostError(RunError):
     """A node is lost: what it was asked to do will not be done."""
 
     failure_code = FailureCode.NODE_LOST
+
+
+def limit_text(node: str, limit: AgentLimit) -> str:
+    """Return what an agent's bound means, for whoever watches a run."""
+    if limit.what == "log":
+        return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB) and began anew"
+    if limit.state == "left":
+        return f"node {node}: its agent has {limit.value_mib:.0f} MiB again, and takes work"
+    return (
+        f"node {node}: its agent has {limit.value_mib:.0f} MiB, more than its bound of {limit.bound_mib:.0f} MiB: it "
+        "takes no new work until it has less"
+    )
+
+
+def _log_limit(node: Node, limit: AgentLimit) -> None:
+    _log.warning("%s", limit_text(node.name, limit))
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:
@@ -78,6 +100,7 @@ class Node:
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
+    limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when its agent said what of its bounds
 
     @property
     def online(self) -> bool:
@@ -89,7 +112,8 @@ class Fleet:
     """Nodes by index, in the order of the scenario.
 
     Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
-    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`).
+    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`),
+    `on_limit(node, limit)` when its agent has reached a bound of its own.
     `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
     the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
 
@@ -113,6 +137,7 @@ class Fleet:
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
+        self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
 
     async def open(self) -> None:
         """Start to listen."""
@@ -123,14 +148,18 @@ class Fleet:
     async def wait_for_all(self, timeout_s: float) -> None:
         """Wait until every node has announced itself, or raise `UserError` that names the silent ones.
 
-        Facts that are refused (`check_facts`) are a `UserError` as well.
+        A node with another protocol, or with facts that are refused (`check_facts`), is a `UserError` at once.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                for node in self.nodes:
-                    await node.announced.wait()
-                    if node.refused is not None:
-                        raise node.refused
+                while True:
+                    news = self._news
+                    for node in self.nodes:  # those that are refused are told before the silent ones
+                        if node.refused is not None:
+                            raise node.refused
+                    if all(node.announced.is_set() for node in self.nodes):
+                        return
+                    await news.wait()
         except TimeoutError:
             silent = ", ".join(f"{node.name} ({node.reason})" for node in self.nodes if not node.online)
             raise UserError(
@@ -232,11 +261,18 @@ class Fleet:
             return
         try:
             status = decode(NodeStatus, payload, topic)
+        except OtherProtocolError as error:
+            self._refuse(node, UserError(other_agent(node.name, error.protocol, error.release)))
+            return
         except BadRecordError as error:
             _log.warning("%s", error)
             node.reason = str(error)
             return
         node.messages += 1
+        if status.online and status.v != PROTOCOL:
+            release = status.release or (status.facts.versions.get("testbed", "") if status.facts else "")
+            self._refuse(node, UserError(other_agent(node.name, status.v, release)))
+            return
         if status.online and status.facts is not None:
             try:
                 check_facts(node.name, status.facts, self._wanted.get(node.name))
@@ -257,6 +293,7 @@ class Fleet:
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
         node.announced.set()
+        self._tell_news()
 
     async def _telemetry(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)
@@ -285,6 +322,17 @@ class Fleet:
         if node is None:
             return
         try:
-            self.on_guest_event(node.index, decode(GuestEvent, payload, topic))
+            event = decode(GuestEvent, payload, topic)
+            if (event.guest, event.event) == (ITSELF, "limit"):
+                self._limit(node, convert(event.detail, AgentLimit))
+            else:
+                self.on_guest_event(node.index, event)
         except BadRecordError as error:
             _log.warning("%s", error)
+
+    def _limit(self, node: Node, limit: AgentLimit) -> None:
+        """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""
+        now_s, key = asyncio.get_running_loop().time(), (limit.what, limit.state)
+        if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
+            node.limits_s[key] = now_s
+            self.on_limit(node, limit)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from testbed.bus.messages import AgentLimit
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
@@ -112,6 +113,13 @@ class Recorder:
         self.journal("node", node=name, online=online, standing=standing.value, reason=reason)
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
         self.say(f"node {name} is {standing.value}: {reason}")
+
+    def limit(self, name: str, limit: AgentLimit, text: str) -> None:
+        """A node's agent has reached a bound of its own, or is below it again."""
+        self.journal(
+            "limit", node=name, what=limit.what, state=limit.state, value_mib=limit.value_mib, bound_mib=limit.bound_mib
+        )
+        self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
         """The policy decided, in `decide_s` seconds, what runs of the jobs in the system; they know it already."""

@@ -24,7 +24,7 @@ from testbed.limits import (
     MOST_TRACE_S,
     MOST_UNITS_PER_CORE_S,
 )
-from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, URL_EXPECTED, is_url
+from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
@@ -229,8 +229,8 @@ class InfluxTable(_Table):
     @field_validator("url")
     @classmethod
     def _without_secrets(cls, text: str) -> str:
-        if not is_url(text):
-            raise ValueError(URL_EXPECTED)
+        if expected := expected_url(text):
+            raise ValueError(expected)
         return text
 
 

@@ -29,7 +29,7 @@ from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
-from testbed.control.fleet import Fleet, rule_of
+from testbed.control.fleet import Fleet, limit_text, rule_of
 from testbed.control.guests import check_floor, check_images, live_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
@@ -250,6 +250,7 @@ class _Session:
         holding = hold_lease(
             bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
         )
+        fleet.on_limit = lambda node, limit: self._recorder.limit(node.name, limit, limit_text(node.name, limit))
         async with (
             holding,
             requester,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from testbed import __version__
 from testbed.bus.address import BrokerAddress
-from testbed.doctor import hypervisors, leftovers, machine, services, storage
+from testbed.doctor import certificates, hypervisors, leftovers, machine, services, storage
 from testbed.doctor.finding import Check, Finding
 
 _EXTRAS = {"libvirt": "libvirt-python", "docker": "docker", "secure": "cryptography", "simulate": "numba"}
@@ -28,18 +28,19 @@ def versions() -> Iterator[Finding]:
 
 def examine(
     folder: Path, broker: BrokerAddress | None = None, influx_url: str | None = None,
-    say: Callable[[str], None] = lambda _name: None,
+    say: Callable[[str], None] = lambda _name: None, certificate_folders: Sequence[Path] = (),
 ) -> Iterator[Finding]:  # fmt: skip
     """Yield what each check finds; `say` is called with the name of a check before it begins.
 
-    A check that fails itself is a finding, too.
+    A check that fails itself is a finding, too. `certificate_folders` are looked at beside those that are known.
     """
     checks: list[tuple[str, Check]] = [
         ("versions", versions), ("kernel", machine.kernel), ("control groups", machine.control_groups),
         ("processors", machine.processors), ("memory", machine.memory), ("clock", machine.clock),
         ("storage", partial(storage.storage, folder)), ("QEMU and KVM", hypervisors.qemu_and_kvm),
         ("libvirt", hypervisors.libvirt), ("Xen", hypervisors.xen), ("Docker", hypervisors.docker),
-        ("mosquitto", services.mosquitto), ("labs", leftovers.labs),
+        ("mosquitto", services.mosquitto),
+        ("certificates", partial(certificates.certificates, certificate_folders)), ("labs", leftovers.labs),
         ("leftovers", leftovers.agents),
     ]  # fmt: skip
     yield from _all(checks, say)

@@ -8,6 +8,8 @@ ssh = "root@192.0.2.11"
 address = "192.0.2.11"
 cpus = 8.0
 memory_mib = 32000
+[head]                      # the broker's machine, for `testbed ca revoke`
+ssh = "root@192.0.2.1"
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 OptionValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:/.,@%+=?&-]+$")]  # no quoting for sh and systemd
 
 
+Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
+FolderOrNone = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/-]+)?$")]
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,8 +53,27 @@ class Host(_Table):
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
     driver: Name = "process"
     options: dict[OptionName, OptionValue] = {}  # of the driver
-    home: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/opt/dfrs-testbed"
+    home: Folder = "/opt/dfrs-testbed"
     service: Literal["systemd", "script"] = "systemd"
+    agent_memory_mib: Annotated[int, Field(ge=0, le=MOST_NODE_MEMORY_MIB)] = 512  # of the agent itself; 0: no bound
+    certificate: FolderOrNone = ""  # this and the next two are folders; those that are empty are in `home`
+    state_dir: FolderOrNone = ""
+    image_dir: FolderOrNone = ""
+
+    @property
+    def certificate_folder(self) -> str:
+        """Where the node's certificate is."""
+        return self.certificate or f"{self.home}/certificate"
+
+    @property
+    def state_folder(self) -> str:
+        """Where the agent keeps private files."""
+        return self.state_dir or f"{self.home}/state"
+
+    @property
+    def image_folder(self) -> str:
+        """Where the agent keeps saved guests."""
+        return self.image_dir or f"{self.home}/images"
 
     @property
     def user(self) -> str | None:
@@ -62,6 +87,22 @@ class Host(_Table):
         return self.ssh.rpartition("@")[2]
 
 
+class Head(_Table):
+    """The broker's machine: folders of its certificates and rules, and the command by which it reads both again."""
+
+    ssh: Target
+    port: Annotated[int, Field(ge=1, le=65535)] = 22
+    certificates: Folder = "/etc/mosquitto/dfrs/certificates"
+    rules: Folder = "/etc/mosquitto/dfrs"
+    reload: Annotated[tuple[str, ...], Field(min_length=1)] = ("systemctl", "reload", "mosquitto")
+
+    @property
+    def host(self) -> Host:
+        """The machine, for who logs in at it: it is no node."""
+        machine = self.ssh.rpartition("@")[2]
+        return Host(name="head", ssh=self.ssh, port=self.port, address=machine, cpus=1.0, memory_mib=1)
+
+
 class Hosts(_Table):
     """All machines of a lab. `known_hosts` has their keys, `identity` is our own; by default those of ssh's user."""
 
@@ -70,6 +111,7 @@ class Hosts(_Table):
     known_hosts: Path | None = None
     identity: Path | None = None
     hosts: tuple[Host, ...] = ()
+    head: Head | None = None
 
     def choose(self, names: tuple[str, ...]) -> tuple[Host, ...]:
         """Return the hosts of these names, all of them without any; raises `UserError`."""
@@ -85,12 +127,20 @@ class Hosts(_Table):
 def load_hosts(path: Path) -> Hosts:
     """Read the file; raises `UserError` that names key and value."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_hosts(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise UserError(
             f"{path}: cannot read the lab's machines: {error.strerror}; begin with testbed node add"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from None
+
+
+def read_hosts(text: str, path: Path) -> Hosts:
+    """Read what the file at `path` holds; raises `UserError` that names key and value."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not a TOML file: {error}") from None
     return check_hosts(data, path)
 

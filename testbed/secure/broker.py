@@ -25,6 +25,7 @@ def agents_acl(lab: str, nodes: Sequence[str]) -> str:
         lines += [
             f"topic read {topics.node_topic(lab, node, 'command')}",
             f"topic read {topics.lease_topic(lab)}",
+            f"topic read {topics.release_topic(lab, topics.ANY)}",
             f"topic write {topics.reply_pattern(lab)}",
         ]
     return "\n".join(lines) + "\n"
@@ -40,6 +41,8 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
             f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
             f"topic read {topics.reply_pattern(lab)}",
             f"topic readwrite {topics.lease_topic(lab)}",
+            f"topic read {topics.release_topic(lab, topics.ANY)}",
+            f"topic write {topics.release_topic(lab, name)}",
         ]
     return "\n".join(lines) + "\n"
 
@@ -58,6 +61,7 @@ def mosquitto_config(
             "",
             f"listener {port} {bind}",
             f"cafile {certificates / f'{door}-ca.pem'}",
+            f"crlfile {certificates / f'{door}-ca.crl'}",
             f"certfile {certificates / 'cert.pem'}",
             f"keyfile {certificates / 'key.pem'}",
             "tls_version tlsv1.3",
@@ -69,6 +73,7 @@ def mosquitto_config(
         ]
     lines += [
         "",
+        f"clientid_prefixes {topics.CLIENT_PREFIX}",  # no controller can claim the id of an agent, which is its name
         f"user {user}",
         "set_tcp_nodelay true",
         f"message_size_limit {MOST_MESSAGE_BYTES}",

@@ -58,8 +58,13 @@ class Service:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def services(keys: Keys, images: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Service]:
-    """Return all services by name; `images` and `ports` have one of each."""
+def services(
+    keys: Keys, images: Mapping[str, str], ports: Mapping[str, int], influx_reader: str = ""
+) -> dict[str, Service]:
+    """Return all services by name; `images` and `ports` have one of each.
+
+    `influx_reader` is the token by which Grafana reads (`testbed.services.readers`): never one that may write.
+    """
     return {
         "broker": Service(
             "broker", images["broker"], 1883, ports["broker"], "/mosquitto/data",
@@ -86,7 +91,7 @@ def services(keys: Keys, images: Mapping[str, str], ports: Mapping[str, int]) ->
                 "GF_SECURITY_ADMIN_PASSWORD": keys.grafana_password, "GF_ANALYTICS_REPORTING_ENABLED": "false",
                 "GF_ANALYTICS_CHECK_FOR_UPDATES": "false", "INFLUXDB_V2_URL": "http://influxdb:8086",
                 "INFLUXDB_V2_ORG": DEFAULT_ORG, "INFLUXDB_V2_BUCKET": DEFAULT_BUCKET,
-                "INFLUXDB_V2_TOKEN": keys.influx_token,
+                "INFLUXDB_V2_TOKEN": influx_reader,
             },
             files=_provisioning(),
         ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -285,7 +286,8 @@ def test_an_agent_that_ends_in_order_keeps_images_for_the_holder_of_the_lease_al
             await agent.perform(Hold(guest="a"))
             await agent.perform(Save(guest="a", image="a.img"))
             if lease == "released":
-                await bus.publish(lease_topic("t"), b"", qos=1, retain=True)
+                let_go = msgspec.structs.replace(record, released=True, token="secret")  # noqa: S106  # made up
+                await bus.publish(lease_topic("t"), encode(let_go), qos=1, retain=True)
             await asyncio.sleep(60.0 if lease == "lapsed" else 1.0)
             agent.stop()
             await running

@@ -28,6 +28,10 @@ def test_the_node_is_read_back_from_its_topics(lab: str, node: str, kind: topics
 def test_topics_are_those_of_the_architecture() -> None:
     assert topics.node_topic("lab-1", "n07", "status") == "testbed/v1/lab-1/node/n07/status"
     assert topics.lease_topic("lab-1") == "testbed/v1/lab-1/lease"
+    assert topics.release_topic("lab-1", "alice") == "testbed/v1/lab-1/release/alice"
+    assert topics.releaser_of("testbed/v1/lab-1/release/alice") == "alice"
+    for other in ("testbed/v1/lab-1/lease", "testbed/v1/lab-1/release/", "testbed/v1/lab-1/release/A", "x"):
+        assert topics.releaser_of(other) == ""
     assert topics.reply_topic("lab-1", "ctl") == "testbed/v1/lab-1/controller/ctl/reply"
     assert topics.bank_topic("lab-1", 12) == "testbed/v1/lab-1/bank/12"
     assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply")

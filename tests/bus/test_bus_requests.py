@@ -273,7 +273,7 @@ def test_bad_commands_are_rejected_where_there_is_someone_to_tell(caplog: pytest
                 ("ok", "accepted"),
                 ("ok", "done"),
             ]
-            assert "schema version 9" in str(replies[1].error)
+            assert "the controller has protocol 9 (release unknown), this agent protocol" in str(replies[1].error)
 
     virtually(scenario)
     assert len([record for record in caplog.records if record.name.startswith("testbed")]) == 5 + 1 + 1

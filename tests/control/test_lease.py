@@ -29,13 +29,14 @@ class Lab:
         async def hear(topic: str, payload: bytes) -> None:
             self.guard.hear(topic, payload)
 
+        await bus.subscribe(topics.release_topic("t", topics.ANY), hear)
         await bus.subscribe(topics.lease_topic("t"), hear)
 
     def retained(self) -> Lease:
         return decode(Lease, self.hub.retained[topics.lease_topic("t")].payload)
 
     async def drive(self, name: str, ends: asyncio.Event, *, force: bool = False) -> None:
-        async with self.hub.client(name) as bus, hold_lease(bus, "t", name, TTL_S, force=force):
+        async with self.hub.client(name) as bus, hold_lease(bus, "t", name, TTL_S, force=force, party=name):
             await ends.wait()
 
 
@@ -87,13 +88,45 @@ def test_a_lab_that_is_taken_ends_the_run_that_drove_it() -> None:
             loser = asyncio.create_task(lab.drive("one", first))
             await until(lambda: lab.guard.allows("one"))
             winner = asyncio.create_task(lab.drive("two", second, force=True))
-            with pytest.raises(LeaseTakenError, match=r"lab 't' was taken by .*@"):
+            with pytest.raises(LeaseTakenError, match=r"lab 't' was taken by two \(.*@"):
                 await loser
             await asyncio.sleep(5 * TTL_S)
             assert lab.guard.allows("two"), "nothing that the loser does on its way out ends it"
             second.set()
             await winner
             assert lab.retained().released
+
+    run_in_virtual_time(main())
+
+
+def test_an_agent_that_comes_between_an_end_by_force_and_the_next_lease_follows_too() -> None:
+    async def main() -> None:
+        lab = Lab()
+        first, second = asyncio.Event(), asyncio.Event()
+        loser = asyncio.create_task(lab.drive("one", first))
+        await asyncio.sleep(1.0)
+        late = LeaseGuard(asyncio.get_running_loop().time)
+        async with lab.hub.client("agent") as bus, lab.hub.client("watcher") as watcher:
+
+            async def hear(topic: str, payload: bytes) -> None:
+                late.hear(topic, payload)
+
+            async def join(topic: str, payload: bytes) -> None:
+                if not joined.done():
+                    joined.set_result(None)  # hears the retained record of the first, then whatever comes
+                    late.hear(topics.lease_topic("t"), lab.hub.retained[topics.lease_topic("t")].payload)
+                    await bus.subscribe(topics.lease_topic("t"), hear)
+                    await bus.subscribe(topics.release_topic("t", topics.ANY), hear)
+
+            joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            await watcher.subscribe(topics.release_topic("t", topics.ANY), join)
+            winner = asyncio.create_task(lab.drive("two", second, force=True))
+            with pytest.raises(LeaseTakenError):
+                await loser
+            await asyncio.sleep(TTL_S / 2)
+            assert late.allows("two")
+            second.set()
+            await winner
 
     run_in_virtual_time(main())
 

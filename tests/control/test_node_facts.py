@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from node_agent.agent import Agent
 from testbed.bus import topics
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import NodeFacts, NodeStatus, encode
+from testbed.bus.protocol import Presence
 from testbed.bus.requests import Requester
 from testbed.control.dedicated import core_rate
 from testbed.control.fleet import Fleet, rule_of
@@ -132,6 +134,25 @@ def test_a_run_is_refused_for_what_one_node_says(change: dict, tmp_path: Path, m
     monkeypatch.setattr(Agent, "_facts", lies)
     (key,) = change
     with pytest.raises(UserError, match=rf"^node node-0: its agent says {key} = .*: expected") as caught:
+        rehearse(tmp_path, five_jobs())
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_refused_for_one_node_of_an_old_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Agent._presence
+
+    def of_before(agent: Agent, facts: NodeFacts) -> Presence:
+        shown = honest(agent, facts)
+        if agent._config.node != "node-1":
+            return shown
+        old = NodeStatus(v=1, node="node-1", online=True, boot="b", facts=facts)
+        return replace(shown, online=lambda: encode(old))
+
+    monkeypatch.setattr(Agent, "_presence", of_before)
+    with pytest.raises(
+        UserError, match=r"^node node-1: its agent has protocol 1 \(release .*\), this controller"
+    ) as caught:
         rehearse(tmp_path, five_jobs())
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -18,17 +18,19 @@ from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
 
 LAB = "lab-1"
-NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice",)
+NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice", "bob")
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where agents and controllers come in, and the authority of the lab."""
+    """Where agents and controllers come in, the authority of the lab, and the broker with its rules for agents."""
 
     authority: Authority
     agent_port: int
     controller_port: int
     log: Path
+    broker: subprocess.Popen[bytes]
+    rules: Path
     address: str = "127.0.0.1"
 
     def agent(self, name: str, *, port: int = 0) -> BrokerAddress:
@@ -77,7 +79,7 @@ def open_doors(
         child = subprocess.Popen([*inside, program, "-c", config], stdout=sink, stderr=sink)
     try:
         _until_open(child, (agent_port, controller_port), log)
-        yield Doors(authority, agent_port, controller_port, log, address)
+        yield Doors(authority, agent_port, controller_port, log, child, state / "agents.acl", address)
     finally:
         child.terminate()
         child.wait(HANG_S)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from doors import LAB, Doors, open_doors
 from support.deadlines import PATIENT_DEADLINES
@@ -127,6 +128,10 @@ async def take_the_lease(world: World) -> None:
         await world.attacker.publish(topics.lease_topic(LAB), encode(lease), retain=True)
         real = Lease(digest=token_digest(world.token), holder="x", ttl_s=HANG_S, expires_unix_s=1e12, released=True)
         await world.attacker.publish(topics.lease_topic(LAB), encode(real), retain=True)
+        proven = msgspec.structs.replace(real, token=world.token)  # which every node knows from its commands
+        await world.attacker.publish(topics.lease_topic(LAB), encode(proven), retain=True)
+        for name in ("alice", "n1"):
+            await world.attacker.publish(topics.release_topic(LAB, name), encode(proven))
 
 
 async def listen_to_everything(world: World) -> None:

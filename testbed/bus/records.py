@@ -1,0 +1,92 @@
+"""What all records on the bus have in common: one JSON object each, with the protocol of its sender.
+
+A reader ignores fields that it does not know and fills missing ones with their defaults, so a newer minor change needs
+no new protocol. A record whose `v` is higher than `PROTOCOL` (`testbed.bus.version`) is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from testbed.bus.version import PROTOCOL, named
+from testbed.errors import TestbedError
+
+
+class BadRecordError(TestbedError):
+    """A payload that is no valid record of its type; `topic` says where it came from."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        self.topic = topic
+        self.reason = reason
+        super().__init__(f"bad record on {topic}: {reason}")
+
+
+class OtherProtocolError(BadRecordError):
+    """A record of a protocol that this side cannot read; `protocol` and `release` say which."""
+
+    def __init__(self, topic: str, protocol: int, release: object) -> None:
+        self.protocol = protocol
+        self.release = release
+        super().__init__(topic, f"{named(protocol, release)}; this side reads 1 to {PROTOCOL}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.topic, self.protocol, self.release)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of everything that is published."""
+
+    v: int = PROTOCOL
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is nested in a record."""
+
+
+T = TypeVar("T")
+
+
+def convert(plain: object, kind: type[T]) -> T:
+    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
+    try:
+        return msgspec.convert(plain, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise BadRecordError("a reply", str(error)) from error
+
+
+R = TypeVar("R", bound=Record)
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as JSON.
+
+    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
+    """
+    return _encoder.encode(record)
+
+
+class _Version(msgspec.Struct):
+    v: int | None = None
+    release: object = None
+
+
+def decode(kind: type[R], payload: bytes | str, topic: str = "?", *, any_protocol: bool = False) -> R:
+    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are.
+
+    A record of a newer protocol is an `OtherProtocolError`, or with `any_protocol` read as far as it can be.
+    """
+    try:
+        found = msgspec.json.decode(payload, type=_Version)
+        if found.v is None:
+            raise BadRecordError(topic, "it has no schema version `v`")
+        if found.v < 1 or (found.v > PROTOCOL and not any_protocol):
+            raise OtherProtocolError(topic, found.v, found.release)
+        return msgspec.json.decode(payload, type=kind)
+    except RecursionError:
+        raise BadRecordError(topic, "nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise BadRecordError(topic, str(error)) from error

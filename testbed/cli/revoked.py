@@ -1,0 +1,92 @@
+"""What `testbed ca revoke` does beyond the authority's folder, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.remote.hosts import load_hosts
+
+if TYPE_CHECKING:
+    from testbed.remote.everywhere import Outcome
+    from testbed.remote.hosts import Head, Hosts
+    from testbed.secure.authority import Authority, Revoked
+
+_ANSIBLE = "ansible-playbook site.yml --tags certificates,broker,agent"
+
+
+def hand_out(authority: Authority, path: Path, party: str, name: str, *, new: bool) -> tuple[list[str], list[str]]:
+    """Give the lists to the broker's machine and to all other nodes of the file at `path`; nothing without a file.
+
+    A node that was revoked just now (`new`) loses the connection that it has. Returns what was reached and what
+    failed, a line each.
+    """
+    from testbed.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
+    from testbed.remote.lists import to_node  # noqa: PLC0415  # as above
+
+    if not path.exists():
+        return [], []
+    hosts = load_hosts(path)
+    reached: list[str] = []
+    failed: list[str] = []
+    if hosts.head is None:
+        failed.append(f'{path}: it has no [head]: expected the broker\'s machine, as ssh = "root@192.0.2.1"')
+    else:
+        _to_head(authority, hosts, hosts.head, name if party == "node" and new else "", reached, failed)
+    known = set(authority.let_in("node"))
+    nodes = [host for host in hosts.hosts if host.name in known]
+    _note(everywhere(hosts, nodes, to_node(authority.folder / "nodes")), reached, failed)
+    return reached, failed
+
+
+def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached: list[str], failed: list[str]) -> None:
+    """Give the broker its lists and rules; a node that is `gone` since just now is parted from it in between."""
+    from testbed.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
+    from testbed.remote.lists import to_broker  # noqa: PLC0415  # as above
+    from testbed.secure.broker import agents_acl, controllers_acl  # noqa: PLC0415  # as above
+    from testbed.secure.farewell import say_farewell  # noqa: PLC0415  # as above
+
+    folder = authority.folder / "broker"
+    if gone:
+        outcomes = everywhere(hosts, [head.host], to_broker(folder, head, {}))  # its rules still name the node
+        if not outcomes[0].error:
+            why_not = say_farewell(authority, hosts.broker, gone)
+            if why_not:
+                failed.append(f"the connection of {gone} goes on, but says and hears nothing: {why_not}")
+            else:
+                reached.append(f"{gone}: its connection was ended")
+        authority.revoke("node", gone)  # the certificate by which that was done
+    rules = {
+        "agents.acl": agents_acl(authority.lab, authority.let_in("node")),
+        "controllers.acl": controllers_acl(authority.lab, authority.let_in("controller")),
+    }
+    _note(everywhere(hosts, [head.host], to_broker(folder, head, rules)), reached, failed)
+
+
+def _note(outcomes: Sequence[Outcome[str]], reached: list[str], failed: list[str]) -> None:
+    reached += [f"{each.host.name}: {each.value}" for each in outcomes if not each.error]
+    failed += [each.error for each in outcomes if each.error]
+
+
+def told(authority: Authority, who: str, done: Revoked, reached: Sequence[str], failed: Sequence[str]) -> Iterator[str]:
+    """Yield what a revocation did, and what is left to do."""
+    if done.new:
+        yield f"{who}: revoked, {done.new} certificate{'s' if done.new > 1 else ''}"
+    else:
+        yield f"{who}: was revoked already"
+    for path in done.written:
+        yield f"{path}: written"
+    yield from reached
+    for line in failed:
+        yield f"not reached: {line}"
+    if reached and not failed:
+        return
+    folder = authority.folder
+    yield "until they have the list, these go on letting it in:"
+    yield (
+        f"  the broker: {folder}/broker/*.crl beside its certificate, the rules of `testbed ca broker-files {folder}`; "
+        "then systemctl reload mosquitto"
+    )
+    yield f"  each other node: {folder}/nodes/NODE/*.crl beside its certificate; its agent reads them by itself"
+    yield f"by this command with --hosts, or, with {who} taken out of the inventory: {_ANSIBLE}"
