@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from node_agent.watch import check, watch
 from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.event_details import fitting
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     Adopt,
@@ -80,6 +81,7 @@ from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -127,6 +129,7 @@ class Agent:
         self._verifies = False
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
+        self._acts = ActLog(self._report_acts, now_s=asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
         self._bounds = Bounds(config.agent_memory_mib, self._happenings.put_nowait)
@@ -201,7 +204,7 @@ class Agent:
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
         async with (
-            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
+            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts),
             self._background(bus, listener, lease),
         ):
             _log.info(SERVING, config.node, config.lab)
@@ -213,7 +216,12 @@ class Agent:
             return "its lease is not the one in force here"
         return self._bounds.refusal(command.action)
 
+    def _report_acts(self, acts: Sequence[Act]) -> None:
+        warn(acts)
+        ActFile(self._config.state_dir / FILE).append(acts)
+
     async def _leave(self) -> None:
+        self._acts.flush()
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
@@ -291,7 +299,7 @@ class Agent:
         async def publish(happening: Happening) -> None:
             event = GuestEvent(
                 node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=happening.detail,
+                detail=fitting(happening.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 
 from testbed.bus.protocol import Handler
 from testbed.bus.topics import check_pattern, matches
 
 _UNCLAIMED = 1000
+MOST_WAITING_BYTES = 16 << 20  # on one topic
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +20,8 @@ class Inbox:
 
     It belongs to a bus, not to one of its connections: what has arrived is handled also if the
     connection breaks. A broker sends what it kept for a client before that has subscribed again, so
-    messages without a handler wait for one (the last 1000 of them).
+    messages without a handler wait for one (the last 1000 of them). At most 16 MiB wait on one topic: whoever sends
+    faster than its messages can be handled loses its own, not those of others.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,8 @@ class Inbox:
         self._arrived: deque[tuple[str, bytes]] = deque()
         self._unclaimed: deque[tuple[str, bytes]] = deque(maxlen=_UNCLAIMED)
         self._changed = asyncio.Event()
+        self._waiting_bytes: dict[str, int] = {}  # by topic
+        self.dropped: Counter[str] = Counter()  # messages, by topic
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
         """Enter a handler; a second one for the same pattern is a mistake in the program."""
@@ -43,6 +47,13 @@ class Inbox:
 
     def put(self, topic: str, payload: bytes) -> None:
         """Take in a message that has arrived."""
+        waiting_bytes = self._waiting_bytes.get(topic, 0) + len(payload)
+        if waiting_bytes > MOST_WAITING_BYTES:
+            if not self.dropped[topic]:
+                _log.warning("%s: messages come faster than they can be handled: some are dropped", topic)
+            self.dropped[topic] += 1
+            return
+        self._waiting_bytes[topic] = waiting_bytes
         self._arrived.append((topic, payload))
         self._changed.set()
 
@@ -50,10 +61,19 @@ class Inbox:
         """Call handlers until cancelled; whatever they raise is logged."""
         while True:
             while self._arrived:
-                await self._deliver(*self._arrived.popleft())
+                topic, payload = self._arrived.popleft()
+                self._forget(topic, len(payload))
+                await self._deliver(topic, payload)
                 await asyncio.sleep(0)  # a burst of messages must not hold up everything else
             self._changed.clear()
             await self._changed.wait()
+
+    def _forget(self, topic: str, size_bytes: int) -> None:
+        left_bytes = self._waiting_bytes.get(topic, 0) - size_bytes
+        if left_bytes > 0:
+            self._waiting_bytes[topic] = left_bytes
+        else:  # also of what was taken out of the unclaimed, which counts no more
+            self._waiting_bytes.pop(topic, None)
 
     async def _deliver(self, topic: str, payload: bytes) -> None:
         found = [(p, handler) for p, (handler, _) in self.by_pattern.items() if matches(p, topic)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from testbed.bus.quotas import MOST_MESSAGE_BYTES
 from testbed.errors import TestbedError
 
 Handler = Callable[[str, bytes], Awaitable[None]]
@@ -48,13 +49,21 @@ class Presence:
     retain: bool = True
 
 
+def check_size(topic: str, payload: bytes) -> None:
+    """Raise `BusError` for a message for which a broker would end the connection, again and again."""
+    if len(payload) > MOST_MESSAGE_BYTES:
+        raise BusError(f"{topic}: a message of {len(payload)} bytes: expected at most {MOST_MESSAGE_BYTES}")
+
+
 class Bus(Protocol):
     """A connection to the bus, open inside `async with`.
 
-    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again.
+    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `party`
+    is the name of the controller whose certificate it shows, empty without one.
     """
 
     connected: asyncio.Event
+    party: str = ""
 
     async def __aenter__(self) -> Self:
         """Connect, or raise `BusError`."""

@@ -66,7 +66,8 @@ class Requester:
     again under the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which
     finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
     id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
-    agent about it; not for a command that was sent again, as nobody knows what that word answers.
+    agent about it; not for a command that was sent again, as nobody knows what that word answers. `on_bad_reply(text)`
+    is called for what is no reply, from whichever node.
 
     Without a word of the node at all a try does not count, and is not taken from the deadline: with a `reach`, who
     knows the nodes decides how long their silence is waited for.
@@ -85,12 +86,13 @@ class Requester:
     ) -> None:
         self._bus = bus
         self._lab = lab
-        self._reply_to = reply_topic(lab, client)
+        self._reply_to = reply_topic(lab, bus.party or client)
         self._lease = lease
         self._ack_timeout_s = ack_timeout_s
         self._tries = tries
         self._ask_again_s = ask_again_s
         self.reach: Reach | None = None
+        self.on_bad_reply: Callable[[str], None] = lambda text: _log.warning("%s", text)
         self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
         self._replies: dict[str, asyncio.Queue[Reply]] = {}
         self._cancels: set[asyncio.Task[None]] = set()
@@ -220,7 +222,7 @@ class Requester:
         try:
             reply = decode(Reply, payload, topic)
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self.on_bad_reply(str(error))
             return
         waiting = self._replies.get(reply.id)
         if waiting is not None:

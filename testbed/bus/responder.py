@@ -26,8 +26,9 @@ from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.bus.version import PROTOCOL, other_controller
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, shown
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind, ActLog
 
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -67,7 +68,8 @@ class Responder:
     `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
     side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
     (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
-    `refuse(command)` returns why a command must not be done (its lease), or None. Closing cancels what runs.
+    `refuse(command)` returns why a command must not be done (its lease), or None. What is refused or cannot be read is
+    noted in `acts`. Closing cancels what runs.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Responder:
         refuse: Callable[[Command], str | None],
         *,
         journal: AnswerJournal | None = None,
+        acts: ActLog | None = None,
     ) -> None:
+        self._acts = acts if acts is not None else ActLog()
         self._bus = bus
         self._lab = lab
         self._node = node
@@ -108,6 +112,7 @@ class Responder:
             _, late = await asyncio.wait(self._sending, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
+        self._acts.flush()
 
     async def _take(self, topic: str, payload: bytes) -> None:
         if not self._open:
@@ -115,7 +120,7 @@ class Responder:
         try:
             command = decode(Command, payload, topic)
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self._suspect(str(error))
             envelope = decode_envelope(payload)
             reason = error.reason
             if isinstance(error, OtherProtocolError):
@@ -124,7 +129,7 @@ class Responder:
                 self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", reason))
             return
         if not is_reply_topic(self._lab, command.reply_to):
-            _log.warning("%s: command %s wants its reply on %r: ignored", topic, command.id, command.reply_to)
+            self._suspect(f"command {shown(command.id, 40)} wants its reply on {shown(command.reply_to, 80)}: ignored")
             return
         self._answer(command.reply_to, self._receive(command))
 
@@ -138,6 +143,8 @@ class Responder:
             return accepted
         reason = other_controller(command.v, command.release) if command.v != PROTOCOL else self._refuse(command)
         if reason is not None:
+            tag = command.action.__struct_config__.tag
+            self._suspect(f"{tag}, with its reply on {shown(command.reply_to, 80)}: {reason}")
             return self._reply(command.id, "rejected", reason)
         if isinstance(command.action, Cancel):
             return self._cancel(command.id, command.action.command)
@@ -145,6 +152,9 @@ class Responder:
         run = self._runs[command.id] = _Run()
         run.task = asyncio.create_task(self._run(command, run), name=f"command {command.id}")
         return accepted
+
+    def _suspect(self, what: str) -> None:
+        self._acts.note(self._node, ActKind.REFUSED_COMMAND, what)
 
     def _cancel(self, command_id: str, target: str) -> Reply:
         run = self._runs.get(target)
@@ -212,7 +222,7 @@ class Responder:
 
     def _answer(self, reply_to: str, reply: Reply) -> None:
         if not is_reply_topic(self._lab, reply_to):
-            _log.warning("%s: cannot answer %s on %r", self._node, reply.id, reply_to)
+            self._suspect(f"no answer to {shown(reply.id, 40)}: {shown(reply_to, 80)} is no topic of replies")
             return
         # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
         self._spawn(self._publish(reply_to, reply), f"reply {reply.id}")

@@ -15,6 +15,7 @@ NodeKind = Literal["status", "telemetry", "command", "event"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event)")
 _RELEASE = re.compile(rf"testbed/v1/({_NAME.pattern})/release/({_NAME.pattern})")
+_FLEETING = re.compile(rf"testbed/v1/{_NAME.pattern}/node/{_NAME.pattern}/(?:telemetry|command|event)")
 _REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply")
 
 
@@ -73,6 +74,11 @@ def is_reply_topic(lab: str, topic: str) -> bool:
     """Whether a controller of `lab` gets replies on `topic`: agents publish answers nowhere else."""
     found = _REPLY.fullmatch(topic)
     return found is not None and found.group(1) == lab
+
+
+def never_retained(topic: str) -> bool:
+    """Whether nobody has a reason to retain a message on `topic`: of ours, only those of status and lease are."""
+    return bool(_FLEETING.fullmatch(topic) or _REPLY.fullmatch(topic))
 
 
 def matches(pattern: str, topic: str) -> bool:

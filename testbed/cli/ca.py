@@ -153,24 +153,26 @@ def list_(*, folder: Path, as_json: bool) -> int:
 @click.option("--user", default="mosquitto", help="Whom the broker becomes.")
 @click.option("--agent-port", type=click.IntRange(1, 65535), default=8883)
 @click.option("--controller-port", type=click.IntRange(1, 65535), default=8884)
+@click.option("--log-denied", is_flag=True, help="Log what the rules deny, and every packet: see docs/security.md.")
 def broker_files(
     *, folder: Path, out: Path, bind: str, certificates: Path | None, rules: Path | None, state_dir: Path, user: str,
-    agent_port: int, controller_port: int,
+    agent_port: int, controller_port: int, log_denied: bool,
 ) -> int:  # fmt: skip
     """Write mosquitto.conf, agents.acl and controllers.acl for all nodes and controllers that have certificates."""
     from testbed.secure import broker  # noqa: PLC0415  # --help stays quick
 
     authority = _authority(folder)
+    controllers = authority.let_in("controller")
     with _writing(out):
         authority.lists()
         out.mkdir(parents=True, exist_ok=True)
     files = {
         "mosquitto.conf": broker.mosquitto_config(
             bind, (certificates or folder / "broker").absolute(), state_dir.absolute(), (rules or out).absolute(),
-            agent_port=agent_port, controller_port=controller_port, user=user,
+            agent_port=agent_port, controller_port=controller_port, user=user, log_denied=log_denied,
         ),
-        "agents.acl": broker.agents_acl(authority.lab, authority.let_in("node")),
-        "controllers.acl": broker.controllers_acl(authority.lab, authority.let_in("controller")),
+        "agents.acl": broker.agents_acl(authority.lab, authority.let_in("node"), controllers),
+        "controllers.acl": broker.controllers_acl(authority.lab, controllers),
     }  # fmt: skip
     for name, text in files.items():
         path = out / name

@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     "--certificates", "certificate_folders", type=click.Path(path_type=Path), multiple=True,
     help="Also look when certificates in this folder of `testbed ca` end; may be repeated.",
 )  # fmt: skip
+@click.option("--lab", default=None, help="Also report suspicious acts in this lab: by its broker's log, and its runs.")
+@click.option(
+    "--broker-log", type=click.Path(path_type=Path, dir_okay=False), default=None,
+    help="Log of the lab's broker.  [default: the journal of mosquitto.service]",
+)  # fmt: skip
+@click.option(
+    "--runs", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
+    help="Folder of the lab's runs.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     *, names: tuple[str, ...], folder: Path, broker: str | None, influx_url: str | None, path: Path | None,
-    certificate_folders: tuple[Path, ...], as_json: bool,
+    certificate_folders: tuple[Path, ...], lab: str | None, broker_log: Path | None, runs: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Say what is wrong with this machine, a node or a whole lab, and how to mend it.
 
@@ -40,6 +49,7 @@ def doctor(
       testbed doctor
       testbed doctor --folder /var/lib/dfrs-testbed --broker mqtts://head:8884 --json
       testbed doctor --hosts hosts.toml --certificates certificates
+      testbed doctor --lab lab-1 --broker-log /var/log/mosquitto/mosquitto.log
     """  # noqa: D301  # \b keeps click from wrapping the examples
     import json  # noqa: PLC0415  # --help stays quick
     from dataclasses import asdict  # noqa: PLC0415  # as above
@@ -48,13 +58,15 @@ def doctor(
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
     from testbed.doctor.certificates import certificates  # noqa: PLC0415  # as above
-    from testbed.doctor.examine import examine, examine_services  # noqa: PLC0415  # as above
+    from testbed.doctor.examine import examine, examine_lab_here, examine_services  # noqa: PLC0415  # as above
     from testbed.doctor.finding import worst  # noqa: PLC0415  # as above
     from testbed.measure.influx_address import bare_url, is_url  # noqa: PLC0415  # as above
 
     influx_url = influx_url and bare_url(influx_url)  # it is asked for its health alone, without a token
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
+    if broker_log is not None and lab is None:
+        raise click.BadParameter("a log is read for one lab: expected --lab, too", param_hint="--broker-log")
     address = None if broker is None else BrokerAddress.parse(broker)
     with Console(stderr=True).status("looking") as spinner:
 
@@ -72,6 +84,8 @@ def doctor(
                 found += [("", each) for each in certificates(certificate_folders)]
         else:
             found = [("", each) for each in examine(folder, address, influx_url, say, certificate_folders)]
+        if lab is not None:
+            found += [("", each) for each in examine_lab_here(lab, broker_log, runs, say)]
     severity = worst(each for _, each in found)
     if as_json:
         told = [{**({"node": name} if name else {}), **asdict(each)} for name, each in found]

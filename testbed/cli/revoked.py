@@ -58,7 +58,7 @@ def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached:
                 reached.append(f"{gone}: its connection was ended")
         authority.revoke("node", gone)  # the certificate by which that was done
     rules = {
-        "agents.acl": agents_acl(authority.lab, authority.let_in("node")),
+        "agents.acl": agents_acl(authority.lab, authority.let_in("node"), authority.let_in("controller")),
         "controllers.acl": controllers_acl(authority.lab, authority.let_in("controller")),
     }
     _note(everywhere(hosts, [head.host], to_broker(folder, head, rules)), reached, failed)

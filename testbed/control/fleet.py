@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,14 +13,13 @@ from testbed.bus.messages import (
     ITSELF,
     AgentLimit,
     AnyAction,
-    BadRecordError,
     GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
+    BadRecordError,
     OtherProtocolError,
     convert,
-    decode,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
@@ -43,18 +41,20 @@ from testbed.control.liveness import (
     notice,
 )
 from testbed.control.node_facts import check_facts
+from testbed.control.node_messages import Gate
 from testbed.control.replies import Guests, ask
 from testbed.control.sample_clock import SampleClock
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
 
 _LOOK_AGAIN_S = 0.5
 _LIMIT_EVERY_S = 60.0
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _LOOKS_A_SILENCE = 4  # at the clock
 _STALL_LOOKS = 2  # so many looks late, the controller stood still
-_log = logging.getLogger(__name__)
+_MOST_BOOTS = 8  # lives of an agent whose clocks are remembered
 
 
 class NodeLostError(RunError):
@@ -101,6 +101,7 @@ class Node:
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
     limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when its agent said what of its bounds
+    boots: list[str] = field(default_factory=list)  # that announced themselves, in this order
 
     @property
     def online(self) -> bool:
@@ -122,10 +123,12 @@ class Fleet:
 
     def __init__(
         self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, rule: Rule,
-        wanted: Sequence[NodeTable] = (),
+        wanted: Sequence[NodeTable] = (), acts: ActLog | None = None,
     ) -> None:  # fmt: skip
         self.nodes = [Node(index, name) for index, name in enumerate(names)]
         self._by_name = {node.name: node for node in self.nodes}
+        self._acts = acts if acts is not None else ActLog()
+        self._gates = {node.index: Gate(node.name, asyncio.get_running_loop().time) for node in self.nodes}
         self._bus = bus
         self._lab = lab
         self._requester = requester
@@ -260,14 +263,16 @@ class Fleet:
         if node is None or not payload:
             return
         try:
-            status = decode(NodeStatus, payload, topic)
+            status = self._gates[node.index].read(NodeStatus, topic, payload)
         except OtherProtocolError as error:
             self._refuse(node, UserError(other_agent(node.name, error.protocol, error.release)))
             return
-        except BadRecordError as error:
-            _log.warning("%s", error)
-            node.reason = str(error)
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            if error.kind is not ActKind.FLOOD:
+                node.reason = str(error)
             return
+        self._note_boot(node, status)
         node.messages += 1
         if status.online and status.v != PROTOCOL:
             release = status.release or (status.facts.versions.get("testbed", "") if status.facts else "")
@@ -277,6 +282,7 @@ class Fleet:
             try:
                 check_facts(node.name, status.facts, self._wanted.get(node.name))
             except UserError as error:
+                self._acts.note(node.name, ActKind.FALSE_REPORT, error)
                 self._refuse(node, error)
                 return
             node.refused = None
@@ -288,7 +294,7 @@ class Fleet:
                 node.reason = status.reason
 
     def _refuse(self, node: Node, error: UserError) -> None:
-        """Take a node whose facts are impossible for one that is not there."""
+        """Take a node that cannot be used for one that is not there."""
         node.refused = error
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
@@ -300,12 +306,16 @@ class Fleet:
         if node is None:
             return
         try:
-            record = decode(Telemetry, payload, topic)
-        except BadRecordError as error:
-            _log.warning("%s", error)
+            record = self._gates[node.index].read(Telemetry, topic, payload)
+        except OtherProtocolError:  # its status says so
+            return
+        except SuspiciousError as error:
+            self._suspect(node, error)
             return
         heard_ns = int(asyncio.get_running_loop().time() * 1e9)
         clock = node.clocks.setdefault(record.boot, SampleClock())
+        if len(node.clocks) > _MOST_BOOTS:
+            del node.clocks[next(iter(node.clocks))]
         taken_ns = clock.taken_ns(record.mono_ns, heard_ns, late=record.late)
         if taken_ns is None:
             return
@@ -322,13 +332,22 @@ class Fleet:
         if node is None:
             return
         try:
-            event = decode(GuestEvent, payload, topic)
+            event, left_out = self._gates[node.index].event(topic, payload)
             if (event.guest, event.event) == (ITSELF, "limit"):
                 self._limit(node, convert(event.detail, AgentLimit))
-            else:
-                self.on_guest_event(node.index, event)
+                return
+        except OtherProtocolError:  # its status says so
+            return
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            return
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self._acts.note(node.name, ActKind.BAD_MESSAGE, error)
+            return
+        if left_out:
+            what = f"event {event.event!r} of {event.guest}: {left_out} fields of its detail are left out"
+            self._acts.note(node.name, ActKind.BAD_MESSAGE, what)
+        self.on_guest_event(node.index, event)
 
     def _limit(self, node: Node, limit: AgentLimit) -> None:
         """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""
@@ -336,3 +355,20 @@ class Fleet:
         if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
             node.limits_s[key] = now_s
             self.on_limit(node, limit)
+
+    def _suspect(self, node: Node, error: SuspiciousError) -> None:
+        self._acts.note(node.name, error.kind, error.what)
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """See `Nodes`."""
+        self._acts.note(self.nodes[node].name, kind, what)
+
+    def _note_boot(self, node: Node, status: NodeStatus) -> None:
+        """Tell of an agent that announces itself after another one of its name has."""
+        if not status.online or node.boots[-1:] == [status.boot]:
+            return
+        if status.boot in node.boots:
+            what = "two agents of this name run, and take turns: end one (a forgotten agent, a copied folder)"
+            self._acts.note(node.name, ActKind.NAMESAKE, what)
+            node.boots.remove(status.boot)
+        node.boots = [*node.boots[1 - _MOST_BOOTS :], status.boot]

@@ -10,6 +10,7 @@ import msgspec
 from testbed.bus.messages import AnyAction, NodeFacts
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, shown
+from testbed.suspicious_acts import ActKind
 
 _SHOWN_CHARS = 80
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -28,6 +29,9 @@ class Nodes(Protocol):
 
     def name(self, node: int) -> str:
         """Name of one node."""
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """Take note of a suspicious act of one node."""
 
 
 class ReplyError(RunError):
@@ -56,7 +60,12 @@ class Guests(msgspec.Struct, frozen=True):
 
 async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
     """Command a node and return its reply as `kind`; raises `ReplyError` if it is none, or the error of the command."""
-    return read_reply(nodes.name(node), action, await nodes.call(node, action, deadline_s), kind)
+    reply = await nodes.call(node, action, deadline_s)
+    try:
+        return read_reply(nodes.name(node), action, reply, kind)
+    except ReplyError as error:
+        nodes.suspect(node, ActKind.FALSE_REPORT, error)
+        raise
 
 
 def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:

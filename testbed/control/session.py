@@ -50,6 +50,7 @@ from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
+from testbed.suspicious_acts import SOMEBODY, ActKind
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -245,8 +246,10 @@ class _Session:
         requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
             "bus", {"node": node}, {"round_trip_s": round_trip_s}
         )
+        acts = self._recorder.acts
+        requester.on_bad_reply = lambda text: acts.note(SOMEBODY, ActKind.BAD_MESSAGE, text)
         names = [node.name for node in scenario.nodes]
-        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes)
+        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes, acts)
         holding = hold_lease(
             bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
         )

@@ -15,8 +15,10 @@ from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.failure_codes import Failure, FailureCode, known_code
+from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0
+_MOST_BOOTS = 10_000  # of all nodes, of which lost samples are told
 
 
 @dataclass(slots=True)
@@ -69,11 +71,20 @@ class Tracker:
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
     def guest_event(self, node: int, event: GuestEvent) -> None:
-        """Take what a guest did by itself; what does not fit the job's state is journalled and ignored."""
+        """Take what a guest did by itself.
+
+        What does not fit the job's state is journalled and ignored; what a node tells of a guest that it never had is
+        neither.
+        """
         known = self._tasks.get(event.guest)
         if known is None:
             return
         live, task = known
+        had = node in live.places(task) or (node, task) in live.been or live.unchecked.get(task) == node
+        if not had:
+            what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
+            self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
+            return
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
@@ -121,9 +132,8 @@ class Tracker:
         elif event.event == "healed":
             silent_s = event.detail.get("silent_s")
             if isinstance(silent_s, float):
-                self._recorder.say(
-                    f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
-                )
+                text = f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
+                self._recorder.say_of(name, text)
 
     def _judge(self, node: int, live: LiveJob, task: int, guest: str) -> None:
         """Mark a task that is done sooner than any core that is known can be."""
@@ -220,10 +230,10 @@ class Tracker:
     def _note_dropped(self, node: Node, record: Telemetry) -> None:
         key = node.index, record.boot
         more = record.dropped - self._dropped.get(key, 0)
-        if more > 0:
+        if more > 0 and (key in self._dropped or len(self._dropped) < _MOST_BOOTS):
             self._dropped[key] = record.dropped
             self._recorder.journal("telemetry", node=node.index, dropped=more)
-            self._recorder.say(f"node {node.name} lost {more} samples: too many waited for the bus")
+            self._recorder.say_of(node.name, f"node {node.name} lost {more} samples: too many waited for the bus")
 
     def _advance(self, live: LiveJob, task: int, units: object) -> None:
         if isinstance(units, int):

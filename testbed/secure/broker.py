@@ -2,6 +2,9 @@
 
 Agents come in by one door, which knows certificates of agents only and calls each client by its certificate's name:
 nobody can take over another node's session by claiming its client id. Controllers come in by the other.
+
+The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a broken
+agent can leave that many retained messages at the broker at most, as Mosquitto cannot forbid them topic by topic.
 """
 
 from __future__ import annotations
@@ -10,14 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.bus import topics
+from testbed.bus.quotas import mosquitto_quotas
 from testbed.secure.authority import CONTROLLER_PREFIX
+from testbed.secure.broker_log import UNWANTED
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
-MOST_MESSAGE_BYTES = 1 << 20  # telemetry of hundreds of guests has a tenth of that
+SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
 
 
-def agents_acl(lab: str, nodes: Sequence[str]) -> str:
-    """Return the access rules of agents: each writes under its own name, and reads its commands and the lease."""
+def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> str:
+    """Return the access rules of agents.
+
+    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease.
+    """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
         lines += ["", f"user {topics.check_name('node', node)}"]
@@ -26,34 +34,43 @@ def agents_acl(lab: str, nodes: Sequence[str]) -> str:
             f"topic read {topics.node_topic(lab, node, 'command')}",
             f"topic read {topics.lease_topic(lab)}",
             f"topic read {topics.release_topic(lab, topics.ANY)}",
-            f"topic write {topics.reply_pattern(lab)}",
+            *(f"topic write {topics.reply_topic(lab, controller)}" for controller in controllers),
         ]
     return "\n".join(lines) + "\n"
 
 
 def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
-    """Return the access rules of controllers: they read what agents say, command, and hold the lease."""
+    """Return the access rules of controllers: they read what agents say, command, hold the lease, and see the load."""
     lines = [f"# Controllers of lab {lab}: who is not named here may do nothing."]
     for name in controllers:
         lines += ["", f"user {CONTROLLER_PREFIX}{topics.check_name('controller', name)}"]
         lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
             f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
-            f"topic read {topics.reply_pattern(lab)}",
+            f"topic read {topics.reply_topic(lab, name)}",
             f"topic readwrite {topics.lease_topic(lab)}",
             f"topic read {topics.release_topic(lab, topics.ANY)}",
             f"topic write {topics.release_topic(lab, name)}",
+            "topic read $SYS/broker/#",
         ]
     return "\n".join(lines) + "\n"
+
+
+def filtered_command(config: Path, program: Path = Path("/usr/sbin/mosquitto")) -> list[str]:
+    """Return what runs Mosquitto, as the very process that is started, without the lines per packet in its log."""
+    script = f"exec {program} -c {config} 2> >(exec grep --line-buffered -Ev '{UNWANTED}' >&2)"
+    return ["/bin/bash", "-c", script]
 
 
 def mosquitto_config(
     bind: str, certificates: Path, state_dir: Path, acl_dir: Path, *,
     agent_port: int = AGENT_PORT, controller_port: int = CONTROLLER_PORT, user: str = "mosquitto",
+    log_denied: bool = False,
 ) -> str:  # fmt: skip
     """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.secure.authority`.
 
-    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes.
+    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes. With
+    `log_denied` it logs what the rules deny, and a line or more for every packet, for `filtered_command` to drop.
     """
     lines = ["per_listener_settings true"]
     for door, port in (("agents", agent_port), ("controllers", controller_port)):
@@ -76,15 +93,15 @@ def mosquitto_config(
         f"clientid_prefixes {topics.CLIENT_PREFIX}",  # no controller can claim the id of an agent, which is its name
         f"user {user}",
         "set_tcp_nodelay true",
-        f"message_size_limit {MOST_MESSAGE_BYTES}",
-        "max_queued_messages 10000",
+        *mosquitto_quotas(),
         "persistence true",
         f"persistence_location {state_dir}/",
-        "autosave_interval 5",
-        "persistent_client_expiration 1d",
+        f"autosave_interval {SAVE_EVERY_S}",
         "log_dest stderr",
         "log_type error",
         "log_type warning",
         "log_type notice",
+        "log_type subscribe",
+        *(["log_type debug"] if log_denied else []),
     ]
     return "\n".join(lines) + "\n"

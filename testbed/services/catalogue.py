@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 
+from testbed.bus.quotas import mosquitto_quotas
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG
 from testbed.report.grafana import dashboards
 from testbed.services.keys import Keys, mosquitto_hash
@@ -20,19 +21,22 @@ IMAGES = {
 }
 PORTS = {"broker": 1883, "influxdb": 8086, "grafana": 3000}
 USER = "testbed"
-_MOSQUITTO_CONF = """listener 1883
-allow_anonymous false
-password_file /mosquitto/config/passwords
-set_tcp_nodelay true
-persistence true
-persistence_location /mosquitto/data/
-autosave_interval 5
-persistent_client_expiration 1d
-max_queued_messages 10000
-log_dest stdout
-log_type error
-log_type warning
-"""
+_MOSQUITTO_CONF = "\n".join(
+    [
+        "listener 1883",
+        "allow_anonymous false",
+        "password_file /mosquitto/config/passwords",
+        "set_tcp_nodelay true",
+        *mosquitto_quotas(),
+        "persistence true",
+        "persistence_location /mosquitto/data/",
+        "autosave_interval 5",
+        "log_dest stdout",
+        "log_type error",
+        "log_type warning",
+        "",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)

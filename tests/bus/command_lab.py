@@ -26,6 +26,7 @@ class Lossy:
     """A bus in which some messages never leave: those for which `loses(topic, payload)` holds."""
 
     def __init__(self, bus: Bus, loses: Callable[[str, bytes], bool]) -> None:
+        self.party = ""
         self._bus = bus
         self._loses = loses
 

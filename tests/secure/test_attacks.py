@@ -61,6 +61,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 class World:
     """A lab at work: an honest agent, its driver, the controller that drives it, and an attacker on another node."""
 
+    doors: Doors
     driver: NullDriver
     fleet: Fleet
     requester: Requester
@@ -88,7 +89,7 @@ async def world(doors: Doors, folder: Path) -> AsyncIterator[World]:
         try:
             await fleet.wait_for_all(HANG_S)
             await fleet.call(0, Start(spec=spec("dfrs-a"), cap_cores=0.5, verify=False), HANG_S)
-            yield World(driver, fleet, requester, controller, attacker, token, folder)
+            yield World(doors, driver, fleet, requester, controller, attacker, token, folder)
             (left,) = guests_in(await fleet.call(0, ListGuests(), HANG_S))
             assert (left.guest, left.cap_cores, left.state) == ("dfrs-a", 0.5, "running"), "nothing happened to it"
             assert fleet.nodes[0].online
@@ -161,8 +162,10 @@ async def forge_replies(world: World) -> None:
 
 async def command_without_the_live_lease(world: World) -> None:
     for number, token in enumerate(("", "x", token_digest(world.token), new_token())):
-        stranger = Requester(world.controller, LAB, f"stranger-{number}", lambda token=token: token)
-        async with stranger:
+        async with (
+            MqttBus(world.doors.controller(), f"stranger-{number}", keep_session=False) as bus,
+            Requester(bus, LAB, f"stranger-{number}", lambda token=token: token) as stranger,
+        ):
             with pytest.raises(CommandFailedError, match="its lease is not the one in force here"):
                 await stranger.call("n2", Stop(guest="dfrs-a"), HANG_S)
 

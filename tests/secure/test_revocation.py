@@ -167,7 +167,7 @@ def test_the_command_says_what_it_did_and_where_the_list_must_be(authority: Auth
 def put_out(doors: Doors, name: str) -> None:
     """Revoke a node at a broker that runs, as the command does on its machine."""
     doors.authority.revoke("node", name)
-    doors.rules.write_text(rules.agents_acl(LAB, doors.authority.let_in("node")))
+    doors.rules.write_text(rules.agents_acl(LAB, doors.authority.let_in("node"), CONTROLLERS))
     doors.broker.send_signal(signal.SIGHUP)
 
 
@@ -211,7 +211,7 @@ def test_a_revoked_node_is_out_at_its_next_connection_and_the_others_go_on(doors
             await until_let_in(doors, "n3", let_in=False)
             assert await comes_in(doors, "n2")
             doors.authority.issue("node", "n1", hosts=["127.0.0.1"], readmit=True)
-            doors.rules.write_text(rules.agents_acl(LAB, doors.authority.let_in("node")))
+            doors.rules.write_text(rules.agents_acl(LAB, doors.authority.let_in("node"), CONTROLLERS))
             doors.broker.send_signal(signal.SIGHUP)
             await until_let_in(doors, "n1", let_in=True)
 

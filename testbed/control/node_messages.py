@@ -1,0 +1,99 @@
+"""Messages of nodes, checked before anything is done with them, let alone written down: quotas, size, and form.
+
+Each node has quotas of its own, so a node that floods is dropped before its messages are decoded, while those of the
+others are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from testbed.bus.event_details import MOST_EVENT_BYTES, fitting, named
+from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
+from testbed.bus.telemetry import Telemetry
+from testbed.errors import shown
+from testbed.suspicious_acts import ActKind, SuspiciousError
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """At most `burst` messages at once and `per_s` a second after that; `bytes_s` are the bytes for each message."""
+
+    burst: float
+    per_s: float
+    message_bytes: int
+
+
+QUOTAS: dict[type[Record], Quota] = {
+    NodeStatus: Quota(20, 0.2, 1 << 16),
+    GuestEvent: Quota(2000, 50, 2048),
+    Telemetry: Quota(2000, 250, 8192),  # an agent that comes back sends 200 a second of those that waited
+}
+R = TypeVar("R", bound=Record)
+
+
+class Bucket:
+    """A quota in use: what is taken comes back by the clock `now_s`."""
+
+    def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
+        self._quota = quota
+        self._now_s = now_s
+        self._left = quota.burst
+        self._at_s = now_s()
+
+    def take(self, size_bytes: int) -> bool:
+        """Return whether a message of this size is within the quota; a large one counts as several."""
+        now_s, quota = self._now_s(), self._quota
+        self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
+        self._at_s = now_s
+        cost = max(1.0, size_bytes / quota.message_bytes)
+        if cost > self._left:
+            return False
+        self._left -= cost
+        return True
+
+
+class Gate:
+    """Takes the messages of one node; `now_s` is a monotonic clock."""
+
+    def __init__(self, node: str, now_s: Callable[[], float]) -> None:
+        self._node = node
+        self._buckets = {kind: Bucket(quota, now_s) for kind, quota in QUOTAS.items()}
+
+    def read(self, kind: type[R], topic: str, payload: bytes) -> R:
+        """Return the record of a message; raises `SuspiciousError` for one not to be taken, or `OtherProtocolError`."""
+        name = kind.__name__
+        if not self._buckets[kind].take(len(payload)):
+            raise SuspiciousError(ActKind.FLOOD, f"more {name} messages than {QUOTAS[kind].per_s:g} a second: dropped")
+        try:
+            record = decode(kind, payload, topic)
+        except OtherProtocolError:  # an agent of another release is not suspicious
+            raise
+        except BadRecordError as error:
+            raise SuspiciousError(ActKind.BAD_MESSAGE, str(error)) from None
+        self._check_name(record, name)
+        return record
+
+    def _check_name(self, record: Record, what: str) -> None:
+        says = getattr(record, "node", self._node)
+        if says != self._node:
+            text = f"a {what} says node = {shown(says, 40)}: expected {self._node!r}, as its topic says"
+            raise SuspiciousError(ActKind.FALSE_REPORT, text)
+
+    def event(self, topic: str, payload: bytes) -> tuple[GuestEvent, int]:
+        """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""
+        if len(payload) > MOST_EVENT_BYTES:
+            what = f"an event of {len(payload)} bytes: expected at most {MOST_EVENT_BYTES}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        event = self.read(GuestEvent, topic, payload)
+        if not named(event):
+            what = (
+                f"bad record on {topic}: guest {shown(event.guest, 40)}, event {shown(event.event, 40)}: expected names"
+            )
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        detail = fitting(event.detail)
+        return msgspec.structs.replace(event, detail=detail), len(event.detail) - len(detail)
