@@ -181,7 +181,6 @@ class MqttBus(Bus):
             else:
                 _log.info("bus %s: connected again", self.client_id)
                 return client
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _serve(self, client: Connection) -> None:
         client.pending_calls_threshold = 2 * _WINDOW  # the window bounds them; no warning needed

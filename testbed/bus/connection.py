@@ -190,8 +190,8 @@ async def lost(client: aiomqtt.Client) -> None:
 async def disconnect(client: Connection, *, in_peace: bool = True, for_good: bool = False) -> None:
     """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will.
 
-    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt passes on every error of reading
-    or writing the socket, and the bus, which connects again after this, would end with it.
+    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt passes on every error of
+    reading or writing the socket, and the bus, which connects again after this, would end with it.
     """
     if for_good:
         client.end_session()

@@ -91,13 +91,17 @@ def doctor(
         told = [{**({"node": name} if name else {}), **asdict(each)} for name, each in found]
         click.echo(json.dumps({"worst": severity, "findings": told}, indent=2))
     else:
-        for name in dict.fromkeys(name for name, _ in found):
-            if name:
-                click.echo(f"{name}:")
-            elif path is not None or names:
-                click.echo("between them:")
-            _print(Console(), [each for whose, each in found if whose == name])
+        _print_by_machine(Console(), found, several=path is not None or bool(names))
     return {"ok": 0, "note": 0, "warning": 1, "error": 2}[severity]
+
+
+def _print_by_machine(console: Console, found: list[tuple[str, Finding]], *, several: bool) -> None:
+    for name in dict.fromkeys(name for name, _ in found):
+        if name:
+            click.echo(f"{name}:")
+        elif several:
+            click.echo("between them:")
+        _print(console, [each for whose, each in found if whose == name])
 
 
 def _print(console: Console, found: list[Finding]) -> None:

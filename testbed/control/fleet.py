@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,11 +14,11 @@ from testbed.bus.messages import (
     ITSELF,
     AgentLimit,
     AnyAction,
+    BadRecordError,
     GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
-    BadRecordError,
     OtherProtocolError,
     convert,
 )
@@ -48,6 +49,8 @@ from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
 from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
+
+_log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.5
 _LIMIT_EVERY_S = 60.0

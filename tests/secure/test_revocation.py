@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
-from doors import LAB, Doors, open_doors
+from doors import CONTROLLERS, LAB, Doors, open_doors
 from support.live import HANG_S, until, wait_until
 
 from testbed.bus import topics
