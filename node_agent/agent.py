@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,8 +30,10 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.facts import node_facts
 from node_agent.image_orders import ImageOrders
+from node_agent.image_server import ImageServer
 from node_agent.image_starts import ImageStarts
-from node_agent.images import ImageCopier, ImageFetcher, ImageServer
+from node_agent.image_tickets import Tickets
+from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.post import Listener, Post
@@ -66,6 +67,7 @@ from testbed.bus.messages import (
     Native,
     NodeFacts,
     NodeStatus,
+    OfferImage,
     Ping,
     Quit,
     Release,
@@ -79,7 +81,6 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
-from testbed.errors import UserError
 from testbed.failure_codes import FailureCode
 from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 
@@ -138,11 +139,10 @@ class Agent:
         self._kept_images = KeptImages(self._stores, config.state_dir)
         self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
-        self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
+        self._tickets = Tickets(asyncio.get_running_loop().time)
+        self._server = ImageServer(self._stores.path, self._tickets, server_context(tls_dir) if tls_dir else None)
         fetcher: ImageFetcher | ImageCopier = (
-            ImageFetcher(
-                self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
-            )
+            ImageFetcher(self._stores.disk, client_context(tls_dir, "peers.pem") if tls_dir else None)
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
@@ -164,7 +164,7 @@ class Agent:
             able = set(found.capabilities)  # programs read their own images, and check them
             self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
-                await self._listen()
+                await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
                 await asyncio.to_thread(bound_own_group, config.agent_memory_mib, config.memory_mib)
             else:
@@ -176,16 +176,6 @@ class Agent:
                 await self._driver.close()  # before the bus: the farewell then says the truth
         finally:
             await asyncio.shield(self._leave())
-
-    async def _listen(self) -> None:
-        address = self._config.address
-        try:
-            await self._server.open(address)
-        except OSError as error:
-            raise UserError(
-                f"--address {address}: images cannot be served there: {os.strerror(error.errno or 0)}: expected an "
-                "address of this machine"
-            ) from None
 
     async def _serve(self, bus: Bus) -> None:
         config = self._config
@@ -326,6 +316,7 @@ class Agent:
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
+        self._tickets.clear()
         if not pause:  # before anything that takes time: who drives next may save soon
             self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
@@ -377,6 +368,8 @@ class Agent:
                 return await self._measure(action)
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+            case OfferImage():
+                self._tickets.offer(action)
             case FetchImage():
                 return await self._images.fetch(action)
             case DropImage():
@@ -437,7 +430,7 @@ class Agent:
     async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
-            report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+            report = await self._driver.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
         else:
             report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)

@@ -39,6 +39,11 @@ class ImageOrders:
 
     async def save(self, action: Save, memory_mib: int) -> SaveReport:
         """Save a held guest; without room nothing is written, or nothing is left of it."""
+        report = await self._save(action, memory_mib)
+        self._stores.note(action.image, report.digest)
+        return report
+
+    async def _save(self, action: Save, memory_mib: int) -> SaveReport:
         path = self._stores.place(action.image, action.store, memory_mib)
         if path.parent != self._stores.disk.folder:
             return await self._driver.save(action.guest, action.at, path)
@@ -63,8 +68,9 @@ class ImageOrders:
         mib = -(-image.bytes >> 20)
         self._room.reserve(holder, image.image, mib)
         try:
-            fetched = await self._fetcher.fetch(image, action.host, action.port)
+            fetched = await self._fetcher.fetch(image, action.host, action.port, action.ticket)
             self._room.written(holder, image.image, image.bytes)
+            self._stores.note(image.image, image.digest)
         except DriverError as error:
             if tells_full_disk(error):
                 self._stores.disk.drop(image.image)

@@ -24,6 +24,7 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.programs.catalogue import installed
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
 
@@ -57,7 +58,7 @@ class NullDriver:
 
     name = "null"
 
-    reachable: ClassVar[dict[str, NullDriver]] = {}  # open drivers with `live`, by migration URI
+    reachable: ClassVar[dict[tuple[int, str], NullDriver]] = {}  # open drivers with `live`, by event loop and URI
 
     def __init__(self, extras: str = "") -> None:
         self._extras = tuple(extra for extra in extras.split(",") if extra)
@@ -72,12 +73,10 @@ class NullDriver:
         """See `Driver.open`."""
         self._tell = tell
         if "live" in self._extras:
-            self._uri = f"null://{budget.node}/{id(self)}"
-            self.reachable[self._uri] = self
+            self._uri = f"null://{budget.node}/system"
+            self.reachable[self._place(self._uri)] = self
         capabilities = ("start", "cap", "save", "mpi", "native", *self._extras)
-        return DriverFacts(
-            capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri, virtual=True
-        )
+        return DriverFacts(capabilities=capabilities, versions={}, programs=installed(), virtual=True)
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: its guests end with it."""
@@ -86,7 +85,8 @@ class NullDriver:
 
     async def close(self) -> None:
         """See `Driver.close`."""
-        self.reachable.pop(self._uri, None)
+        if self._uri and self.reachable.get(self._place(self._uri)) is self:
+            del self.reachable[self._place(self._uri)]
         for guest in list(self._guests):
             await self.stop(guest)
 
@@ -159,12 +159,12 @@ class NullDriver:
         digest = xxhash.xxh3_128(content).hexdigest()
         return SaveReport(bytes=_touched_bytes(found.spec), digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`; memory is sent once, so that something is always less."""
         del no_progress_s
-        found, there = self._get(guest), self.reachable.get(to_uri)
+        found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
-            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to_uri!r}: none there")
+            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to.uri!r}: none there")
         elapsed_s = _touched_bytes(found.spec) / (MIGRATION_MIB_PER_S * (1 << 20)) + MIGRATION_DOWNTIME_S
         if elapsed_s > budget_s:
             await asyncio.sleep(budget_s)
@@ -177,8 +177,8 @@ class NullDriver:
         self._arm(found)
         try:
             await asyncio.sleep(MIGRATION_DOWNTIME_S)
-            if there._uri not in self.reachable:  # noqa: SLF001  # a driver of the same class
-                raise DriverError(f"guest {guest}: {to_uri} has closed")
+            if self.reachable.get(self._place(to.uri)) is not there:
+                raise DriverError(f"guest {guest}: {to.uri} has closed")
         except BaseException:
             self._go_on(found, held=held)
             raise
@@ -250,6 +250,9 @@ class NullDriver:
             raise DriverError(f"native: its {program.work_units} work units were done before {seconds:g} s passed")
         await asyncio.sleep(seconds)
         return NativeReport(units, seconds, cpu_s)
+
+    def _place(self, uri: str) -> tuple[int, str]:
+        return id(asyncio.get_running_loop()), uri
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -32,6 +32,7 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 
 FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine, process manager and proxy beside the first 8
@@ -165,9 +166,9 @@ class ProcessDriver:
         """See `Driver.save`. The call returns when all members of the job are written: they end together."""
         return await self._get(guest).save(at, image)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`; raises `DriverError`: it has not the capability `live`."""
-        del to_uri, budget_s, no_progress_s
+        del to, budget_s, no_progress_s
         raise DriverError(f"guest {guest} is a tree of processes, which cannot migrate live")
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 from testbed.failure_codes import FailureCode
@@ -54,7 +55,6 @@ class DriverFacts:
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     floor_mib: int = 0  # the least memory of a guest
-    migration_uri: str = ""  # at which the drivers of other nodes reach this one's hypervisor for a live migration
     programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
     virtual: bool = False
 
@@ -173,8 +173,8 @@ class Driver(Protocol):
         If that fails the guest is held still.
         """
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """Move a running guest to the hypervisor at `to_uri` while it works; it is gone here when this returns.
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """Move a running guest to another node's hypervisor while it works; it is gone here when this returns.
 
         Raises `DriverError` when it takes longer than `budget_s`, or when `no_progress_s` passed without less remaining
         than ever before: the guest then still runs here, and not there, as far as this end can know.

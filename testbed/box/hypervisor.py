@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.box.commands import CommandError, program, run
@@ -13,6 +14,7 @@ from testbed.box.room import enter, is_on_network
 from testbed.box.spec import NodeSpec
 from testbed.box.state import Journal
 from testbed.errors import RunError, TestbedError
+from testbed.secure.hypervisor import libvirtd_settings, qemu_settings
 
 _PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # by default it is where another daemon's may be
 _SOCKET_WITHIN_S = 20.0
@@ -22,22 +24,21 @@ _STOP_GRACE_S = 8.0
 _HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
 
 
-def _daemon_settings(node: NodeSpec) -> dict[str, object]:
+def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
+    """Return the content of a node's libvirtd.conf; `others` are the nodes that may send guests to it, by name."""
     return {
         "host_uuid": str(uuid.uuid5(_HOSTS, f"{node.lab}/{node.name}")),
         "auth_unix_rw": "none",
         "auth_unix_ro": "none",
         "unix_sock_rw_perms": "0700",
-        "listen_tls": 0,
-        "listen_tcp": 1,  # reachable from this lab's network alone; migrations come in here
-        "listen_addr": node.host,
-        "auth_tcp": "none",
+        **libvirtd_settings(node.transport, node.host, others),  # reachable from this lab's network alone
         "max_client_requests": 64,  # an agent has that many calls under way; with less its keepalive is answered late
         "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
     }
 
 
-def _driver_settings(node: NodeSpec) -> dict[str, object]:
+def driver_settings(node: NodeSpec) -> dict[str, object]:
+    """Return the content of a node's qemu.conf."""
     return {
         "user": "root",  # another user may have no access to /dev/kvm: every call would probe the emulator again
         "group": "root",
@@ -47,8 +48,7 @@ def _driver_settings(node: NodeSpec) -> dict[str, object]:
         "namespaces": [],
         "stdio_handler": "file",  # no virtlogd to look after
         "cgroup_controllers": ["cpu", "cpuacct", "cpuset"],
-        "migration_address": node.host,
-        "migration_host": node.host,  # the host name has no address anywhere
+        **qemu_settings(node.transport, node.host),
     }
 
 
@@ -83,6 +83,11 @@ class Libvirtd:
         return f"libvirtd {self.node.full_name}"
 
     @property
+    def _others(self) -> list[str]:
+        nodes = self.journal.state.nodes
+        return [node.name for node in nodes if node.has_libvirtd and node.name != self.node.name]
+
+    @property
     def process(self) -> ProcessId | None:
         """The daemon, as it was written down."""
         return self.journal.process(self.name)
@@ -105,8 +110,10 @@ class Libvirtd:
         # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
         # disk, pid file and port are taken; that thread may have no environment any more.
         end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], _STOP_GRACE_S)
-        (node.run_dir / "etc" / "libvirtd.conf").write_text(_text(_daemon_settings(node)), encoding="utf-8")
-        (node.run_dir / "etc" / "qemu.conf").write_text(_text(_driver_settings(node)), encoding="utf-8")
+        (node.run_dir / "etc" / "libvirtd.conf").write_text(
+            _text(daemon_settings(node, self._others)), encoding="utf-8"
+        )
+        (node.run_dir / "etc" / "qemu.conf").write_text(_text(driver_settings(node)), encoding="utf-8")
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
         inside = [*within(node.lab), *enter(node, self.journal, network=True)]

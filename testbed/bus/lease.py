@@ -49,7 +49,6 @@ class LeaseGuard:
         self._now_s = now_s
         self._unix_s = unix_s
         self._lease: Lease | None = None
-        self._token = ""
         self._ends_s = 0.0
         self._lapsed = False  # a lease ran out, and another was heard before anybody asked
         self._ended = ""  # digest of the last lease that was let go: a renewal that crossed that does not bring it back
@@ -67,11 +66,6 @@ class LeaseGuard:
         return self._lease if self.live else None
 
     @property
-    def token(self) -> str:
-        """The token of the live lease, once it was seen in a command; else an empty string."""
-        return self._token if self.live else ""
-
-    @property
     def name(self) -> str:
         """What the live lease may be called in public: its holder and a digest of its token; else an empty string."""
         return f"{self._lease.holder}/{self._lease.digest[:12]}" if self._lease and self.live else ""
@@ -84,10 +78,7 @@ class LeaseGuard:
     def allows(self, token: str) -> bool:
         """Whether a command with this token is to be obeyed."""
         lease = self.lease
-        if lease is None or not hmac.compare_digest(token_digest(token), lease.digest):
-            return False
-        self._token = token
-        return True
+        return lease is not None and hmac.compare_digest(token_digest(token), lease.digest)
 
     def hear(self, topic: str, payload: bytes) -> bool:
         """Take a record of the lease topic or a release topic; return whether the holder has let go, or was made to."""
@@ -113,7 +104,6 @@ class LeaseGuard:
         if held is None and (lease.expires_unix_s <= self._unix_s() or lease.digest == self._ended):
             return
         if held is None:
-            self._token = ""
             self._lapsed |= self._lease is not None and self._lease.digest != lease.digest
         terms = held or lease
         self._lease, self.on_controller_loss = terms, terms.on_controller_loss

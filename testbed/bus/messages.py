@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from testbed.bus import records
+from testbed.bus.migration import Destination
 from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
 
 # Part of this module as well: whoever uses records needs them.
@@ -163,14 +164,14 @@ class Save(Action, frozen=True):
 
 
 class Migrate(Action, frozen=True):
-    """Move a running guest to the hypervisor at `to_uri` while it works; it is gone from this node afterwards.
+    """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
     Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
     guest: str
-    to_uri: str
+    to: Destination
     budget_s: Annotated[float, msgspec.Meta(gt=0)]
     no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
 
@@ -186,12 +187,22 @@ class Adopt(Action, frozen=True):
     verify: bool = True
 
 
-class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent into this node's store."""
+class OfferImage(Action, frozen=True):
+    """Serve an image to node `to` once, within `for_s` seconds: to who shows the ticket that has this digest."""
 
     image: ImageRef
-    host: str
+    ticket_digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    to: str
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class FetchImage(Action, frozen=True):
+    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store."""
+
+    image: ImageRef
+    host: Annotated[str, msgspec.Meta(max_length=4096)]
     port: Port
+    ticket: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class DropImage(Action, frozen=True):
@@ -271,7 +282,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
+    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
     | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
@@ -337,7 +348,6 @@ class NodeFacts(Value, frozen=True):
     image_port: int
     image_free_mib: int
     guest_floor_mib: int = 0
-    migration_uri: str = ""
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
 

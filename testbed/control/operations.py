@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -12,7 +13,6 @@ from testbed.bus.caps import same_cap
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
-    FetchImage,
     GuestSpec,
     Hold,
     ImageRef,
@@ -30,6 +30,7 @@ from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandFailedError
 from testbed.control.addresses import host_of
 from testbed.control.cluster import LiveJob
+from testbed.control.image_transfer import send_image
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
@@ -397,22 +398,16 @@ class Operations:
         """
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        calls: list[Awaitable[dict[str, object]]] = []
-        total = 0
+        calls: list[Awaitable[None]] = []
+        total, deadline_s = 0, self._bulk_s(live.memory_mib)
         for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
             if source == target:
                 continue
-            facts = self._nodes.facts(source)
             live.image_holders.add((target, image.image))
             total += image.bytes
-            calls.append(
-                self._ask(
-                    target,
-                    FetchImage(image=image, host=facts.address, port=facts.image_port),
-                    dict[str, object],
-                    self._bulk_s(live.memory_mib),
-                )
-            )
+            fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
+            command_s = self._deadlines.command_s
+            calls.append(send_image(self._nodes, fetch, image, source, target, deadline_s, command_s))
         await _all(calls)
         return total
 

@@ -21,6 +21,7 @@ import psutil
 from testbed import __version__
 from testbed.bus.lease import new_token
 from testbed.bus.messages import Calibrate, NodeFacts
+from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
@@ -35,6 +36,7 @@ from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
+from testbed.control.migration_targets import migration_targets
 from testbed.control.node_facts import check_alike
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
@@ -270,6 +272,7 @@ class _Session:
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
+            self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, self._headline)
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
@@ -317,10 +320,13 @@ class _Session:
         )  # fmt: skip
         self.cluster = Cluster(jobs, len(fleet.nodes))
         operations = Operations(fleet, scenario.deadlines)
-        migration = LiveMigration(fleet, operations, scenario.deadlines, scenario.migration, recorder.migration)
+        targets = self._targets(facts)
+        migration = LiveMigration(
+            fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
+        )
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
-            scenario.deadlines, migration, self._live_nodes(facts),
+            scenario.deadlines, migration, frozenset(targets),
             restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
@@ -361,12 +367,12 @@ class _Session:
         self._verdicts = verdicts
         self._recorder.results(**verdicts.summary())
 
-    def _live_nodes(self, facts: Sequence[NodeFacts]) -> frozenset[int]:
-        """Return the nodes between which jobs shall migrate live."""
+    def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
+        """Return where running jobs shall migrate live."""
         if self._scenario.migration.mechanism != "live":
-            return frozenset()
-        able = [node for node, fact in enumerate(facts) if "live" in fact.capabilities and fact.migration_uri]
-        return frozenset(able)
+            return {}
+        names = [node.name for node in self._scenario.nodes]
+        return migration_targets(self._scenario, dict(zip(names, facts, strict=True)))
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
         meter = UseMeter()

@@ -155,7 +155,8 @@ class Authority:
         builder = (
             _builder(_name(_common_name(party, name)), ca.subject, key.public_key(), days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs=False), critical=True)
+            # Not critical for nodes: libvirt and QEMU refuse keys that may not encipher others, and these need not.
+            .add_extension(_usage(signs=False), critical=not both)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         )
         if hosts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from libvirt_box import driver_options
+from libvirt_box import destination, driver_options
 from support.live import ENDLESS_UNITS, HANG_S
 
 from node_agent.drivers.protocol import DriverFacts, Happening, MigrationReport, NodeBudget
@@ -24,6 +24,7 @@ class Node:
     """One node's driver in this process, and what its guests did."""
 
     driver: object
+    destination: object
     facts: DriverFacts
     images: Path
     happenings: list[Happening]
@@ -62,7 +63,8 @@ async def node(lab: object, name: str, folder: Path, **options: str) -> AsyncIte
 
     driver = LibvirtDriver(**{**driver_options(lab, name), **options})
     images = folder / name / "images"
-    here = Node(driver, DriverFacts((), {}), images, [], asyncio.Event())
+    there = destination(lab, name, f"t{name}")
+    here = Node(driver, there, DriverFacts((), {}), images, [], asyncio.Event())
 
     try:
         budget = NodeBudget(f"t{name}", 1.0, 1536, folder / name, images, "127.0.0.1", "dfrs-")
@@ -120,7 +122,7 @@ async def pair_at_work(one: Node, two: Node) -> list[tuple[Node, GuestSpec]]:
 
 
 async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> MigrationReport:
-    report = await one.driver.migrate(spec.guest, two.facts.migration_uri, HANG_S, HANG_S)
+    report = await one.driver.migrate(spec.guest, two.destination, HANG_S, HANG_S)
     await two.driver.adopt(spec, cap_cores)
     return report
 

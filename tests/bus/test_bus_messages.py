@@ -38,6 +38,7 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import Telemetry
 from testbed.bus.version import PROTOCOL
 
@@ -54,6 +55,10 @@ programs = st.builds(
 specs = st.builds(
     GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
 )
+destinations = st.builds(
+    Destination, uri=st.text(max_size=300), host=st.sampled_from(["192.0.2.1", "n1.example", "fd00::1"]),
+    node=st.just("n1"), partition=st.sampled_from(["", "/a/b.c"]), bridge=st.sampled_from(["", "br0"]),
+)  # fmt: skip
 images = st.builds(ImageRef, image=text, bytes=count, digest=text)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans()),
@@ -73,7 +78,7 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Cancel, command=text),
     st.builds(ListGuests, settled=st.lists(text).map(tuple)),
     st.builds(MpiOpen, guest=text, hosts=st.dictionaries(text, text)),
-    st.builds(Migrate, guest=text, to_uri=text, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
+    st.builds(Migrate, guest=text, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
     st.builds(Adopt, spec=specs, cap_cores=size),
 )
 commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,7 @@ def test_what_was_packed_is_laid_out_again(tmp_path: Path) -> None:
     image = packed(tmp_path)
     assert is_frozen(image)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "g.img"]
-    unpack(image, SPEC, tmp_path / "out")
+    unpack(image, SPEC, Counter(), tmp_path / "out")
     assert (tmp_path / "out" / "pages-1.img").read_bytes() == b"\x00memory" * 1000
     assert (tmp_path / "out" / "inner" / "descriptors.json").read_text() == "[]"
     assert len([path for path in (tmp_path / "out").rglob("*") if path.is_file()]) == 2
@@ -47,7 +48,7 @@ def test_a_programs_own_checkpoint_is_told_apart(tmp_path: Path) -> None:
     write_image(image, {}, [memoryview(b"memory")])
     assert not is_frozen(image)
     with pytest.raises(DriverError, match=r"own\.img"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, Counter(), tmp_path / "out")
     with pytest.raises(DriverError, match=r"none\.img: No such file"):
         is_frozen(tmp_path / "none.img")
 
@@ -63,7 +64,7 @@ def test_a_programs_own_checkpoint_is_told_apart(tmp_path: Path) -> None:
 )
 def test_an_image_of_another_guest_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     with pytest.raises(DriverError, match=r"g\.img: it is of .*; expected"):
-        unpack(packed(tmp_path), msgspec.structs.replace(SPEC, **other), tmp_path / "out")
+        unpack(packed(tmp_path), msgspec.structs.replace(SPEC, **other), Counter(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -75,7 +76,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
         entry.size = 1
         tar.addfile(entry, io.BytesIO(b"x"))
     with pytest.raises(DriverError, match="expected files with plain names"):
-        unpack(image, SPEC, tmp_path / "deep" / "out")
+        unpack(image, SPEC, Counter(), tmp_path / "deep" / "out")
     assert not any(path.name in {"outside", ".hidden"} for path in tmp_path.rglob("*"))
 
 
@@ -87,7 +88,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path, kind: bytes) -> None:
         entry.type, entry.linkname = kind, "/etc/passwd"
         tar.addfile(entry)
     with pytest.raises(DriverError, match="expected files with plain names"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, Counter(), tmp_path / "out")
 
 
 def test_a_file_is_not_written_twice(tmp_path: Path) -> None:
@@ -95,12 +96,12 @@ def test_a_file_is_not_written_twice(tmp_path: Path) -> None:
     with tarfile.open(image, "a") as tar:
         tar.addfile(tarfile.TarInfo("pages-1.img"))
     with pytest.raises(DriverError, match="File exists"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, Counter(), tmp_path / "out")
 
 
 def refusal(image: Path, out: Path) -> str | None:
     try:
-        unpack(image, SPEC, out)
+        unpack(image, SPEC, Counter(), out)
     except DriverError as error:
         return str(error)
     return None

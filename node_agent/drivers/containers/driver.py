@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.containers import frozen
+from node_agent.drivers.containers import carried, frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
 from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
@@ -57,6 +57,7 @@ class DockerDriver(ProcessDriver):
         self._container_caps: ContainerCaps | None = None
         self._save = save
         self.why_not_whole = "the driver is not open"
+        self._mounts: carried.Mounts | None = None  # of a container of ours, known from the trial
         self._wholes: set[str] = set()  # guests whose containers can be saved whole
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
@@ -141,6 +142,8 @@ class DockerDriver(ProcessDriver):
         begin_s = time.monotonic()
         with frozen.scratch(image) as folder:
             files = await self._engine.checkpoint(container, folder)
+            if self._mounts is None:
+                self._mounts = await asyncio.to_thread(carried.mounts_of, files)
             async with written_back(image):
                 await asyncio.to_thread(frozen.pack, files, spec, image)
         written_s = time.monotonic() - begin_s
@@ -179,7 +182,9 @@ class DockerDriver(ProcessDriver):
             container = await self._engine.make_whole(spec, argv, env)
             self._wholes.add(spec.guest)
             if image is not None:
-                lay = partial(frozen.unpack, image, spec)
+                if self._mounts is None:
+                    raise DriverError(f"image {image}: this agent has not saved a container of its own yet")
+                lay = partial(frozen.unpack, image, spec, self._mounts)
         else:
             container = await self._engine.make(spec, image, argv, env, folder)
             self._wholes.discard(spec.guest)

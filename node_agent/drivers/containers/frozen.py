@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from node_agent.drivers.containers.carried import Mounts, check_mounts, check_rights, is_left_out, may_be_carried
 from node_agent.drivers.protocol import DriverError
 from node_agent.programs.image import MAGIC
 from testbed.bus.messages import GuestSpec, ProgramSpec
@@ -92,8 +93,11 @@ def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
         raise DriverError(f"image {image}: {error.strerror or error}") from error
 
 
-def unpack(image: Path, spec: GuestSpec, folder: Path) -> None:
-    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks."""
+def unpack(image: Path, spec: GuestSpec, own: Mounts, folder: Path) -> None:
+    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks.
+
+    Its processes have our own user and no capability, its mounts are `own`, or it is refused (`carried`).
+    """
     try:
         with tarfile.open(image, "r:") as tar:
             first = tar.next()
@@ -105,6 +109,8 @@ def unpack(image: Path, spec: GuestSpec, folder: Path) -> None:
                 raise DriverError(f"image {image}: it is of {found}; expected {wanted}")
             while (entry := tar.next()) is not None:
                 _lay(tar, entry, folder)
+        check_rights(folder)
+        check_mounts(folder, own)
     except (tarfile.TarError, msgspec.DecodeError) as error:
         raise DriverError(f"image {image}: {error}") from error
     except OSError as error:
@@ -116,6 +122,10 @@ def _lay(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
     parts = entry.name.split("/")
     if not entry.isreg() or not all(_FILE_NAME.fullmatch(part) for part in parts):
         raise DriverError(f"an image holds {entry.name!r}: expected files with plain names")
+    if is_left_out(entry.name):
+        return
+    if not may_be_carried(entry.name):
+        raise DriverError(f"an image holds {entry.name!r}, which no container of ours has")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     source = tar.extractfile(entry)

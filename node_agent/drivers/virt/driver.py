@@ -28,7 +28,7 @@ from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.domain import Place, network_of, owner_of
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.migration import Migration, migration_target
+from node_agent.drivers.virt.migration import Migration, transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
@@ -36,6 +36,7 @@ from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 
@@ -48,8 +49,8 @@ _log = logging.getLogger(__name__)
 
 class LibvirtDriver:
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
-    `migration_uri`, at which other nodes' libvirt reaches this one, without which guests do not migrate live; `accel`
-    (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
+    `migration` (tls, tcp), by which other nodes' libvirt reaches this one, without which guests do not migrate live;
+    `accel` (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
     `root`, where the hypervisor's file system is for this process (`/proc/PID/root` of a mount namespace).
 
     `vcpu_quota` caps the virtual CPUs and leaves the emulator's own threads out (0.4 to 1.9 % of a core more); it is
@@ -59,16 +60,18 @@ class LibvirtDriver:
     name = "libvirt"
 
     def __init__(
-        self, uri: str = "qemu:///system", migration_uri: str = "", partition: str = "", bridge: str = "",
+        self, uri: str = "qemu:///system", migration: str = "", partition: str = "", bridge: str = "",
         accel: str = "auto", root: str = "/", pin: str = "", image: str = "",
     ) -> None:  # fmt: skip
         place = Place(partition, bridge)
-        self._set_up(Qemu(place, accel, pin), uri, migration_uri, place, root, image)
+        self._set_up(Qemu(place, accel, pin), uri, transport_of(migration), place, root, image)
 
-    def _set_up(self, platform: Platform, uri: str, migration_uri: str, place: Place, root: str, image: str) -> None:
+    def _set_up(
+        self, platform: Platform, uri: str, transport: Transport | None, place: Place, root: str, image: str
+    ) -> None:
         self._platform = platform
         self._uri = uri
-        self._migration_uri = migration_uri
+        self._transport = transport
         self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
@@ -100,14 +103,13 @@ class LibvirtDriver:
         self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
         versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
-        target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
         capabilities = [
             "start", "cap", "save", "whole", "checksums", *platform,
-            *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
-            *(["native"] if self._native is not None else []),
+            *(["mpi"] if self._place.bridge else []), *(["native"] if self._native is not None else []),
+            *(["live", f"migration:{self._transport}"] if self._transport else []),
         ]  # fmt: skip
         return DriverFacts(
-            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target,
+            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib,
             tuple(PROGRAMS),
         )  # fmt: skip
 
@@ -211,18 +213,13 @@ class LibvirtDriver:
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
         budget, hypervisor, _ = self._opened()
         try:
-            owner = await hypervisor.call(
-                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
-            )
+            async with self._heavy:
+                await hypervisor.call(
+                    self._patience.memory_s,
+                    lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
+                )
         except DriverError as error:
             raise DriverError(f"image {image}: {error}") from error
-        if owner.get("guest") != guest.name:
-            raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
-        async with self._heavy:
-            await hypervisor.call(
-                self._patience.memory_s,
-                lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
-            )
         await guest.appear()
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)
@@ -306,10 +303,14 @@ class LibvirtDriver:
         sealed = await seal(image)
         return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`."""
         going = self._get(guest)
-        migration = self._migrations[guest] = Migration(going, to_uri, budget_s, no_progress_s)
+        if self._transport is None:
+            raise DriverError(f"guest {guest}: guests of this node do not migrate live")
+        migration = self._migrations[guest] = Migration(
+            going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
+        )
         try:
             report = await migration.run()
         finally:
