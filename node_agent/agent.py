@@ -63,7 +63,7 @@ from testbed.bus.messages import (
     ListGuests,
     Migrate,
     MpiJoin,
-    MpiOpen,
+    MpiPass,
     Native,
     NodeFacts,
     NodeStatus,
@@ -356,7 +356,7 @@ class Agent:
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
-        if guest is None:
+        if guest is None or isinstance(action, MpiPass):  # which a join, or a save, of that guest waits for
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
         async with lock:
@@ -374,12 +374,10 @@ class Agent:
                 return await self._images.fetch(action)
             case DropImage():
                 self._stores.drop(action.image)
+            case MpiPass():
+                await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
             case ListGuests():
-                for guest in action.settled:
-                    async with self._locks.setdefault(guest, asyncio.Lock()):
-                        pass
-                guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
-                return {"guests": guests, "images": self._stores.all()}
+                return await self._list(action)
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
             case Quit():
@@ -387,6 +385,13 @@ class Agent:
             case _:
                 raise DriverError(f"{type(action).__name__} is not a command for a node")
         return {}
+
+    async def _list(self, action: ListGuests) -> dict[str, object]:
+        for guest in action.settled:
+            async with self._locks.setdefault(guest, asyncio.Lock()):
+                pass
+        guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
+        return {"guests": guests, "images": self._stores.all()}
 
     async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
         if isinstance(action, Native):
@@ -405,10 +410,8 @@ class Agent:
         match action:
             case Start():
                 return await self._start(action)
-            case MpiOpen():
-                return {"launch": await self._driver.mpi_open(action.guest, action.hosts)}
             case MpiJoin():
-                await self._driver.mpi_join(action.guest, action.argv)
+                await self._driver.mpi_join(action.guest, action.session)
             case Hold():
                 at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
                 return {"at": at, "wall_ns": time.time_ns()}

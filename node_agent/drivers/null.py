@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
@@ -45,6 +45,7 @@ class _Guest:
     fresh: bool = False  # from an image, and not released since
     cpu_s: float = 0.0
     end: asyncio.TimerHandle | None = None
+    passed: asyncio.Event = field(default_factory=asyncio.Event)  # the barrier at the start of MPI
 
 
 class NullDriver:
@@ -101,18 +102,23 @@ class NullDriver:
         if runs and not waits:
             self._begin(spec.guest)
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`."""
-        self._get(guest)
-        return {host: ["null"] for host in hosts}
-
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
-        if list(argv) != ["null"]:
-            raise DriverError(f"proxy command {argv!r}: expected this driver's own")
-        self._get(guest).runs = True
-        self._get(guest).since_s = self._now_s()
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`: there is one barrier, in which nothing is published."""
+        found = self._get(guest)
+        detail: dict[str, object] = {"session": session, "number": 1, "keys": {}}
+        self._tell(Happening(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
+        await found.passed.wait()
+        if self._guests.get(guest) is not found:
+            raise DriverError(f"guest {guest} was destroyed while its MPI job began")
+        found.runs = True
+        found.since_s = self._now_s()
         self._begin(guest)
+
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        del session, number, keys
+        if last and guest in self._guests:
+            self._guests[guest].passed.set()
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -204,7 +210,10 @@ class NullDriver:
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""
         found = self._guests.pop(guest, None)
-        if found is not None and found.end is not None:
+        if found is None:
+            return
+        found.passed.set()  # whoever waits there finds that the guest is gone
+        if found.end is not None:
             found.end.cancel()
 
     async def calibrate(self, cpu_s: float) -> float:

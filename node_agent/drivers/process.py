@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.child import Child, Log, ending
-from node_agent.drivers.procs.environment import BIN, environment, program_argv
+from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import House, ProcessGuest
-from node_agent.drivers.procs.hydra import PROXY
-from node_agent.drivers.procs.job import join_job, open_job
+from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
@@ -31,17 +31,17 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed, unknown
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 
-FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine, process manager and proxy beside the first 8
+FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
 
 
 class ProcessDriver:
-    """One guest = one program in a session of its own; an MPI member is started by the proxy of MPICH's manager.
+    """One guest = one program in a session of its own; the agent is the process manager of an MPI member's rank.
 
     Joins of the members of one job must run side by side: no rank is ready before all are. `caps` forces a mechanism
     (`cgroup2`, `cgroup1`, `duty`); by default DFRS_CAPS in the environment does, else the best that works is taken.
@@ -69,10 +69,10 @@ class ProcessDriver:
         self._records = ProcessRecords(budget.state_dir / "processes.json")
         if left := await self.sweep(budget):
             _log.warning("removed what an earlier agent left: %s", ", ".join(left))
-        for socket in budget.state_dir.glob("*.sock"):
+        for socket in (*budget.state_dir.glob("*.sock"), *budget.state_dir.glob("*.pmi")):
             socket.unlink()
         self._caps = await self.open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}")
-        mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
+        mpi = ("mpi",) if _has_mpi() else ()
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", "native", *mpi)
@@ -138,17 +138,14 @@ class ProcessDriver:
         del guest
         return f"{self._count}.sock"
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`; all processes of a node are reached at the node's address."""
-        lead = self._get(guest)
-        for host in hosts:
-            if not _GUEST_NAME.fullmatch(host):
-                raise DriverError(f"guest name {host!r}: expected letters, digits and '-', at most 63")
-        return await open_job(lead, list(hosts), self._opened()[0].address)
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`; all processes of a node are reached at the node's address."""
+        await join_job(self._get(guest), session, self._opened()[0].address)
 
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
-        await join_job(self._get(guest), argv, self._opened()[0].address)
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        if guest in self._guests:
+            self._guests[guest].pass_barrier(session, number, keys, last=last)
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -235,3 +232,10 @@ class ProcessDriver:
     def _forget(self, guest: ProcessGuest) -> None:
         if self._guests.get(guest.spec.guest) is guest:
             del self._guests[guest.spec.guest]
+
+
+def _has_mpi() -> bool:
+    """Whether this environment has MPICH, and the module by which programs use it; MPI is not started by that."""
+    return all(importlib.util.find_spec(name) is not None for name in ("mpi4py",)) and bool(
+        list(importlib.metadata.distributions(name="mpich"))
+    )

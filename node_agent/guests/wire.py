@@ -20,6 +20,8 @@ the host sends an order after the one before it was answered::
                                       seq > after is sent, and telling goes on from there
     task    id, <field>=<value>...    what the programs read as /run/task, one `field=value` line each
     run     id, arg...                start a process (an absolute path first); answered with its `pid`
+    rank    id, rank, ranks, state, arg...         as `run`, for a rank of an MPI job, whose process manager is the host
+    pmi     id, number, state, text   the answer to line `number` of that rank, or no text where none is expected
     go      id                        the program that said `ready` may work, now or when it says so
     kill    id, signal                signal every process that `run` started, and their children
 
@@ -34,6 +36,8 @@ What the guest tells by itself is retained and numbered by `seq` (from 1), for w
     ready     seq, ballast_mib, touch_s            the program has its memory
     done      seq, units, checksum, messages, steps, longest_s, compute_s, comm_s
     error     seq, message            the program cannot go on
+    pmi       seq, number, state, line             a line of the rank to its process manager; the next is read when it
+                                      is answered, and it is retained until then. `state` is what the host said last
 
 A new host skips frames that arrive before the answer to its `attach`. They were sent to an earlier host, and their
 numbers could hide frames that the new host has not received. After the first `attach` no hang-up stops the guest.

@@ -105,22 +105,38 @@ class Start(Action, frozen=True):
     verify: bool = True
 
 
-class MpiOpen(Action, frozen=True):
-    """Run the MPI process manager inside `guest`.
+class RankKeys(Value, frozen=True):
+    """What one rank of an MPI job publishes for the others; see `testbed.bus.mpi_keys`."""
 
-    `hosts` maps the guests of the ranks, in their order, to their addresses without prefix length (empty where
-    guests have none); the reply carries `launch`: guest name to the command line of its proxy.
-    """
+    rank: Rank
+    keys: dict[str, str]
 
-    guest: str
-    hosts: dict[str, str]
+
+SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class MpiJoin(Action, frozen=True):
-    """Start the proxy of `guest`, which starts its rank."""
+    """Start the rank of `guest`; done when it has its memory.
+
+    MPI cannot start before all ranks have exchanged keys. The agent sends an event `mpi-barrier` whenever the rank
+    enters a barrier of MPI, and the rank waits there for `MpiPass`. `session` names this life of the job's processes.
+    """
 
     guest: str
-    argv: tuple[str, ...]
+    session: SessionName
+
+
+class MpiPass(Action, frozen=True):
+    """Let the rank of `guest` pass the barrier `number` of `session`; a guest that is not there is no error.
+
+    `keys` is what other ranks published in it, or a part of that: the rank passes with the `last` part.
+    """
+
+    guest: str
+    session: SessionName
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    keys: tuple[RankKeys, ...] = ()
+    last: bool = True
 
 
 class SetCaps(Action, frozen=True):
@@ -282,7 +298,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
+    Start | MpiJoin | MpiPass | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
     | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
@@ -364,8 +380,14 @@ class NodeStatus(Record, frozen=True):
     release: str = ""  # of the agent
 
 
+MPI_BARRIER = "mpi-barrier"
+
+
 class GuestEvent(Record, frozen=True):
     """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
+
+    `mpi-barrier` says that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
+    barrier, from 1, and the `keys` that the rank published since the one before.
 
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.

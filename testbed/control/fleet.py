@@ -12,6 +12,7 @@ import msgspec
 from testbed.bus import topics
 from testbed.bus.messages import (
     ITSELF,
+    MPI_BARRIER,
     AgentLimit,
     AnyAction,
     BadRecordError,
@@ -115,7 +116,8 @@ class Node:
 class Fleet:
     """Nodes by index, in the order of the scenario.
 
-    Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
+    Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
+    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`,
     `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`),
     `on_limit(node, limit)` when its agent has reached a bound of its own.
     `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
@@ -141,6 +143,7 @@ class Fleet:
         self._resigned = False
         self._wanted: Mapping[str, NodeTable] = {table.name: table for table in wanted}
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
+        self.on_mpi_barrier: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
         self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
@@ -350,7 +353,7 @@ class Fleet:
         if left_out:
             what = f"event {event.event!r} of {event.guest}: {left_out} fields of its detail are left out"
             self._acts.note(node.name, ActKind.BAD_MESSAGE, what)
-        self.on_guest_event(node.index, event)
+        (self.on_mpi_barrier if event.event == MPI_BARRIER else self.on_guest_event)(node.index, event)
 
     def _limit(self, node: Node, limit: AgentLimit) -> None:
         """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""

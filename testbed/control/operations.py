@@ -18,7 +18,6 @@ from testbed.bus.messages import (
     ImageRef,
     ListGuests,
     MpiJoin,
-    MpiOpen,
     Release,
     Save,
     SetCaps,
@@ -27,10 +26,10 @@ from testbed.bus.messages import (
 )
 from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
-from testbed.bus.requests import CommandFailedError
-from testbed.control.addresses import host_of
+from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
 from testbed.control.cluster import LiveJob
 from testbed.control.image_transfer import send_image
+from testbed.control.mpi_exchange import MpiExchange
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
@@ -61,10 +60,6 @@ class NoRoomThereError(RunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.node, self.room, str(self))
-
-
-class _Launch(msgspec.Struct):
-    launch: dict[str, list[str]]
 
 
 class _Started(msgspec.Struct):
@@ -115,6 +110,8 @@ class Operations:
     def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
         self._nodes = nodes
         self._deadlines = deadlines
+        self._mpi = MpiExchange(nodes, deadlines.command_s)
+        nodes.on_mpi_barrier = self._mpi.hear
 
     async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
         """Command a node; raises `NoRoomThereError` if it has no room for an image."""
@@ -184,19 +181,35 @@ class Operations:
             skew_s = _skew_s([reply.wall_ns for reply in released])
             return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
-            hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
-            opening = MpiOpen(guest=lead.guest, hosts=hosts)
-            launch = (await self._ask(nodes[0], opening, _Launch, self._deadlines.command_s)).launch
-            if untold := [guest for guest in live.guests if guest not in launch]:
-                expected = f"expected how the proxy of {untold[0]} is started"
-                raise ReplyError(self._nodes.name(nodes[0]), opening, "launch", launch, expected)
-            await _all(
-                [
-                    self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
-                    for node, guest in zip(nodes, live.guests, strict=True)
-                ]
-            )
+            await self._join(live, nodes, deadline_s)
         return told
+
+    async def _join(self, live: LiveJob, nodes: Sequence[int], deadline_s: float) -> None:
+        """Start the ranks of an MPI job; raises `MpiError` for a node that breaks the rules of its barriers."""
+        with self._mpi.start(live) as session:
+            joins = asyncio.ensure_future(
+                _all(
+                    [
+                        self._nodes.call(node, MpiJoin(guest=guest, session=session.name), deadline_s)
+                        for node, guest in zip(nodes, live.guests, strict=True)
+                    ]
+                )
+            )
+            try:
+                await asyncio.wait((joins, session.failure), return_when=asyncio.FIRST_COMPLETED)
+                if session.failure.done():
+                    session.failure.result()
+                await joins
+            except CommandError as error:
+                late = isinstance(error, DeadlineError) or (error.reply is not None and error.reply.status == "expired")
+                waits_for = session.missing()
+                if not late or len(waits_for) == len(live.specs):
+                    raise
+                number = session.barriers.released + 1
+                raise RunError(f"{error}; in MPI barrier {number} all wait for {', '.join(waits_for)}") from error
+            finally:
+                joins.cancel()
+                await asyncio.gather(joins, return_exceptions=True)
 
     async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Set the caps of a job's guests; return those in force by task, in cores, as read back.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.messages import AnyAction, GuestEvent, NodeFacts
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, shown
 from testbed.suspicious_acts import ActKind
@@ -19,7 +20,10 @@ T = TypeVar("T")
 
 
 class Nodes(Protocol):
-    """What operations need of the fleet."""
+    """What operations need of the fleet: it calls `on_mpi_barrier` and `on_guest_event` with a node and its event."""
+
+    on_guest_event: Callable[[int, GuestEvent], None]
+    on_mpi_barrier: Callable[[int, GuestEvent], None]
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
         """Command one node."""

@@ -25,10 +25,11 @@ from testbed.bus.messages import (
     ListGuests,
     Migrate,
     MpiJoin,
-    MpiOpen,
+    MpiPass,
     Native,
     NodeStatus,
     ProgramSpec,
+    RankKeys,
     Record,
     Reply,
     Save,
@@ -65,7 +66,7 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(SetCaps, caps=st.dictionaries(text, size)),
     st.builds(Save, guest=text, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
-    st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
+    st.builds(MpiJoin, guest=text, session=st.from_regex("[0-9a-f]{16}", fullmatch=True)),
     st.builds(Calibrate, cpu_s=st.floats(1e-3, 600)),
     st.builds(
         Watch,
@@ -77,7 +78,14 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Native, program=programs, seconds=st.floats(0.1, 600), cap_cores=size),
     st.builds(Cancel, command=text),
     st.builds(ListGuests, settled=st.lists(text).map(tuple)),
-    st.builds(MpiOpen, guest=text, hosts=st.dictionaries(text, text)),
+    st.builds(
+        MpiPass,
+        guest=text,
+        session=st.just("0" * 16),
+        number=st.integers(1, 32),
+        keys=st.lists(st.builds(RankKeys, rank=st.integers(0, 9), keys=st.dictionaries(text, text))).map(tuple),
+        last=st.booleans(),
+    ),
     st.builds(Migrate, guest=text, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
     st.builds(Adopt, spec=specs, cap_cores=size),
 )
@@ -207,13 +215,14 @@ def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, k
     assert isinstance(envelope.id, str)
 
 
-def test_the_hosts_of_a_job_keep_their_order() -> None:
-    hosts = {"b": "10.77.1.1", "a": "10.77.1.0", "c": ""}
-    action = MpiOpen(guest="b", hosts=hosts)
-    command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=action)
-    read = decode(Command, encode(command)).action
-    assert isinstance(read, MpiOpen)
-    assert list(read.hosts.items()) == list(hosts.items())
+def test_no_command_carries_what_a_node_would_run() -> None:
+    """A rank is its node's own program; what another node says of it is keys of MPI's transport and no more."""
+    assert MpiJoin.__struct_fields__ == ("guest", "session")
+    assert MpiPass.__struct_fields__ == ("guest", "session", "number", "keys", "last")
+    for session in ("", "0" * 15, "0" * 16 + "\n", "-" * 16, "../../../../../a"):
+        command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=MpiJoin(guest="g", session=session))
+        with pytest.raises(BadRecordError):
+            decode(Command, encode(command))
 
 
 def test_the_sender_of_a_bad_command_can_be_told() -> None:

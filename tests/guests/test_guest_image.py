@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
-from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, missing
+from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
 from hypothesis import given
 from hypothesis import strategies as st
 from twins import expected, task
@@ -102,18 +102,11 @@ def test_ranks_in_guests_of_the_least_size_exchange_messages(image, short_path):
         for machine, one in zip(machines, tasks, strict=True):
             machine.attach()
             machine.host.order("task", *asdict(one).items())
-        first = machines[0].host
-        manager = first.run(
-            "/usr/bin/mpiexec.hydra", "-localhost", addresses[0], "-launcher", "manual", "-hosts",
-            ",".join(addresses), "-n", "4", "/bin/patterns",
-        )  # fmt: skip
-        for machine, argv in zip(machines, first.launch_lines(manager), strict=True):
-            machine.host.run(*argv)
-        for machine in machines:
-            machine.host.kind("ready")
+        ranks = Ranks([machine.host for machine in machines])
+        ranks.start("/bin/patterns")
+        ranks.until("ready")
         for machine in machines:
             machine.host.order("go")
-        for machine, one in zip(machines, tasks, strict=True):
-            done = machine.host.kind("done")
+        for done, one in zip(ranks.until("done"), tasks, strict=True):
             assert (done.text("checksum"), done.count("messages")) == expected(one)
-        assert first.until(lambda f: f.kind == "exit" and f.count("pid") == manager).count("status") == 0
+        assert {end.count("status") for end in ranks.until("exit")} == {0}

@@ -28,7 +28,7 @@ _IMAGE = "dfrs-testbed/scratch:1"
 _DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/hosts")
 _SHARED = "/dev/shm"  # noqa: S108  # the machine's own, with its inter-process communication
-_OVERHEAD_MIB = 64  # of interpreter and proxy, beside the guest's own memory
+_OVERHEAD_MIB = 64  # of the interpreter, beside the guest's own memory
 _OWNER, _GUEST = "dfrs.node", "dfrs.guest"
 _CHECKPOINT = "guest"
 WHOLE_FOLDER = "/dfrs"  # where a container that is saved whole sees its node's folder, on whatever node it is

@@ -24,6 +24,10 @@ class UnansweredError(DriverError):
     """A guest did not answer an order in time."""
 
 
+class RefusedError(DriverError):
+    """A guest says that it cannot carry out an order."""
+
+
 class GuestChannel:
     """One guest's channel, over all its lives on this node; `hear` gets every numbered frame once, in order."""
 
@@ -114,7 +118,7 @@ class GuestChannel:
             except WireError as error:
                 raise DriverError(f"guest {self._guest}: {error}") from error
         if answer.kind == "refused":
-            raise DriverError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
+            raise RefusedError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
         return answer
 
     async def _ask(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:

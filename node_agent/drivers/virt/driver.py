@@ -13,7 +13,6 @@ from pathlib import Path
 
 import libvirt
 
-from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
 from node_agent.drivers.protocol import (
     DriverError,
     DriverFacts,
@@ -35,13 +34,11 @@ from node_agent.drivers.virt.qemu import Qemu
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 
-MANAGER = "/usr/bin/mpiexec.hydra"
-PROXY = "/usr/bin/hydra_pmi_proxy"
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
@@ -224,32 +221,17 @@ class LibvirtDriver:
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`. The manager runs inside the guest of rank 0, so that its connections are saved too."""
-        lead = self._get(guest)
-        addresses = [network_of(address) for address in hosts.values()]
-        if not all(addresses):
-            raise DriverError(f"guest {guest}: the members of an MPI job need addresses; {dict(hosts)}")
-        lines = LaunchLines(lambda _data: None)
-        argv = [
-            MANAGER, "-genvnone", "-localhost", network_of(lead.spec.address), "-launcher", "manual",
-            "-hosts", ",".join(addresses), "-n", str(len(addresses)), PROGRAMS[lead.spec.program.name],
-        ]  # fmt: skip
-        await lead.run(argv, lambda text: lines.feed(text.encode() + b"\n"))
-        try:
-            async with asyncio.timeout(LAUNCHED_WITHIN_S * 3):
-                launch = await lines.launched
-        except TimeoutError:
-            raise DriverError(f"mpiexec in {guest} printed no launch lines{lead.words()}") from None
-        if len(launch) != len(hosts):
-            raise DriverError(f"mpiexec printed {len(launch)} launch lines; expected {len(hosts)}")
-        return dict(zip(hosts, launch, strict=True))
-
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
         member = self._get(guest)
-        await member.run([PROXY, *proxy_argv(argv)[1:]])
-        await member.made()
+        if not network_of(member.spec.address):
+            raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
+        await member.join(PROGRAMS[member.spec.program.name], session)
+
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        if guest in self._guests:
+            self._guests[guest].rank.pass_barrier(session, number, keys, last=last)
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""

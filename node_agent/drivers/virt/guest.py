@@ -19,6 +19,7 @@ from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform
+from node_agent.drivers.virt.rank import GuestRank
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
@@ -41,7 +42,7 @@ class State(StrEnum):
     """What a guest is at, as it is told in samples."""
 
     BOOTING = "booting"
-    WAITING = "waiting"  # for its MPI proxy
+    WAITING = "waiting"  # for its MPI job to begin
     STARTING = "starting"
     RUNNING = "running"
     HELD = "held"
@@ -72,6 +73,7 @@ class VirtualGuest:
         self._loop = asyncio.get_running_loop()
         self._console = hypervisor.file(platform.console_path(self.name))
         self._channel = GuestChannel(self.name, self._hear)
+        self.rank = GuestRank(spec, self._order, tell, self.fail)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._listeners: list[Callable[[str], None]] = []
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -129,6 +131,11 @@ class VirtualGuest:
         if listen is not None:
             self._listeners.append(listen)
         return (await self._order("run", [("arg", word) for word in argv])).count("pid")
+
+    async def join(self, program: str, session: str) -> None:
+        """Start its rank of an MPI job; return when that has its memory."""
+        await self.rank.start(program, session)
+        await self.made()
 
     async def exit_of(self, pid: int) -> int:
         """Wait for a process of `run` to end and return its status."""
@@ -188,6 +195,7 @@ class VirtualGuest:
         if self._attaching is not None:
             self._attaching.cancel()
         self._channel.detach()
+        self.rank.close()
 
     def _must_be(self, *states: State) -> None:
         if self.state not in states:
@@ -273,7 +281,10 @@ class VirtualGuest:
 
     def _hear(self, frame: Frame) -> None:
         try:
-            self._understand(frame)
+            if frame.kind == "pmi":
+                self.rank.hear(frame)
+            else:
+                self._understand(frame)
         except WireError as error:
             self.fail(f"it spoke nonsense: {error}")
 
