@@ -47,7 +47,7 @@ from node_agent.watch import check, watch
 from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
-from testbed.bus.event_details import fitting
+from testbed.bus.event_details import told
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     Adopt,
@@ -289,7 +289,7 @@ class Agent:
         async def publish(happening: Happening) -> None:
             event = GuestEvent(
                 node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=fitting(happening.detail),
+                detail=told(happening.event, happening.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
-from testbed.bus.messages import GuestEvent
+from testbed.bus.messages import MPI_BARRIER, GuestEvent
 
 MOST_EVENT_BYTES = 64 << 10
 MOST_REASON_CHARS = 2000  # of a guest's failure: the last words of a program
@@ -15,10 +16,15 @@ _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _REASON = "reason"
 
 
-def fitting(detail: dict[str, object]) -> dict[str, object]:
+def fitting(detail: Mapping[str, object]) -> dict[str, object]:
     """Return the fields that fit, with a long reason cut."""
     fits = {name: value for name, value in detail.items() if _WORD.fullmatch(name) and _fits(name, value)}
     return {name: _cut(fits[name]) for name in sorted(fits, key=lambda name: name != _REASON)[:_MOST_FIELDS]}
+
+
+def told(event: str, detail: Mapping[str, object]) -> dict[str, object]:
+    """Return what is told of an event: all of a barrier of MPI, which nobody writes down, and what fits of others."""
+    return dict(detail) if event == MPI_BARRIER else fitting(detail)
 
 
 def named(event: GuestEvent) -> bool:

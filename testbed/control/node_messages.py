@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed.bus.event_details import MOST_EVENT_BYTES, fitting, named
-from testbed.bus.messages import MPI_BARRIER, BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
+from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
+from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import shown
 from testbed.suspicious_acts import ActKind, SuspiciousError
@@ -95,7 +95,5 @@ class Gate:
                 f"bad record on {topic}: guest {shown(event.guest, 40)}, event {shown(event.event, 40)}: expected names"
             )
             raise SuspiciousError(ActKind.BAD_MESSAGE, what)
-        if event.event == MPI_BARRIER:  # its detail is not written down, and checked by who hands its keys on
-            return event, 0
-        detail = fitting(event.detail)
+        detail = told(event.event, event.detail)
         return msgspec.structs.replace(event, detail=detail), len(event.detail) - len(detail)
