@@ -185,7 +185,7 @@ class ProcessDriver:
         child = Child(program_argv("calibrate", f"{cpu_s:g}"), environment(), budget.state_dir, printed.write)
         self._calibrations.add(child)
         try:
-            code = await child.exited
+            code = await asyncio.shield(child.exited)
         finally:
             self._calibrations.discard(child)
             child.kill()

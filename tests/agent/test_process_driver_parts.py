@@ -11,11 +11,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.live import HANG_S, until
 
+from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.child import LOG_BYTES, Child, Log
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords, start_ticks
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.guests.channel import ChannelError, Message, encode
 from node_agent.programs import segments
 
@@ -38,6 +40,26 @@ def test_a_child_is_heard_to_the_end_and_its_exit_is_told(tmp_path):
         child = Child(["sleep", "infinity"], {"PATH": "/usr/bin:/bin"}, tmp_path, heard.append)
         child.kill()
         assert await child.exited == -9
+
+    asyncio.run(scenario())
+
+
+def test_a_calibration_that_is_given_up_ends_its_process(tmp_path):
+    async def scenario() -> None:
+        complaints: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        driver = ProcessDriver(caps="duty")
+        await driver.open(NodeBudget("n", 1.0, 640, tmp_path, tmp_path / "images", "127.0.0.1", "dfrs-"), print)
+        calibrating = asyncio.create_task(driver.calibrate(3600.0))
+        await until(lambda: driver._calibrations, "the process that calibrates")
+        (child,) = driver._calibrations
+        calibrating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calibrating
+        async with asyncio.timeout(HANG_S):
+            assert await child.exited == -9
+        await driver.close()
+        assert complaints == []
 
     asyncio.run(scenario())
 

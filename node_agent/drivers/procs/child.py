@@ -58,7 +58,7 @@ class Child:
         """`inherits` are descriptors that the process gets under the same numbers."""
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
-        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self.exited: asyncio.Future[int] = self._loop.create_future()  # wait for it behind a shield
         self._output, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         try:

@@ -266,7 +266,7 @@ class _Rank:
         if self._hearing is not None:
             self._hearing.cancel()
             await asyncio.gather(self._hearing, return_exceptions=True)
-        await asyncio.gather(*(child.exited for child in self._children))
+        await asyncio.gather(*(asyncio.shield(child.exited) for child in self._children))
         if self._pidfd >= 0:
             pidfd, self._pidfd = self._pidfd, -1
             await asyncio.to_thread(select.select, [pidfd], [], [], _GONE_WITHIN_S)
