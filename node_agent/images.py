@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 import xxhash
 
-from node_agent.drivers.protocol import DriverError, ImageLostError
+from node_agent.drivers.protocol import DriverError, ImageLostError, SuspectError
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of, shown_line
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
@@ -40,7 +40,9 @@ class ImageStore:
     def path(self, image: str) -> Path:
         """Return the file of an image; a name that could lead out of the folder is refused."""
         if not _NAME.fullmatch(image) or ".." in image:
-            raise DriverError(f"image name {image!r}: expected lower-case letters, digits, '-' and '.', ending in .img")
+            raise SuspectError(
+                f"image name {image!r}: expected lower-case letters, digits, '-' and '.', ending in .img"
+            )
         return self.folder / image
 
     def verify(self, image: ImageRef) -> None:

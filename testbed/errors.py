@@ -12,11 +12,13 @@ class TestbedError(Exception):
     """Base of all errors of the testbed; `exit_code` is what the command line returns.
 
     `failure_code` is the code of a job that fails for this error, None where that depends on what was being done.
+    `suspicious` errors are about what no honest party asks for, or sends: whoever watches the lab should hear of them.
     """
 
     __test__ = False  # the name begins with "Test", yet it is not one
     exit_code = 1
     failure_code: FailureCode | None = None
+    suspicious = False
 
 
 class UserError(TestbedError):

@@ -29,6 +29,7 @@ from node_agent.drivers.protocol import (
     NativeReport,
     NodeBudget,
     SaveReport,
+    SuspectError,
 )
 from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
@@ -107,7 +108,7 @@ class ProcessDriver:
     async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
         """See `Driver.start`."""
         if not _GUEST_NAME.fullmatch(spec.guest):
-            raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+            raise SuspectError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:

@@ -25,6 +25,12 @@ class DriverError(TestbedError):
     """An operation on a guest failed; the message says what was looked for and what was found."""
 
 
+class SuspectError(DriverError):
+    """What a command names, or what is in an image, could harm this node, and no honest controller or node made it."""
+
+    suspicious = True
+
+
 class ImageLostError(DriverError):
     """A saved image is missing, or is not the one that was saved."""
 

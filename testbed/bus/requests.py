@@ -18,6 +18,8 @@ from testbed.failure_codes import known_code
 
 _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
+_REMEMBERED = 10_000  # ids of commands
+_MOST_STRANGE = 100  # late replies to an earlier controller of the same name are no attack
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class Requester:
     finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
     id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
     agent about it; not for a command that was sent again, as nobody knows what that word answers. `on_bad_reply(text)`
-    is called for what is no reply, from whichever node.
+    is called for what is no reply, and for replies to commands that were never given once these are many, from
+    whichever node.
 
     Without a word of the node at all a try does not count, and is not taken from the deadline: with a `reach`, who
     knows the nodes decides how long their silence is waited for.
@@ -95,6 +98,8 @@ class Requester:
         self.on_bad_reply: Callable[[str], None] = lambda text: _log.warning("%s", text)
         self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
         self._replies: dict[str, asyncio.Queue[Reply]] = {}
+        self._strange = 0  # replies to others
+        self._given: dict[str, None] = {}  # ids of the newest commands, in their order
         self._cancels: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -117,7 +122,7 @@ class Requester:
         told to give up.
         """
         command = Command(
-            id=secrets.token_hex(8),
+            id=self._new_id(),
             lease=self._lease(),
             reply_to=self._reply_to,
             deadline_s=deadline_s,
@@ -138,6 +143,13 @@ class Requester:
         if reply.status == "expired":
             raise DeadlineError(node, action, reason, reply)
         raise CommandFailedError(node, action, reason, reply)
+
+    def _new_id(self) -> str:
+        command_id = secrets.token_hex(8)
+        self._given[command_id] = None
+        if len(self._given) > _REMEMBERED:
+            del self._given[next(iter(self._given))]
+        return command_id
 
     async def _ask(self, node: str, command: Command, replies: asyncio.Queue[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
@@ -201,7 +213,7 @@ class Requester:
 
     def _give_up(self, node: str, command: Command) -> None:
         cancel = Command(
-            id=secrets.token_hex(8),
+            id=self._new_id(),
             lease=command.lease,
             reply_to=self._reply_to,
             deadline_s=_CANCEL_DEADLINE_S,
@@ -227,6 +239,10 @@ class Requester:
         waiting = self._replies.get(reply.id)
         if waiting is not None:
             waiting.put_nowait(reply)
+        elif reply.id not in self._given:
+            self._strange += 1
+            if self._strange > _MOST_STRANGE:
+                self.on_bad_reply(f"{self._strange} replies to commands that this controller never gave")
 
 
 async def _within(timeout_s: float, replies: asyncio.Queue[Reply]) -> Reply | None:

@@ -191,6 +191,8 @@ class Responder:
                 return _Ending("cancelled", "cancelled by its sender")
             return _Ending("failed", "interrupted") if self._open else _AGENT_ENDS
         except TestbedError as error:
+            if error.suspicious:
+                self._suspect(f"{command.action.__struct_config__.tag}: {error}")
             result = error.result() if isinstance(error, NoRoomError) else {}
             return _Ending("failed", str(error), result, error.failure_code.value if error.failure_code else "")
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent

@@ -23,6 +23,7 @@ from testbed.control.cluster import LiveJob
 from testbed.control.replies import Nodes
 from testbed.errors import RunError, TestbedError, shown
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind
 
 MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of what the broker lets through
 _SHOWN_CHARS = 80
@@ -95,6 +96,7 @@ class MpiExchange:
         try:
             self._enter(session, task, node, event.detail)
         except (BadKeysError, MpiError) as error:
+            self._nodes.suspect(node, ActKind.FALSE_REPORT, error)
             self._fail(session, task, node, f"node {self._nodes.name(node)}: guest {event.guest}: {error}")
 
     def _enter(self, session: MpiSession, task: int, node: int, detail: dict[str, object]) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from node_agent.drivers.containers.criu_records import fields, inner, numbers, records
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
 
 _NUMBERED = (
@@ -67,11 +67,11 @@ def check_rights(folder: Path) -> None:
         try:
             _check_core(path)
         except (ValueError, struct.error, IndexError) as error:
-            raise DriverError(f"an image holds {path.name!r}, which is no process of CRIU's: {error}") from None
+            raise SuspectError(f"an image holds {path.name!r}, which is no process of CRIU's: {error}") from None
 
 
 def mounts_of(folder: Path) -> Mounts:
-    """Return the mounts that CRIU would make from a folder; raises `DriverError`.
+    """Return the mounts that CRIU would make from a folder; raises `SuspectError`.
 
     Each is its place, the kind of its file system, how it is limited, and which part of the file system it is, or
     that whoever makes the container says so.
@@ -82,7 +82,7 @@ def mounts_of(folder: Path) -> Mounts:
             for record in records(path, _MOUNTS_MAGIC):
                 found[_mount(record)] += 1
         except (ValueError, struct.error, IndexError) as error:
-            raise DriverError(f"an image holds {path.name!r}, which are no mounts of CRIU's: {error}") from None
+            raise SuspectError(f"an image holds {path.name!r}, which are no mounts of CRIU's: {error}") from None
     return found
 
 
@@ -91,7 +91,7 @@ def check_mounts(folder: Path, own: Mounts) -> None:
     found = mounts_of(folder)
     for strange, words in ((found - own, "which a container of ours has not"), (own - found, "is missing")):
         for place, kind, limits, part in strange:
-            raise DriverError(
+            raise SuspectError(
                 f"an image's mounts: {shown(place, 80)} (kind {kind}, flags {limits}, of {shown(part, 80)}) {words}"
             )
 
@@ -111,7 +111,7 @@ def _check_core(path: Path) -> None:
         raise ValueError(f"rights without fields {sorted(missing)}")
     for field, value in held:
         if wrong := _wrong(field, value):
-            raise DriverError(f"an image holds {path.name!r}, a process with {wrong}")
+            raise SuspectError(f"an image holds {path.name!r}, a process with {wrong}")
 
 
 def _wrong(field: int, value: int | bytes) -> str:

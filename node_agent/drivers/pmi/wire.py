@@ -17,6 +17,12 @@ class PmiError(DriverError):
     """A rank says what no rank of MPICH says to its process manager."""
 
 
+class ForeignKeysError(PmiError):
+    """What the controller hands on as keys of another rank cannot be such keys."""
+
+    suspicious = True
+
+
 @dataclass(frozen=True, slots=True)
 class PmiCommand:
     """One command of a rank, with its words by key."""

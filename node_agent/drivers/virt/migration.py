@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import libvirt
 
-from node_agent.drivers.protocol import DriverError, MigrationReport
+from node_agent.drivers.protocol import DriverError, MigrationReport, SuspectError
 from node_agent.drivers.virt.domain import Place, is_emulated, moved_xml
 from node_agent.drivers.virt.guest import VirtualGuest
 from testbed.bus.migration import TRANSPORTS, Destination, MigrationUriError, Transport, check_migration_uri, in_uri
@@ -48,7 +48,7 @@ def flags_of(transport: Transport, *, live: bool) -> int:
 
 
 class Migration:
-    """One attempt, by libvirt's driver `hypervisor` (qemu or xen); raises `DriverError` for a URI of another form."""
+    """One attempt, by libvirt's driver `hypervisor` (qemu or xen); raises `SuspectError` for a URI of another form."""
 
     def __init__(
         self, guest: VirtualGuest, to: Destination, hypervisor: str, transport: Transport, budget_s: float,
@@ -57,7 +57,7 @@ class Migration:
         try:
             check_migration_uri(to.uri, hypervisor, transport, to.host)
         except MigrationUriError as error:
-            raise DriverError(f"guest {guest.name}: {error}") from None
+            raise SuspectError(f"guest {guest.name}: {error}") from None
         self._guest = guest
         self._to = to
         self._transport = transport

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import SuspectError
 from node_agent.drivers.virt.domain import METADATA
 from testbed.errors import shown
 
@@ -76,15 +76,15 @@ Fact = tuple[str, str]
 
 
 def parsed(xml: str) -> ET.Element:
-    """Return the domain in a file; raises `DriverError` if it is none, or more than libvirt would write."""
+    """Return the domain in a file; raises `SuspectError` if it is none, or more than libvirt would write."""
     if len(xml) > MOST_CHARS or "<!DOCTYPE" in xml:
-        raise DriverError(f"its domain is none that libvirt has written: {len(xml)} characters")
+        raise SuspectError(f"its domain is none that libvirt has written: {len(xml)} characters")
     try:
         root = ET.fromstring(xml)  # noqa: S314  # without a document type, so without entities
     except ET.ParseError as error:
-        raise DriverError(f"its domain cannot be read: {error}") from error
+        raise SuspectError(f"its domain cannot be read: {error}") from error
     if root.tag != "domain":
-        raise DriverError(f"it holds a {shown(root.tag, _SHOWN_CHARS)}: expected a domain")
+        raise SuspectError(f"it holds a {shown(root.tag, _SHOWN_CHARS)}: expected a domain")
     return root
 
 
@@ -105,10 +105,10 @@ def check_same(own: ET.Element, found: ET.Element, emulator: str, *, elsewhere: 
             path, value = fact
             values = sorted({value for place, value in ours if place == path})
             expected = " or ".join(repr(value) for value in values) or "nothing there"
-            raise DriverError(f"its domain has {path} = {shown(value, _SHOWN_CHARS)}: expected {expected}")
+            raise SuspectError(f"its domain has {path} = {shown(value, _SHOWN_CHARS)}: expected {expected}")
     for (path, value), count in left.items():
         if count > 0 and not any(re.fullmatch(form, path) for form in (*free, _LEFT_OUT)):
-            raise DriverError(f"its domain has no {path} = {shown(value, _SHOWN_CHARS)}, which our own has")
+            raise SuspectError(f"its domain has no {path} = {shown(value, _SHOWN_CHARS)}, which our own has")
 
 
 def own_again(own: ET.Element, found: ET.Element) -> str:
@@ -141,7 +141,7 @@ def own_again(own: ET.Element, found: ET.Element) -> str:
 def _the(root: ET.Element, path: str) -> ET.Element:
     element = root.find(path)
     if element is None:
-        raise DriverError(f"its domain has no {path}, which our own has")
+        raise SuspectError(f"its domain has no {path}, which our own has")
     return element
 
 
