@@ -50,6 +50,7 @@ from testbed.bus.answers import AnswerJournal
 from testbed.bus.event_details import told
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
+    MOST_NATIVE_RANKS,
     Adopt,
     AnyAction,
     Calibrate,
@@ -395,6 +396,8 @@ class Agent:
 
     async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
         if isinstance(action, Native):
+            if action.program.ranks > MOST_NATIVE_RANKS:
+                raise DriverError(f"native: {action.program.ranks} ranks: expected at most {MOST_NATIVE_RANKS}")
             return asdict(await self._driver.native(action.program, action.seconds, action.cap_cores))
         if isinstance(action, Calibrate):
             return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}

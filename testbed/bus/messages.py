@@ -64,7 +64,7 @@ class GuestSpec(Value, frozen=True):
     program: ProgramSpec
     cpu_cores: Cores
     memory_mib: Memory
-    address: str = ""
+    address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
     lease: str = ""
 
 
@@ -269,12 +269,15 @@ class Native(Action, frozen=True):
 
     They run for `seconds` after the first progress of the last of them, under a cap of `cap_cores` each, or without
     one for 0. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
-    Nodes that can do it have the capability `native`.
+    They are `MOST_NATIVE_RANKS` at most. Nodes that can do it have the capability `native`.
     """
 
     program: ProgramSpec
     seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
     cap_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):

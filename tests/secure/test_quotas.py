@@ -32,8 +32,8 @@ def intruder(doors: Doors, protocol: aiomqtt.ProtocolVersion = aiomqtt.ProtocolV
     """Return a client with the certificate of n1 and none of our own restraint."""
     address = doors.agent("n1")
     return aiomqtt.Client(
-        address.host, address.port, identifier="n1", protocol=protocol, tls_context=client_context(address.tls_dir),
-        timeout=HANG_S,
+        address.host, address.port, identifier=f"{topics.CLIENT_PREFIX}n1", protocol=protocol, timeout=HANG_S,
+        tls_context=client_context(address.tls_dir),
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_what_waits_for_a_controller_that_is_away_is_bounded_in_bytes(doors: Doo
     async def work() -> None:
         load, topic = Load(), topics.node_topic(LAB, "n1", "event")
         async with aiomqtt.Client(
-            doors.address, doors.controller_port, identifier="dead", clean_session=False,
+            doors.address, doors.controller_port, identifier=f"{topics.CLIENT_PREFIX}dead", clean_session=False,
             tls_context=client_context(doors.controller().tls_dir),
         ) as dead:  # fmt: skip
             await dead.subscribe(topic, 1)
@@ -143,7 +143,7 @@ def test_the_whole_broker_is_bounded_and_goes_on_for_the_others(doors: Doors) ->
     async def work() -> None:
         topic = topics.node_topic(LAB, "n1", "event")
         stuck = aiomqtt.Client(
-            doors.address, doors.controller_port, identifier="stuck", timeout=HANG_S,
+            doors.address, doors.controller_port, identifier=f"{topics.CLIENT_PREFIX}stuck", timeout=HANG_S,
             tls_context=client_context(doors.controller().tls_dir),
         )  # fmt: skip
         async with stuck:
@@ -170,7 +170,7 @@ def test_a_packet_beyond_the_limit_costs_its_sender_the_connection(doors: Doors)
         for size in (quotas.MOST_PACKET_BYTES + 1, 16 * _MIB):
             with pytest.raises(aiomqtt.MqttError):
                 async with intruder(doors, aiomqtt.ProtocolVersion.V5) as n1:
-                    await n1.publish(topics.node_topic(LAB, "n1", "event"), bytes(size), 1)
+                    await n1.publish(topics.node_topic(LAB, "n1", "event"), bytes(size), 1, timeout=_PATIENCE_S)
         assert "disconnected due to oversize packet" in doors.log.read_text()
         assert peak_mib(doors.broker.pid) < 40
         await ping_pong(doors)

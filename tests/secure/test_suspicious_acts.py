@@ -49,7 +49,8 @@ def acts(doors: Doors) -> dict[tuple[str, ActKind], Act]:
 def test_what_the_rules_deny_is_in_the_brokers_log_with_the_nodes_name(doors: Doors) -> None:
     async def work() -> None:
         async with asyncio.timeout(HANG_S), aiomqtt.Client(
-            "127.0.0.1", doors.agent_port, identifier="n2", tls_context=client_context(doors.agent("n1").tls_dir)
+            "127.0.0.1", doors.agent_port, identifier=f"{topics.CLIENT_PREFIX}n2",
+            tls_context=client_context(doors.agent("n1").tls_dir),
         ) as n1:  # fmt: skip
             await n1.publish(topics.node_topic(LAB, "n2", "command"), b"stop", 1)
             await n1.publish(topics.lease_topic(LAB), b"mine", 1, retain=True)

@@ -123,8 +123,8 @@ class PmiServer:
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> str | None:
         """Take what other ranks published in a barrier; return the answer to the rank once that was the last part.
 
-        A pass of an earlier session or barrier changes nothing. Raises `PmiError` for one of a later barrier, and `ForeignKeysError` for
-        keys that are not those of their rank, or not of the size of this rank's own.
+        A pass of an earlier session or barrier changes nothing. Raises `PmiError` for one of a later barrier, and
+        `ForeignKeysError` for keys that are not those of their rank, or not of the size of this rank's own.
         """
         if session != self.session or number < self.barriers or (number == self.barriers and not self.waiting):
             return None
