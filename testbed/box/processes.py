@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from testbed.box.spec import RUN_ROOT
 from testbed.errors import RunError
 
 MARK = "DFRS_TESTBED_BOX"
+LIBVIRT_SOCKETS = "/run/libvirt"  # in the mount namespace of a node one of our folders
 _PROC = Path("/proc")
 _LOOK_EVERY_S = 0.02
 _KILLED_WITHIN_S = 60.0  # a thread that waits for a slow disk ends only with its write, SIGKILL or not
@@ -106,13 +108,14 @@ def _fits(have: Sequence[str], wanted: Sequence[str | None]) -> bool:
 
 
 def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
-    """Return processes and all others in the mount namespaces of theirs, the machine's own and the caller's aside.
+    """Return processes and all others in those of their mount namespaces that are furnished for a node, not in ours.
 
-    Hypervisors give guests an environment of their own; the mount namespace of a node they cannot leave behind.
+    Hypervisors give guests an environment of their own; the mount namespace of a node they cannot leave behind. Brokers
+    and others of a lab are in the machine's own, where the housemates would be all processes of the machine.
     """
     found = set(processes)
-    public = {_mount_namespace(pid) for pid in ("1", "self")} | {None}
-    private = {_mount_namespace(str(process.pid)) for process in found} - public
+    private = {_mount_namespace(str(process.pid)) for process in found if _in_furnished(process.pid)}
+    private -= {_mount_namespace("self"), None}
     if private:
         for pid in _pids():
             process = identify(pid) if _mount_namespace(str(pid)) in private else None
@@ -200,6 +203,15 @@ def _mount_namespace(pid: str) -> Path | None:
         with contextlib.suppress(OSError):
             return (folder / "ns" / "mnt").readlink()
     return None
+
+
+def _in_furnished(pid: int) -> bool:
+    """Whether libvirt's folder of sockets is one of ours where a process is, as in the namespaces of a node alone."""
+    for folder in _threads(pid):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in (folder / "mountinfo").read_text(encoding="utf-8").splitlines()]
+            return any(point == LIBVIRT_SOCKETS and f"{RUN_ROOT.name}/" in root for _, _, _, root, point, *_ in rows)
+    return False
 
 
 def _waits_for(pid: int) -> str:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +124,97 @@ def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
         assert await finish([(two, spec)]) == [twin(spec)]
 
     on_both(lab, tmp_path, play)
+
+
+class Relay:
+    """Stands between a driver and its libvirtd, and breaks the connection once words have gone to the daemon."""
+
+    def __init__(self, socket: str, words: bytes) -> None:
+        self._socket = socket
+        self._words = words
+        self.cuts = 0
+        self.links: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.links.add(asyncio.current_task())
+        of_daemon, to_daemon = await asyncio.open_unix_connection(self._socket)
+
+        async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+                await sink.drain()
+                if sink is to_daemon and self._words in data and not self.cuts:
+                    self.cuts += 1
+                    return
+
+        ways = [asyncio.ensure_future(pass_on(reader, to_daemon)), asyncio.ensure_future(pass_on(of_daemon, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in (writer, to_daemon):
+                end.transport.abort()
+            await asyncio.sleep(0)  # both are told of it
+
+    async def end(self) -> None:
+        """Close all connections, also those that libvirt keeps until nobody knows of them any more."""
+        for link in self.links:
+            link.cancel()
+        await asyncio.gather(*self.links, return_exceptions=True)
+
+
+def broken_off(
+    lab: object, folder: Path, words: bytes, play: Callable[[Node, Node, Relay], Coroutine[None, None, None]]
+) -> None:
+    """Let the first node's connection break once it has said the words to its libvirtd.
+
+    So it is when an agent stands still for half a minute: libvirtd gives up on it, and goes on with what it was told.
+    """
+
+    async def main() -> None:
+        address, _, socket = driver_options(lab, "a")["uri"].partition("socket=")
+        relay = Relay(socket, words)
+        async with (
+            await asyncio.start_unix_server(relay, folder / "relay"),
+            node(lab, "a", folder, uri=f"{address}socket={folder / 'relay'}") as one,
+            node(lab, "b", folder) as two,
+        ):
+            await play(one, two, relay)
+            assert one.driver.sample() == two.driver.sample() == []
+        await relay.end()
+
+    asyncio.run(main())
+
+
+def test_a_save_that_the_connection_breaks_off_is_found_once_it_is_written(lab: object, tmp_path: Path):
+    async def play(one: Node, two: Node, relay: Relay) -> None:
+        spec, image = serial(THROTTLED_UNITS, memory_mib=512), one.images / "broken-off.img"
+        await one.driver.start(spec, THROTTLED_CORES, None)
+        await one.driver.hold(spec.guest)
+        report = await one.driver.save(spec.guest, None, image)
+        assert relay.cuts == 1
+        assert report.bytes == image.stat().st_size
+        assert one.driver.sample() == []
+        await two.driver.start(spec, THROTTLED_CORES, image)
+        await two.driver.release(spec.guest)
+        assert await finish([(two, spec)]) == [twin(spec)]
+
+    broken_off(lab, tmp_path, b"broken-off.img", play)
+
+
+def test_a_migration_that_the_connection_breaks_off_is_told_by_where_the_guest_is(lab: object, tmp_path: Path):
+    async def play(one: Node, two: Node, relay: Relay) -> None:
+        spec = serial(THROTTLED_UNITS, memory_mib=256)
+        await one.work(spec)
+        with pytest.raises(DriverError, match="it is not here any more"):
+            await one.driver.migrate(spec.guest, two.destination, HANG_S, HANG_S)
+        assert relay.cuts == 1
+        await two.driver.adopt(spec, THROTTLED_CORES)
+        assert await finish([(two, spec)]) == [twin(spec)]
+
+    broken_off(lab, tmp_path, b"qemu+tls://", play)
 
 
 @pytest.mark.parametrize(("ranks", "topology"), [(4, "all-to-all"), (3, "tree")])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -174,6 +176,30 @@ def test_processes_are_found_by_lab_node_and_role_when_nobody_wrote_them_down(tm
         for process in started:
             os.waitpid(process.pid, 0)
     assert marked("xmark") == []
+
+
+HOUSEMATES = """
+import json, sys
+from testbed.box import processes
+namespace = processes._mount_namespace
+processes._mount_namespace = lambda pid: None if pid == "1" else namespace(pid)  # init may hide it, also from root
+found = processes.with_housemates(processes.marked(sys.argv[1]))
+print(json.dumps([process.pid for process in found]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mount namespaces")
+def test_processes_of_the_machine_are_no_housemates_of_a_broker(tmp_path):
+    broker = spawn(["sleep", "infinity"], mark("xhouse", "-", "broker"), tmp_path / "log")
+    try:
+        told = subprocess.run(
+            ["unshare", "--mount", sys.executable, "-c", HOUSEMATES, "xhouse"],
+            capture_output=True, text=True, check=True, timeout=HANG_S,
+        )  # fmt: skip
+        assert json.loads(told.stdout) == [broker.pid]  # they were once, and would have been killed
+    finally:
+        end([broker], grace_s=HANG_S)
+        os.waitpid(broker.pid, 0)
 
 
 FIRST_THREAD_ENDS = """

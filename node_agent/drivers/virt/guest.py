@@ -231,6 +231,16 @@ class VirtualGuest:
             with contextlib.suppress(DriverError):
                 await self.on_domain(_suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
+            return False
+        return await self._is_image_of_it(image)
+
+    async def _is_image_of_it(self, image: Path) -> bool:
+        """Whether a file is an image of this guest, as the hypervisor says, which refuses one that is not whole."""
+        with contextlib.suppress(DriverError):
+            owner = await self._hypervisor.call(
+                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
+            )
+            return owner.get("guest") == self.name
         return False
 
     async def abort(self, job: asyncio.Future[None], within_s: float) -> bool:
@@ -255,11 +265,7 @@ class VirtualGuest:
         return await self._come_back(State.RUNNING)
 
     async def _come_back(self, state: State) -> bool:
-        try:
-            here = await self._hypervisor.find(self.name, self._patience.call_s) is not None
-        except DriverError:
-            here = True  # nobody knows: it must not be forgotten
-        if not here:
+        if not await self._at_rest():
             await self.departed()
             return False
         self.state, self.leaving = state, False
@@ -268,6 +274,24 @@ class VirtualGuest:
             self._end(self._late)
         elif state is State.RUNNING and not self._channel.attached:
             self.attach_beside()
+        return True
+
+    async def _at_rest(self) -> bool:
+        """Wait until the hypervisor does nothing more with the domain, and return whether it is here.
+
+        When the connection breaks in the middle of a save or a migration, the hypervisor goes on by itself. Where
+        nobody knows, it is here: it must not be forgotten.
+        """
+        ends_s = self._loop.time() + self._patience.memory_s
+        with contextlib.suppress(DriverError):
+            while self._loop.time() < ends_s:
+                if await self._hypervisor.find(self.name, self._patience.call_s) is None:
+                    return False
+                with contextlib.suppress(DriverError):  # it may go at this moment
+                    kind, *_ = await self.on_domain(lambda domain: domain.jobInfo())
+                    if kind == libvirt.VIR_DOMAIN_JOB_NONE:
+                        return True
+                await asyncio.sleep(_ABORT_EVERY_S)
         return True
 
     async def departed(self) -> None:
