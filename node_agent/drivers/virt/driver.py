@@ -217,7 +217,7 @@ class LibvirtDriver:
                     lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
                 )
         except DriverError as error:
-            raise DriverError(f"image {image}: {error}") from error
+            raise type(error)(f"image {image}: {error}") from error
         await guest.appear()
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)

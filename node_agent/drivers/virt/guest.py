@@ -237,10 +237,10 @@ class VirtualGuest:
     async def _is_image_of_it(self, image: Path) -> bool:
         """Whether a file is an image of this guest, as the hypervisor says, which refuses one that is not whole."""
         with contextlib.suppress(DriverError):
-            owner = await self._hypervisor.call(
-                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
+            name = await self._hypervisor.call(
+                self._patience.call_s, lambda connection: self._platform.saved_guest(connection, image)
             )
-            return owner.get("guest") == self.name
+            return name == self.name
         return False
 
     async def abort(self, job: asyncio.Future[None], within_s: float) -> bool:

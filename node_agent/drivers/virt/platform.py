@@ -110,5 +110,8 @@ class Platform(Protocol):
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
         """Write a paused domain to a file, and end it."""
 
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """Return the name of the guest in a file; raises an error for one that was not written to its end."""
+
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
         """Make a saved guest anew, paused and uncapped, as our own domain; `DriverError` if the file has another."""

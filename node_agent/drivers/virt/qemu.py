@@ -112,6 +112,10 @@ class Qemu:
         """See `Platform.save`."""
         domain.save(str(image))
 
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """See `Platform.saved_guest`."""
+        return parsed(connection.saveImageGetXMLDesc(str(image), 0)).findtext("name", "")
+
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
         """See `Platform.restore`."""
         own, found = parsed(self.domain_xml(spec, node)), parsed(connection.saveImageGetXMLDesc(str(image), 0))

@@ -176,6 +176,11 @@ class Xen:
         domain.resume()
         domain.save(str(image))
 
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """See `Platform.saved_guest`; Xen ends a domain only once it is written."""
+        del connection
+        return parsed(image_xml(image)).findtext("name", "")
+
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
         """See `Platform.restore`. The domain stays as it was written: libvirt changes none for Xen."""
         check_same(parsed(self.domain_xml(spec, node)), parsed(image_xml(image)), _EMULATOR, elsewhere=False)
