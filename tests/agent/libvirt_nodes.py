@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from libvirt_box import destination, driver_options
+from support.libvirt_box import destination, driver_options
 from support.live import ENDLESS_UNITS, HANG_S
 from support.mpi_ranks import MpiJob
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from driver_conformance import DriverConformance
 from driver_suite import Node
-from libvirt_box import destination, driver_options, libvirt_box, needs_hypervisor
+from support.libvirt_box import destination, driver_options, libvirt_box, needs_hypervisor
 
 from node_agent.drivers.protocol import Driver
 from testbed.bus.migration import Destination

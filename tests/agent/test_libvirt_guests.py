@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from libvirt_nodes import (
     THROTTLED_CORES,
     THROTTLED_UNITS,
@@ -30,6 +29,7 @@ from libvirt_nodes import (
     twin,
 )
 from support.accuracy import Accuracy, Window
+from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from support.live import HANG_S, until
 
 from node_agent.drivers.protocol import DriverError

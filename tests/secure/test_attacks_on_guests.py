@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, Attack, attack_name, play
 from doors import Doors, open_doors
-from libvirt_box import driver_options, libvirt_box, needs_hypervisor
+from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
 
 pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 
