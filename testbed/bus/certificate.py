@@ -16,6 +16,7 @@ _AGAIN_S = 86_400.0
 _VERSION = 0xA0  # tag of the certificate's form: absent in the first
 _UTC_TIME = 0x17
 _COMMON_NAME = b"\x55\x04\x03"  # 2.5.4.3
+_ISSUER, _VALIDITY, _SUBJECT = 3, 4, 5  # fields of a certificate [RFC 5280 4.1]
 _CONTROLLER = "controller."  # begins the common name of each controller (`testbed.secure.authority`)
 
 _log = logging.getLogger(__name__)
@@ -52,14 +53,20 @@ def dates_of(cert: Path) -> tuple[datetime, datetime] | None:
         return None
 
 
+def names_of(folder: Path | None) -> tuple[str, str]:
+    """Return who signed the certificate in `folder`, and whose it is; empty where that cannot be read."""
+    if folder is None:
+        return "", ""
+    try:
+        der = _der(folder / "cert.pem")
+    except (OSError, ValueError):
+        return "", ""
+    return _common_name(der, _ISSUER), _common_name(der, _SUBJECT)
+
+
 def own_name(folder: Path | None) -> str:
     """Return the name of the controller whose certificate is in `folder`; empty without one, or if it is a node's."""
-    if folder is None:
-        return ""
-    try:
-        name = common_name(_der(folder / "cert.pem"))
-    except (OSError, ValueError):
-        return ""
+    _, name = names_of(folder)
     return name.removeprefix(_CONTROLLER) if name.startswith(_CONTROLLER) else ""
 
 
@@ -72,7 +79,7 @@ def _der(cert: Path) -> bytes:
 def validity(der: bytes) -> tuple[datetime, datetime] | None:
     """Return from when to when an X.509 certificate is valid, None if its form is unknown."""
     try:
-        (since, until) = (_date(tag, value.decode("ascii")) for tag, value in _parts(_field(der, 4)))
+        (since, until) = (_date(tag, value.decode("ascii")) for tag, value in _parts(_field(der, _VALIDITY)))
     except (IndexError, ValueError):
         return None
     return since, until
@@ -80,8 +87,12 @@ def validity(der: bytes) -> tuple[datetime, datetime] | None:
 
 def common_name(der: bytes) -> str:
     """Return the common name of whom an X.509 certificate is of, an empty string if it has none that can be read."""
+    return _common_name(der, _SUBJECT)
+
+
+def _common_name(der: bytes, field: int) -> str:
     try:
-        for _, names in _parts(_field(der, 5)):
+        for _, names in _parts(_field(der, field)):
             for _, pair in _parts(names):
                 (_, kind), (_, value) = _parts(pair)
                 if kind == _COMMON_NAME:

@@ -10,11 +10,11 @@ from typing import Self
 import aiomqtt
 
 from testbed.bus.address import BrokerAddress
+from testbed.bus.certificate import own_name
 from testbed.bus.comebacks import Comebacks
 from testbed.bus.connection import Connection, OlderBrokerError, connect, disconnect, lost
 from testbed.bus.inbox import Inbox
 from testbed.bus.outbox import Outbox, Parcel
-from testbed.bus.party import controller_name
 from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
 from testbed.bus.quotas import AGENT_SESSION_S
 from testbed.bus.topics import check_topic
@@ -76,7 +76,7 @@ class MqttBus(Bus):
         self._ending = False
 
     async def __aenter__(self) -> Self:
-        self.party = await asyncio.to_thread(controller_name, self.address.tls_dir if self.address.tls else None)
+        self.party = await asyncio.to_thread(own_name, self.address.tls_dir if self.address.tls else None)
         client = await self._connect()
         self._open = True
         self._tasks = [

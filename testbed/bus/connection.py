@@ -22,8 +22,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from testbed.bus.address import BrokerAddress
-from testbed.bus.party import refusal
 from testbed.bus.protocol import NoBrokerError, Presence
+from testbed.bus.refusal import refusal
 from testbed.bus.tls import client_context
 from testbed.bus.topics import CLIENT_PREFIX, never_retained
 

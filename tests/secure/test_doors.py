@@ -121,9 +121,15 @@ def test_nobody_takes_over_the_session_of_another_node(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize(
-    "who", ["agent at the controllers' door", "controller at the agents' door", "stranger", "nobody"]
+    ("who", "why"),
+    [
+        ("agent at the controllers' door", "it does not trust 'lab-1 agents-ca', which signed our certificate"),
+        ("controller at the agents' door", "on this port: agents have port 8883, controllers 8884"),
+        ("stranger", "another lab's broker trusts another authority"),
+        ("nobody", "its certificate is not to be trusted: unable to get local issuer certificate"),
+    ],
 )
-def test_who_does_not_belong_at_a_door_is_not_let_in(doors: Doors, tmp_path: Path, who: str) -> None:
+def test_who_does_not_belong_at_a_door_is_told_why(doors: Doors, tmp_path: Path, who: str, why: str) -> None:
     if who == "agent at the controllers' door":
         address = doors.agent("n1", port=doors.controller_port)
     elif who == "controller at the agents' door":
@@ -134,15 +140,17 @@ def test_who_does_not_belong_at_a_door_is_not_let_in(doors: Doors, tmp_path: Pat
             Authority.create(tmp_path / "ca", LAB).issue("node", "n1")[0].folder.rename(folder)
         else:
             folder.mkdir()
-        (folder / "ca.pem").write_bytes((doors.authority.folder / "broker-ca.pem").read_bytes())
+        for kind in ("pem", "crl"):
+            (folder / f"ca.{kind}").write_bytes((doors.authority.folder / f"broker-ca.{kind}").read_bytes())
         address = BrokerAddress("127.0.0.1", doors.agent_port, tls=True, tls_dir=folder if who == "stranger" else None)
 
     async def come_in() -> None:
         async with bus(address, "x") as opened:
             await opened.publish(topics.node_topic(LAB, "n1", "status"), b"let in")
 
-    with pytest.raises(BusError, match=r"broker mqtts://127\.0\.0\.1"):
+    with pytest.raises(BusError, match=r"broker mqtts://127\.0\.0\.1") as refused:
         play(come_in())
+    assert why in str(refused.value)
 
 
 def test_a_broker_of_another_lab_is_not_believed(doors: Doors, tmp_path: Path) -> None:

@@ -1,36 +1,14 @@
-"""Who we are to the broker of a lab: the name in our own certificate, and why a broker does not want it."""
+"""Why a broker does not want us, as far as its TLS says."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from pathlib import Path
 
-_COMMON_NAME = b"\x06\x03\x55\x04\x03"  # the object identifier 2.5.4.3, in DER
-_SHORT = 0x80  # a length below is one octet
-_CONTROLLER = "controller."  # begins the name of each controller (testbed.secure.authority)
+from testbed.bus.certificate import names_of
+
 _DOORS = "agents have port 8883, controllers 8884, unless the broker says otherwise"
-
-
-def common_names(folder: Path) -> tuple[str, str]:
-    """Return who signed the certificate in `folder`, and whose it is; empty where that cannot be read."""
-    names = []
-    with contextlib.suppress(OSError, ValueError):
-        text = (folder / "cert.pem").read_text(encoding="ascii")
-        end = "-----END CERTIFICATE-----"
-        der = ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)])
-        for found in der.split(_COMMON_NAME)[1:3]:
-            length = found[1] if len(found) > 1 and found[1] < _SHORT else 0
-            names.append(found[2 : 2 + length].decode("utf-8", "replace"))
-    issuer, subject = (*names, "", "")[:2]
-    return issuer, subject
-
-
-def controller_name(folder: Path | None) -> str:
-    """Return the name of the controller whose certificate is in `folder`; empty if it is nobody's, or a node's."""
-    subject = common_names(folder)[1] if folder is not None else ""
-    return subject.removeprefix(_CONTROLLER) if subject.startswith(_CONTROLLER) else ""
 
 
 async def refusal(host: str, port: int, tls: ssl.SSLContext, folder: Path | None, timeout_s: float) -> str:
@@ -53,7 +31,7 @@ async def refusal(host: str, port: int, tls: ssl.SSLContext, folder: Path | None
 
 
 def _explain(alert: str, folder: Path | None) -> str:
-    issuer, subject = common_names(folder) if folder is not None else ("", "")
+    issuer, subject = names_of(folder)
     ours = f"our certificate, {folder}/cert.pem of {subject!r}," if folder is not None else "our certificate"
     if "EXPIRED" in alert:
         return f"it says that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
