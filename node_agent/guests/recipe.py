@@ -51,22 +51,27 @@ class Ingredients:
     versions: dict[str, str]
 
 
+def own_fingerprints() -> dict[str, str]:
+    """Return those of what is our own in the image: an agent of another release does not fit it."""
+    sources = {f"source {path.name}": sha256(path) for path in sorted(SOURCES.iterdir()) if path.is_file()}
+    return {"recipe": str(VERSION), **sources}
+
+
 def gather(downloads: Path) -> Ingredients:
     """Find out what the image would be made from now, without making it; raises `UserError` or `RunError`."""
     kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), mpich()
     loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library
     compiler = run(["gcc", "--version"]).splitlines()[0]
-    files = {f"source {path.name}": path for path in sorted(SOURCES.iterdir()) if path.is_file()}
-    files[f"mpich {mpi.header.name}"] = mpi.header
+    files = {f"mpich {mpi.header.name}": mpi.header}
     files |= {f"library {name}": path for name, path in sorted(libraries.items())}
     files["loader"] = loader
     files |= {f"linked {name}": Path(run(["gcc", f"-print-file-name={name}"]).strip()) for name in ("libc.a", "libm.a")}
     if busybox_file is not None:
         files["busybox"] = busybox_file
     fingerprints = {name: sha256(path) for name, path in files.items()}
+    fingerprints |= own_fingerprints()
     fingerprints |= {
-        "recipe": str(VERSION),
         "kernel": kernel.sha256,
         "gcc": compiler,
         "strip": run(["strip", "--version"]).splitlines()[0],

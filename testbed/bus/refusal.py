@@ -8,6 +8,7 @@ from pathlib import Path
 
 from testbed.bus.certificate import names_of
 
+_UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR")  # the last: one of the same name
 _DOORS = "agents have port 8883, controllers 8884, unless the broker says otherwise"
 
 
@@ -37,7 +38,7 @@ def _explain(alert: str, folder: Path | None) -> str:
         return f"it says that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
     if "REVOKED" in alert:
         return f"it says that {ours} was revoked: `testbed ca issue` makes another one"
-    if "UNKNOWN_CA" in alert or "BAD_CERTIFICATE" in alert or "CERTIFICATE_UNKNOWN" in alert:
+    if any(name in alert for name in _UNTRUSTED):
         return (
             f"it does not trust {issuer or 'the authority'!r}, which signed {ours} on this port: {_DOORS}; "
             "another lab's broker trusts another authority"

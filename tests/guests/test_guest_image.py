@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from twins import expected, task
 
 from node_agent.guests.image import build, build_key, command_line, current
+from node_agent.guests.recipe import own_fingerprints
 from testbed.cli.main import cli
 from testbed.errors import UserError
 
@@ -32,6 +33,21 @@ def test_the_key_changes_with_any_ingredient_and_not_with_their_order(fingerprin
 
 def test_without_an_image_the_command_that_builds_it_is_named(tmp_path):
     with pytest.raises(UserError, match="testbed image build"):
+        current(tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["recipe", "source agent.c"])
+def test_an_image_of_another_release_is_refused(tmp_path, changed):
+    folder = tmp_path / "0123"
+    folder.mkdir()
+    ours = own_fingerprints()
+    manifest = {"key": "0123", "floor_mib": 1, "versions": {}, "outputs": {}, "ingredients": ours}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "current").symlink_to("0123")
+    assert current(tmp_path).key == "0123"
+    ours[changed] += "x"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"{changed} is that of another release: expected our own: testbed image build"):
         current(tmp_path)
 
 
