@@ -119,8 +119,8 @@ QUICK = {
     "sudo .venv/bin/testbed lab down": Row(clone="testbed lab down --help", why=_NEEDS_ROOT, says="SCENARIO"),
     "sudo ./scripts/debian-packages": Row(clone="bash -n scripts/debian-packages", why=_INSTALLS),
     "sudo ./scripts/debian-packages xen": Row(clone="grep -c mmdebstrap scripts/debian-packages", why=_INSTALLS),
-    "python3 -m venv .venv && . .venv/bin/activate && pip install '.[libvirt]'": Row(
-        clone="pip install --dry-run --no-deps --quiet --report - '.[libvirt]'",
+    "python3 -m venv .venv && . .venv/bin/activate && pip install '.[libvirt,secure]'": Row(
+        clone="pip install --dry-run --no-deps --quiet --report - '.[libvirt,secure]'",
         why="libvirt-python is compiled against headers that not every machine has", says="libvirt",
     ),
     "./scripts/test": Row(clone="bash -n scripts/test", why="it runs this test"),
