@@ -139,9 +139,11 @@ def main() -> None:
     for name in options.case or CASES:
         for count in range(options.repeats):
             with tempfile.TemporaryDirectory(prefix="dfrs-faults-") as folder:
-                results.append(run_case(name, options.after_s, Path(folder), guests=options.guests))
-                if options.keep:
-                    shutil.copytree(folder, options.keep / f"{name}-{count}", ignore=_UNKEPT)
+                try:
+                    results.append(run_case(name, options.after_s, Path(folder), guests=options.guests))
+                finally:  # the logs are needed most when the run was refused
+                    if options.keep:
+                        shutil.copytree(folder, options.keep / f"{name}-{count}", ignore=_UNKEPT)
             print(json.dumps(results[-1]), flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1) + "\n")

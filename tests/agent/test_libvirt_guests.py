@@ -156,7 +156,7 @@ class Relay:
             await asyncio.gather(*ways, return_exceptions=True)
             for end in (writer, to_daemon):
                 end.transport.abort()
-            await asyncio.sleep(0)  # both are told of it
+            await asyncio.sleep(0)  # both transports close their sockets in the next turn of the loop
 
     async def end(self) -> None:
         """Close all connections, also those that libvirt keeps until nobody knows of them any more."""
@@ -271,7 +271,7 @@ def test_only_an_emulated_guest_stands_still_while_it_is_copied(lab: object, tmp
         stood_still_s = time.monotonic() - seen_s
         report = await moving
         assert report.downtime_s < report.elapsed_s
-        if emulated:  # what is told as its downtime is all of that
+        if emulated:  # the reported downtime covers the whole pause
             assert report.downtime_s > stood_still_s
         assert await finish([(two, spec)]) == [twin(spec)]
 

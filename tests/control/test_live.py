@@ -193,9 +193,12 @@ def test_preempted_and_moved_jobs_end_with_the_checksums_of_an_undisturbed_run(
     for cost in costs:
         assert cost["save_s"] > 0
         assert cost["restore_s"] > 0
-        assert cost["saved_bytes"] > 50 << 20
-        # the tasks of job 2 are alike, so that each stays on its node
-        assert (cost["transferred_bytes"] > 50 << 20) == (cost["job"] != 2)
+        # an image is the 102 MiB of a task less what the program itself takes, which differs from machine to machine
+        assert cost["saved_bytes"] > JOB_TASKS[cost["job"]] * (20 << 20)
+        # the tasks of a job are alike, so that those that can stay on their nodes do
+        assert cost["moved_tasks"] == {1: 1, 2: 0, 3: 1}[cost["job"]]
+        sent = cost["moved_tasks"] / JOB_TASKS[cost["job"]]
+        assert cost["transferred_bytes"] == pytest.approx(sent * cost["saved_bytes"], rel=0.2)
     assert replay_decisions(run.path)[1] == []
     points = (run.path / "points.lp").read_text().splitlines()
     assert {line.split(",", 1)[0] for line in points} >= {"node", "guest", "action", "decision", "job", "rescheduling"}

@@ -15,6 +15,7 @@ import libvirt
 import msgspec
 
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
+from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
@@ -233,16 +234,7 @@ class VirtualGuest:
                 await self.on_domain(_suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
             return False
-        return await self._is_image_of_it(image)
-
-    async def _is_image_of_it(self, image: Path) -> bool:
-        """Whether a file is an image of this guest, as the hypervisor says, which refuses one that is not whole."""
-        with contextlib.suppress(DriverError):
-            name = await self._hypervisor.call(
-                self._patience.call_s, lambda connection: self._platform.saved_guest(connection, image)
-            )
-            return name == self.name
-        return False
+        return await is_image_of(self._hypervisor, self._platform, image, self.name)
 
     async def abort(self, job: asyncio.Future[None], within_s: float) -> bool:
         """Abort what the hypervisor does with the domain until it has ended, one way or the other; say whether it has.
@@ -266,7 +258,7 @@ class VirtualGuest:
         return await self._come_back(State.RUNNING)
 
     async def _come_back(self, state: State) -> bool:
-        if not await self._at_rest():
+        if not await is_still_here(self._hypervisor, self.name, self._patience.call_s, self._patience.memory_s):
             await self.departed()
             return False
         self.state, self.leaving = state, False
@@ -275,24 +267,6 @@ class VirtualGuest:
             self._end(self._late)
         elif state is State.RUNNING and not self._channel.attached:
             self.attach_beside()
-        return True
-
-    async def _at_rest(self) -> bool:
-        """Wait until the hypervisor does nothing more with the domain, and return whether it is here.
-
-        When the connection breaks in the middle of a save or a migration, the hypervisor goes on by itself. Where
-        nobody knows, it is here: it must not be forgotten.
-        """
-        ends_s = self._loop.time() + self._patience.memory_s
-        with contextlib.suppress(DriverError):
-            while self._loop.time() < ends_s:
-                if await self._hypervisor.find(self.name, self._patience.call_s) is None:
-                    return False
-                with contextlib.suppress(DriverError):  # it may go at this moment
-                    kind, *_ = await self.on_domain(lambda domain: domain.jobInfo())
-                    if kind == libvirt.VIR_DOMAIN_JOB_NONE:
-                        return True
-                await asyncio.sleep(_ABORT_EVERY_S)
         return True
 
     async def departed(self) -> None:

@@ -115,8 +115,8 @@ class Migration:
             libvirt.VIR_MIGRATE_PARAM_URI: data_uri(self._to.host),
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml,
         }
-        # QEMU does not notice all that an emulated guest writes while it is copied, and the guest computes on with
-        # memory that is partly old: mended in part in QEMU 9.0 (commit 03bfc2188f). Without LIVE it stands still.
+        # QEMU does not notice every write of an emulated guest while it copies the guest's memory, so that the copy can
+        # hold old data. QEMU 9.0 fixed one such race (commit 03bfc2188f). Without LIVE the guest is paused meanwhile.
         self._live = not is_emulated(xml)
         domain.migrateToURI3(self._to.uri, parameters, flags_of(self._transport, live=self._live))
 
