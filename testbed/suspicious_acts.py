@@ -1,6 +1,7 @@
 """Suspicious acts: what a node, or somebody in its name, did that no honest one does; counted, and reported together.
 
-An attacker chooses how often it acts, so one report tells of all acts since the last, at most once a second.
+An attacker chooses how often it acts, so one report tells of all acts since the last. The first comes at once, the
+next a second later at the earliest; while acts go on, the pauses grow to ten seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import msgspec
 
 from testbed.errors import TestbedError
 
-REPORT_EVERY_S = 1.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 10.0
 _MOST_CHARS = 200  # of what an act is told with
 _MOST_KEYS = 1000  # nodes and kinds between two reports
 _SHOWN = 3
@@ -94,7 +96,7 @@ def warn(acts: Sequence[Act]) -> None:
 
 
 class ActLog:
-    """Collects acts and hands them to `report`, at once or a second after the last time.
+    """Collects acts and hands them to `report`, at once or after a pause, which doubles as long as acts go on.
 
     Without a running loop what is held back waits for the next act, or for `flush`.
     """
@@ -110,7 +112,8 @@ class ActLog:
         self._now_s = now_s
         self._unix_s = unix_s
         self._held: dict[tuple[str, ActKind], Act] = {}
-        self._reported_s: float | None = None
+        self._next_s: float | None = None  # no report before; None: none was made yet
+        self._pause_s = FIRST_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None
         self.counts: dict[tuple[str, ActKind], int] = {}  # of all that was noted
 
@@ -124,8 +127,9 @@ class ActLog:
         count = self._held[key].count + 1 if key in self._held else 1
         self._held[key] = Act(*key, text, self._unix_s(), count)
         self.counts[key] = self.counts.get(key, 0) + 1
-        wait_s = 0.0 if self._reported_s is None else self._reported_s + REPORT_EVERY_S - self._now_s()
+        wait_s = 0.0 if self._next_s is None else self._next_s - self._now_s()
         if wait_s <= 0:
+            self._pause_s = FIRST_PAUSE_S  # nobody did anything for a whole pause
             self.flush()
         elif self._timer is None:
             with contextlib.suppress(RuntimeError):  # no loop runs
@@ -138,7 +142,8 @@ class ActLog:
             self._timer = None
         acts, self._held = list(self._held.values()), {}
         if acts:
-            self._reported_s = self._now_s()
+            self._next_s = self._now_s() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._report(acts)
 
 
