@@ -31,6 +31,8 @@ from testbed.failure_codes import FailureCode
 from testbed.suspicious_acts import ActKind, ActLog
 
 _CLOSE_TIMEOUT_S = 2.0
+_HONEST_REPEATS = 4  # of a command that was answered: a controller that hears no answer gives up after as many tries
+_REPEATS_KEPT = 1000  # ids of answered commands that came again
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class Responder:
         self._refuse = refuse
         self._journal = journal if journal is not None else AnswerJournal()
         self._runs: dict[str, _Run] = {}
+        self._repeats: dict[str, int] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._open = False
 
@@ -137,6 +140,7 @@ class Responder:
         """Begin what is new, and return what can be said at once."""
         answered = self._journal.get(command.id)
         if answered is not None:
+            self._repeated(command)
             return answered
         accepted = self._reply(command.id, "accepted")
         if command.id in self._runs:
@@ -152,6 +156,15 @@ class Responder:
         run = self._runs[command.id] = _Run()
         run.task = asyncio.create_task(self._run(command, run), name=f"command {command.id}")
         return accepted
+
+    def _repeated(self, command: Command) -> None:
+        """Note a command that somebody sends again and again although it was answered; it is not done again."""
+        if command.id not in self._repeats and len(self._repeats) >= _REPEATS_KEPT:
+            self._repeats.clear()
+        count = self._repeats[command.id] = self._repeats.get(command.id, 0) + 1
+        if count > _HONEST_REPEATS:
+            tag = command.action.__struct_config__.tag
+            self._suspect(f"{tag} {shown(command.id, 40)} came again {count} times after its answer: not done again")
 
     def _suspect(self, what: str) -> None:
         self._acts.note(self._node, ActKind.REFUSED_COMMAND, what)

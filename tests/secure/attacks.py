@@ -310,10 +310,10 @@ async def order_what_must_not_be(world: World) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is tried, and whom the lab's operator sees at what then; None where honest controllers do the same."""
+    """What is tried, and whom the lab's operator sees at what then."""
 
     play: Callable[[World], Awaitable[None]]
-    seen: tuple[str, ActKind] | None
+    seen: tuple[str, ActKind]
 
 
 ATTACKS = (
@@ -323,7 +323,7 @@ ATTACKS = (
     Attack(listen_to_everything, ("n1", ActKind.FOREIGN_SUBSCRIPTION)),
     Attack(forge_replies, ("somebody", ActKind.BAD_MESSAGE)),
     Attack(command_without_the_live_lease, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(replay_a_command, None),
+    Attack(replay_a_command, ("n2", ActKind.REFUSED_COMMAND)),
     Attack(lead_out_of_its_folders, ("n2", ActKind.REFUSED_COMMAND)),
     Attack(order_what_must_not_be, ("n2", ActKind.REFUSED_COMMAND)),
     Attack(send_monsters, ("n2", ActKind.REFUSED_COMMAND)),
@@ -345,5 +345,4 @@ def play(attack: Attack, doors: Doors, folder: Path, driver: Driver, memory_mib:
         return before, lab
 
     before, lab = asyncio.run(main())
-    if attack.seen is not None:
-        wait_until(lambda: lab.acts()[attack.seen] > before[attack.seen], f"a line that tells of {attack.seen}")
+    wait_until(lambda: lab.acts()[attack.seen] > before[attack.seen], f"a line that tells of {attack.seen}")
