@@ -11,7 +11,7 @@ from pathlib import Path
 import aiomqtt
 import pytest
 from doors import LAB, Doors, open_doors
-from support.live import HANG_S
+from support.live import HANG_S, wait_until
 
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus
@@ -138,6 +138,8 @@ def test_what_waits_for_a_controller_that_is_away_is_bounded_in_bytes(doors: Doo
         await ping_pong(doors)
 
     play(work())
+    dropped = f"Outgoing messages are being dropped for client {topics.CLIENT_PREFIX}dead"
+    wait_until(lambda: dropped in doors.log.read_text(), "a line that tells of it")
 
 
 def test_the_whole_broker_is_bounded_and_goes_on_for_the_others(doors: Doors) -> None:
