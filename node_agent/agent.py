@@ -28,6 +28,7 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
 )
+from node_agent.ends import ENDS, Ends
 from node_agent.facts import node_facts
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
@@ -127,6 +128,7 @@ class Agent:
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
         self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
+        self._ends = Ends()
         self._verifier = Verifier()
         self._verifies = False
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
@@ -181,6 +183,13 @@ class Agent:
     async def _serve(self, bus: Bus) -> None:
         config = self._config
         listener = Listener(bus)
+        self._ends.open(partial(bus.publish, topics.node_topic(config.lab, config.node, "event")))
+
+        def lost() -> None:
+            listener.lost()
+            self._ends.lost()
+
+        bus.on_lost = lost
         lease = LeaseWatch(self._lease, self._kept_images.keep, self._abandon, self)
 
         async def on_lease(topic: str, payload: bytes) -> None:
@@ -251,6 +260,7 @@ class Agent:
             asyncio.create_task(self._report(post), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
             asyncio.create_task(self._tell(bus, listener), name="guest events"),
+            asyncio.create_task(self._ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
         for task in tasks:
@@ -294,7 +304,10 @@ class Agent:
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()
-            await bus.publish(topic, encode(event), qos=1)
+            if happening.event in ENDS:
+                await self._ends.tell(encode(event))
+            else:
+                await bus.publish(topic, encode(event), qos=1)
 
         await tell(self._happenings, self._verifier, publish, self._gone)
 
@@ -312,6 +325,7 @@ class Agent:
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
+        self._ends.forget()
         if doing := set(self._doing):
             _log.warning("%s: giving up %d commands", why, len(doing))
             for task in doing:
@@ -351,6 +365,7 @@ class Agent:
             return await self._perform(action)
         self._doing.add(task)
         try:
+            await self._ends.again()  # before an answer that a guest is not here
             return await self._perform(action)
         finally:
             self._doing.discard(task)

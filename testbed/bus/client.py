@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -56,6 +57,7 @@ class MqttBus(Bus):
         self.address = address
         self.client_id = client_id
         self.connected = asyncio.Event()
+        self.on_lost: Callable[[], None] = lambda: None
         self._presence = presence
         self._session_s = session_s if keep_session else 0.0
         self._end_session = end_session
@@ -162,6 +164,7 @@ class MqttBus(Bus):
                 self._client = None
                 self.connected.clear()
                 self._outbox.rewind()
+                self.on_lost()
                 in_peace = self._presence is None or self._parted
                 await disconnect(client, in_peace=in_peace, for_good=in_peace and self._ending and self._end_session)
             if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -72,6 +73,7 @@ class MemoryBus(Bus):
     def __init__(self, hub: MemoryHub, client_id: str, presence: Presence | None, outbox_limit: int) -> None:
         self.client_id = client_id
         self.connected = asyncio.Event()
+        self.on_lost: Callable[[], None] = lambda: None
         self._hub = hub
         self._session = hub._session(client_id)  # noqa: SLF001  the two halves of one module
         self._presence = presence
@@ -148,6 +150,7 @@ class MemoryBus(Bus):
     def lose(self) -> None:
         """Be cut off: the hub publishes `lost` in this client's name."""
         self._detach()
+        self.on_lost()
         self._session.dropped = self
         if self._presence is not None:
             self._hub.take(Message(self._presence.topic, self._presence.lost, retain=self._presence.retain))

@@ -58,11 +58,13 @@ def check_size(topic: str, payload: bytes) -> None:
 class Bus(Protocol):
     """A connection to the bus, open inside `async with`.
 
-    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `party`
-    is the name of the controller whose certificate it shows, empty without one.
+    `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `on_lost`
+    is called whenever a connection has ended. `party` is the name of the controller whose certificate it shows, empty
+    without one.
     """
 
     connected: asyncio.Event
+    on_lost: Callable[[], None]
     party: str = ""
 
     async def __aenter__(self) -> Self:

@@ -58,6 +58,7 @@ class Tracker:
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
             self.follow(live)
+        self._ends: set[tuple[int, str, str]] = set()  # by node and guest: agents tell them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
@@ -80,6 +81,8 @@ class Tracker:
         if known is None:
             return
         live, task = known
+        if (node, event.guest, event.event) in self._ends:
+            return
         had = node in live.places(task) or (node, task) in live.been or live.unchecked.get(task) == node
         if not had:
             what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
@@ -90,6 +93,10 @@ class Tracker:
             self._checked(live, task, event)
         elif not live.ended and node in live.places(task):
             self._take(node, live, task, event)
+        else:
+            return
+        if event.event in ("ended", "done", "failed"):
+            self._ends.add((node, event.guest, event.event))
 
     def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
         del live.unchecked[task]

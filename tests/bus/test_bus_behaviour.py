@@ -175,6 +175,21 @@ def test_what_a_client_sends_while_it_is_away_is_sent_later(kind: str) -> None:
     run(scenario())
 
 
+def test_each_loss_of_a_connection_is_told_once(kind: str) -> None:
+    async def scenario() -> None:
+        async with world(kind) as w, w.bus("a") as a:
+            losses: list[bool] = []
+            a.on_lost = lambda: losses.append(a.connected.is_set())
+            for times in (1, 2):
+                await w.cut("a")
+                assert losses == [False] * times
+                await w.mend("a")
+            await a.publish("from/a", b"end")
+            assert losses == [False, False]
+
+    run(scenario())
+
+
 def test_a_client_that_starts_again_finds_what_came_meanwhile(kind: str) -> None:
     async def scenario() -> None:
         async with world(kind) as w, w.bus("a") as a:

@@ -12,6 +12,8 @@ from rehearsal import Watcher, five_jobs, rehearse
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
 from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import GuestEvent, decode
+from testbed.bus.protocol import Message
 from testbed.workload.jobs import Job
 
 BEGINS_S = 6.0  # wall seconds of a replay of about a minute
@@ -94,6 +96,39 @@ def test_a_broker_that_is_away_for_a_while_costs_no_job(tmp_path: Path, seconds:
     summary, journal = world.run(tmp_path, five_jobs())
     assert (summary["done"], summary["failed"]) == (5, {})
     assert "lost" not in standings(journal, "node-0") + standings(journal, "node-1")
+
+
+@pytest.mark.parametrize("at_s", MOMENTS_S)
+def test_what_a_killed_broker_had_not_passed_on_is_told_again(tmp_path: Path, at_s: float) -> None:
+    """A broker acknowledges an event, and is killed before a busy controller has taken it."""
+    held: list[Message] = []
+
+    def hold_from_the_next_end(world: Disturbed) -> None:
+        (controller,) = (session for client, session in world.hub._sessions.items() if not client.startswith("agent-"))
+        put = controller.put
+
+        def hold(message: Message, qos: int) -> None:
+            ends = message.topic.endswith("/event") and decode(GuestEvent, message.payload).event == "done"
+            if not held and not ends:
+                put(message, qos)
+                return
+            if not held:
+                asyncio.get_running_loop().call_later(2.0, die)
+            held.append(message)
+
+        def die() -> None:
+            controller.put = put
+            world.cut(10.0, *world.clients)
+
+        controller.put = hold
+
+    summary, journal = Disturbed(hold_from_the_next_end, at_s).run(tmp_path, five_jobs())
+    assert held
+    assert (summary["done"], summary["failed"]) == (5, {})
+    ends = [
+        (entry["job"], entry["task"]) for entry in journal if (entry["kind"], entry.get("event")) == ("guest", "done")
+    ]
+    assert len(ends) == len(set(ends)), "an end that is told twice counts once"
 
 
 @pytest.mark.parametrize("at_s", MOMENTS_S)

@@ -1,0 +1,111 @@
+"""Ends of guests are told again after each loss of the bus, once and in their order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from node_agent.ends import Ends
+
+
+class Wire:
+    """What was published; it can break."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.broken_after: int | None = None
+
+    async def publish(self, end: bytes) -> None:
+        if self.broken_after is not None and len(self.told) >= self.broken_after:
+            raise ConnectionError
+        self.told.append(end)
+
+
+def opened() -> tuple[Ends, Wire]:
+    ends, wire = Ends(), Wire()
+    ends.open(wire.publish)
+    return ends, wire
+
+
+async def told(ends: Ends, *names: bytes) -> None:
+    for name in names:
+        await ends.tell(name)
+
+
+def test_without_a_loss_nothing_is_told_again() -> None:
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a", b"b")
+        await ends.again()
+        assert wire.told == [b"a", b"b"]
+
+    asyncio.run(main())
+
+
+def test_after_a_loss_all_are_told_again_in_order_and_once() -> None:
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a", b"b")
+        ends.lost()
+        await asyncio.gather(ends.again(), ends.again())  # commands that come side by side
+        assert wire.told == [b"a", b"b", b"a", b"b"]
+
+    asyncio.run(main())
+
+
+def test_a_loss_while_they_are_told_again_begins_it_anew() -> None:
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a", b"b")
+        ends.lost()
+        wire.broken_after = 3
+        with pytest.raises(ConnectionError):
+            await ends.again()
+        wire.broken_after = None
+        await ends.again()
+        assert wire.told == [b"a", b"b", b"a", b"a", b"b"]
+
+    asyncio.run(main())
+
+
+def test_ends_of_an_earlier_lease_are_forgotten_and_old_ones_too() -> None:
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a")
+        ends.forget()
+        names = [b"%d" % number for number in range(1500)]
+        await told(ends, *names)
+        wire.told.clear()
+        ends.lost()
+        await ends.again()
+        assert wire.told == names[500:]
+
+    asyncio.run(main())
+
+
+def test_without_a_command_they_wait_until_somebody_listens() -> None:
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a")
+        wire.told.clear()
+        listens, heard = asyncio.Event(), asyncio.Event()
+
+        async def ready() -> None:
+            await listens.wait()
+            heard.set()
+
+        running = asyncio.create_task(ends.run(ready))
+        ends.lost()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert wire.told == []
+        listens.set()
+        await heard.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert wire.told == [b"a"]
+        running.cancel()
+        await asyncio.wait((running,))
+
+    asyncio.run(main())
