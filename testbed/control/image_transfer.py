@@ -11,14 +11,16 @@ from testbed.control.replies import Nodes
 
 async def send_image(
     nodes: Nodes, fetch: Callable[[AnyAction], Awaitable[object]], image: ImageRef, source: int, target: int,
-    deadline_s: float, command_s: float,
+    memory_mib: int, deadline_s: float, command_s: float,
 ) -> None:  # fmt: skip
     """Have node `target` fetch an image of node `source`; `fetch` commands it, within `deadline_s`.
 
-    The source is told within `command_s`. Raises the errors of both commands.
+    The image is of a guest with `memory_mib`. The source is told within `command_s`. Raises what both commands raise.
     """
     ticket = new_token()
     offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=nodes.name(target), for_s=deadline_s)
     await nodes.call(source, offer, command_s)
     facts = nodes.facts(source)
-    await fetch(FetchImage(image=image, host=facts.address, port=facts.image_port, ticket=ticket))
+    await fetch(
+        FetchImage(image=image, host=facts.address, port=facts.image_port, ticket=ticket, memory_mib=memory_mib)
+    )
