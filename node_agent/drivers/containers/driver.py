@@ -26,7 +26,7 @@ from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
 
-SAVES = ("auto", "program")
+SAVES = ("program", "criu")
 TRIALS = 3
 TRIAL = ProgramSpec("eatcpu", 10**12, 200, 1)
 TRIAL_MIB = 64
@@ -41,14 +41,15 @@ class DockerDriver(ProcessDriver):
     memory as its limit, and no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
     network and shared memory.
 
-    Where a guest of its own comes back from its own image when the driver opens (`save` is `auto`, by default), guests
-    that are alone are saved whole, by CRIU; those of MPI jobs, and all others (`save` is `program`), by their programs'
-    own checkpoints. The capabilities `save:criu` and `save:program` tell which.
+    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, where a
+    guest of its own comes back from its own image when the driver opens, those that are alone are saved whole, by CRIU;
+    those of MPI jobs by their programs all the same. CRIU runs as root, and reads what another node wrote: only for
+    nodes that trust each other. The capabilities `save:criu` and `save:program` tell which.
     """
 
     name = "docker"
 
-    def __init__(self, url: str | None = None, save: str = "auto") -> None:
+    def __init__(self, url: str | None = None, save: str = "program") -> None:
         super().__init__()
         if save not in SAVES:
             raise UserError(f"driver docker: save = {save!r}: expected {' or '.join(SAVES)}")
@@ -67,7 +68,7 @@ class DockerDriver(ProcessDriver):
         await self._engine.make_image()
         await asyncio.to_thread(frozen.sweep, budget.image_dir)
         facts = await super().open(budget, tell)
-        self.why_not_whole = "the agent was told save=program" if self._save == "program" else await self._try_whole()
+        self.why_not_whole = "its agent was not told save=criu" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
             _log.info("guests are saved by their programs: %s", self.why_not_whole)
         capabilities = (*facts.capabilities, "save:program" if self.why_not_whole else "save:criu")
