@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from testbed.bus.lease import new_token, token_digest
 from testbed.bus.messages import AnyAction, FetchImage, ImageRef, OfferImage
+from testbed.control.node_facts import check_fetch
 from testbed.control.replies import Nodes
 
 
@@ -17,6 +18,7 @@ async def send_image(
 
     The image is of a guest with `memory_mib`. The source is told within `command_s`. Raises what both commands raise.
     """
+    check_fetch(nodes.name(source), nodes.facts(source).address, nodes.name(target), nodes.facts(target).address)
     ticket = new_token()
     offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=nodes.name(target), for_s=deadline_s)
     await nodes.call(source, offer, command_s)
