@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,9 @@ from hypothesis import strategies as st
 
 from node_agent.agent import GuestSampler
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverError, Happening
 from node_agent.guests.channel import Decoder
-from node_agent.guests.wire import Frame
+from node_agent.guests.wire import Frame, Reader, encode
 from testbed.bus.messages import GuestSpec, ProgramSpec, convert, decode
 from testbed.bus.messages import encode as encode_record
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
@@ -115,6 +117,7 @@ def test_whatever_a_virtual_machine_says_its_node_is_believed(said: list[Frame])
             passes(guest.sample())
         if guest._ending is not None:
             await guest._ending
+        assert len(told) <= 2  # its first progress, its end
 
     asyncio.run(main())
 
@@ -166,3 +169,112 @@ def test_a_program_that_says_an_absurd_number_has_failed(name: str, value: str, 
         assert guest.told is None
 
     asyncio.run(main())
+
+
+# --- many words
+
+
+def feed(guest: VirtualGuest, *said: bytes) -> None:
+    for frame in Reader().feed(b"".join(said)):
+        guest._hear(frame)
+
+
+def test_progress_is_told_once_for_each_time_that_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        told: list[Happening] = []
+        guest = virtual(told)
+
+        async def attached(_path: Path, _deadline_s: float) -> None:
+            return None
+
+        async def described(*_arguments: object) -> str:
+            return ""
+
+        monkeypatch.setattr(guest._channel, "attach", attached)
+        monkeypatch.setattr(guest, "on_domain", described)
+        monkeypatch.setattr(Nothing, "control_path", lambda _self, _xml: Path("/nowhere"), raising=False)
+        for life in (1, 2):  # of a host
+            await guest.attach(1.0)
+            feed(guest, *[encode("progress", [("units", number)]) for number in range(1000)])
+            assert [happening.event for happening in told] == ["progress"] * life
+        assert guest.sample().units_done == 999
+
+    asyncio.run(main())
+
+
+def test_ends_of_processes_that_nobody_started_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        guest = virtual([])
+        starts, ends = asyncio.Event(), asyncio.Event()
+
+        async def order(_kind: str, _fields: object) -> Frame:
+            starts.set()
+            await ends.wait()
+            return Frame("ok", {"pid": ("7",)})
+
+        monkeypatch.setattr(guest, "_order", order)
+        running = asyncio.create_task(guest.run(["/bin/true"]))
+        await starts.wait()
+        others = [encode("exit", [("pid", pid), ("status", 0)]) for pid in range(100, 3000)]
+        feed(guest, *others, encode("exit", [("pid", 7), ("status", 0)]))  # before its process id is known
+        ends.set()
+        assert await running == 7
+        assert await guest.exit_of(7) == 0
+        feed(guest, *others)
+        assert len(guest._exits) < 50
+
+    asyncio.run(main())
+
+
+def test_lines_that_are_listened_to_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        guest = virtual([])
+
+        async def order(_kind: str, _fields: object) -> Frame:
+            return Frame("ok", {"pid": ("7",)})
+
+        monkeypatch.setattr(guest, "_order", order)
+        heard: list[str] = []
+        await guest.run(["/bin/eatcpu", "calibrate"], heard.append)
+        feed(guest, *[encode("out", [("pid", 7), ("text", f"{number}" + "x" * 5000)]) for number in range(1000)])
+        assert sum(map(len, heard)) < 1 << 20
+
+    asyncio.run(main())
+
+
+def test_shared_memory_that_a_program_reports_is_bounded(tmp_path: Path) -> None:
+    async def main() -> None:
+        guest = process([], tmp_path)
+        shared: list[int] = []
+        guest._records = SimpleNamespace(share=lambda paths: shared.append(len(paths)))
+        for number in range(200):
+            names = [f"/dev/shm/mpich_{number}_{index}" for index in range(500)]  # noqa: S108  # never opened
+            for message in Decoder().feed(json.dumps({"kind": "joined", "segments": names}).encode() + b"\n"):
+                guest._heard(message)
+        assert len(guest._segments) <= 1000
+        assert len(shared) <= 2
+
+    asyncio.run(main())
+
+
+def test_only_the_end_of_a_console_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        guest = virtual([])
+        guest._console = tmp_path / "console"
+        with guest._console.open("wb") as file:
+            file.truncate(1 << 40)  # a hole: read as a whole it is all memory that there is
+            file.seek(0, 2)
+            file.write(b"\n" * (1 << 14) + b"Kernel panic\n")
+        assert guest.words() == "; it printed: Kernel panic"
+
+    monkeypatch.setattr(Path, "read_bytes", no_whole_file(Path.read_bytes))
+    asyncio.run(main())
+
+
+def no_whole_file(read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
+    def refuses(path: Path) -> bytes:
+        if path.stat().st_size > 1 << 30:
+            raise DriverError(f"{path}: the whole file is read")
+        return read(path)
+
+    return refuses
