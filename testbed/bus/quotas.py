@@ -9,7 +9,7 @@ MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, a watch of as many samples as
 MOST_PACKET_BYTES = MOST_MESSAGE_BYTES + (1 << 10)  # a message with its topic and header
 MOST_QUEUED_MESSAGES = 20_000  # 100 nodes, a report per second each, for longer than a session outlives its client
 MOST_QUEUED_BYTES = 32 << 20  # per client
-MOST_BROKER_BYTES = 256 << 20  # all that the broker allocates: it then drops the client whose packet would need more
+MOST_BROKER_BYTES = 256 << 20  # all of the broker: it drops the client whose packet would need more, or ends
 AGENT_SESSION_S = 3600.0  # for which the broker keeps the session of a client that vanished
 CONTROLLER_SESSION_S = 120.0
 

@@ -49,6 +49,11 @@ def releaser_of(topic: str) -> str:
     return found.group(2) if found else ""
 
 
+def readable_by(lab: str, node: str) -> tuple[str, str, str]:
+    """Return all that an agent subscribes to: its commands, the lease, and the ends of leases."""
+    return node_topic(lab, check_name("node", node), "command"), lease_topic(lab), release_topic(lab, ANY)
+
+
 def reply_topic(lab: str, client: str) -> str:
     """Return the topic on which a controller gets its replies."""
     return f"testbed/v1/{check_name('lab', lab)}/controller/{check_name('client', client)}/reply"

@@ -48,6 +48,7 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
+from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
 from testbed.bus.telemetry import GuestSample, guests_in
 from testbed.control.fleet import Fleet, rule_of
@@ -168,7 +169,8 @@ async def listen_to_everything(world: World) -> None:
         heard.append(topic)
 
     for pattern in (f"testbed/v1/{LAB}/#", "#", COMMANDS, topics.reply_pattern(LAB)):
-        await world.attacker.subscribe(pattern, hear)
+        with pytest.raises(BusError, match="does not let n1 subscribe to"):
+            await world.attacker.subscribe(pattern, hear)
     for _ in range(5):
         await world.fleet.call(0, Ping(), HANG_S)
     await world.attacker.subscribe(topics.node_topic(LAB, "n1", "command"), hear)
