@@ -33,6 +33,8 @@ QUOTAS: dict[type[Record], Quota] = {
     GuestEvent: Quota(2000, 50, 2048),
     Telemetry: Quota(2000, 250, 8192),  # an agent that comes back sends 200 a second of those that waited
 }
+MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at some 400 bytes each
+_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as they do by their bytes if they are honest
 R = TypeVar("R", bound=Record)
 
 
@@ -47,10 +49,13 @@ class Bucket:
 
     def take(self, size_bytes: int) -> bool:
         """Return whether a message of this size is within the quota; a large one counts as several."""
+        return self.charge(max(1.0, size_bytes / self._quota.message_bytes))
+
+    def charge(self, cost: float) -> bool:
+        """Return whether so many messages more are within the quota."""
         now_s, quota = self._now_s(), self._quota
         self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
         self._at_s = now_s
-        cost = max(1.0, size_bytes / quota.message_bytes)
         if cost > self._left:
             return False
         self._left -= cost
@@ -83,6 +88,24 @@ class Gate:
         if says != self._node:
             text = f"a {what} says node = {shown(says, 40)}: expected {self._node!r}, as its topic says"
             raise SuspiciousError(ActKind.FALSE_REPORT, text)
+
+    def telemetry(self, topic: str, payload: bytes) -> Telemetry:
+        """Return a sample of which every part is written down; raises as `read` does.
+
+        Each guest in it is a point of the run, so it may name each once, and guests count against the quota.
+        """
+        if len(payload) > MOST_TELEMETRY_BYTES:
+            what = f"a Telemetry of {len(payload)} bytes: expected at most {MOST_TELEMETRY_BYTES}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        record = self.read(Telemetry, topic, payload)
+        names = {sample.guest for sample in record.guests}
+        if len(names) < len(record.guests):
+            what = f"a Telemetry of {len(record.guests)} guests, {len(names)} of them different: expected each once"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        paid = max(1.0, len(payload) / QUOTAS[Telemetry].message_bytes)
+        if not self._buckets[Telemetry].charge(max(0.0, len(names) / _GUESTS_A_MESSAGE - paid)):
+            raise SuspiciousError(ActKind.FLOOD, "more samples of guests than a node has reason to send: dropped")
+        return record
 
     def event(self, topic: str, payload: bytes) -> tuple[GuestEvent, int]:
         """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""
