@@ -1,9 +1,12 @@
 """Quotas on the bus: what one client may send, and what a broker keeps for one that is away or slow.
 
-Mosquitto limits bytes and numbers of messages, but no rate: a controller limits that (`testbed.control.node_quotas`).
+Mosquitto limits bytes and numbers of messages, but no rate: a controller limits that (`Bucket`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, a watch of as many samples as are allowed, has nine tenths of it
 MOST_PACKET_BYTES = MOST_MESSAGE_BYTES + (1 << 10)  # a message with its topic and header
@@ -28,3 +31,36 @@ def mosquitto_quotas() -> list[str]:
         f"memory_limit {MOST_BROKER_BYTES}",
         "persistent_client_expiration 1h",
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """At most `burst` messages at once and `per_s` a second after that; `bytes_s` are the bytes for each message."""
+
+    burst: float
+    per_s: float
+    message_bytes: int
+
+
+class Bucket:
+    """A quota in use: what is taken comes back by the clock `now_s`."""
+
+    def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
+        self._quota = quota
+        self._now_s = now_s
+        self._left = quota.burst
+        self._at_s = now_s()
+
+    def take(self, size_bytes: int) -> bool:
+        """Return whether a message of this size is within the quota; a large one counts as several."""
+        return self.charge(max(1.0, size_bytes / self._quota.message_bytes))
+
+    def charge(self, cost: float) -> bool:
+        """Return whether so many messages more are within the quota."""
+        now_s, quota = self._now_s(), self._quota
+        self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
+        self._at_s = now_s
+        if cost > self._left:
+            return False
+        self._left -= cost
+        return True

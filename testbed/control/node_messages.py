@@ -7,26 +7,16 @@ others are taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
+from testbed.bus.quotas import Bucket, Quota
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import shown
 from testbed.suspicious_acts import ActKind, SuspiciousError
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """At most `burst` messages at once and `per_s` a second after that; `bytes_s` are the bytes for each message."""
-
-    burst: float
-    per_s: float
-    message_bytes: int
-
 
 QUOTAS: dict[type[Record], Quota] = {
     NodeStatus: Quota(20, 0.2, 1 << 16),
@@ -36,30 +26,6 @@ QUOTAS: dict[type[Record], Quota] = {
 MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at some 400 bytes each
 _GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as they do by their bytes if they are honest
 R = TypeVar("R", bound=Record)
-
-
-class Bucket:
-    """A quota in use: what is taken comes back by the clock `now_s`."""
-
-    def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
-        self._quota = quota
-        self._now_s = now_s
-        self._left = quota.burst
-        self._at_s = now_s()
-
-    def take(self, size_bytes: int) -> bool:
-        """Return whether a message of this size is within the quota; a large one counts as several."""
-        return self.charge(max(1.0, size_bytes / self._quota.message_bytes))
-
-    def charge(self, cost: float) -> bool:
-        """Return whether so many messages more are within the quota."""
-        now_s, quota = self._now_s(), self._quota
-        self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
-        self._at_s = now_s
-        if cost > self._left:
-            return False
-        self._left -= cost
-        return True
 
 
 class Gate:

@@ -41,7 +41,7 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> st
         lines += [f"topic write {topics.node_topic(lab, node, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
             *(f"topic read {each}" for each in topics.readable_by(lab, node)),
-            *(f"topic write {topics.reply_topic(lab, controller)}" for controller in controllers),
+            *(f"topic write {topics.reply_topic(lab, controller, node)}" for controller in controllers),
         ]
     return "\n".join(lines) + "\n"
 
@@ -79,7 +79,7 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
         lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
             f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
-            f"topic read {topics.reply_topic(lab, name)}",
+            f"topic read {topics.reply_topic(lab, name, topics.ANY)}",
             f"topic readwrite {topics.lease_topic(lab)}",
             f"topic read {topics.release_topic(lab, topics.ANY)}",
             f"topic write {topics.release_topic(lab, name)}",

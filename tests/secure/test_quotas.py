@@ -78,11 +78,11 @@ async def ping_pong(doors: Doors) -> None:
     ):
         await agent.subscribe(topics.node_topic(LAB, "n2", "command"), hear)
         await controller.subscribe(topics.node_topic(LAB, "n2", "event"), hear)
-        await controller.subscribe(topics.reply_topic(LAB, controller.party), hear)
+        await controller.subscribe(topics.reply_topic(LAB, controller.party, topics.ANY), hear)
         for sender, topic in (
             (controller, topics.node_topic(LAB, "n2", "command")),
             (agent, topics.node_topic(LAB, "n2", "event")),
-            (agent, topics.reply_topic(LAB, "alice")),
+            (agent, topics.reply_topic(LAB, "alice", "n2")),
         ):
             await sender.publish(topic, topic.encode())
             assert await asyncio.wait_for(heard.get(), HANG_S) == topic.encode()
@@ -104,9 +104,9 @@ def test_retained_messages_stay_on_the_few_topics_that_a_node_has(doors: Doors) 
             await load.settled()
             before = load.values["retained messages/count"]
             for number in range(200):
-                await n1.publish(topics.reply_topic(LAB, f"junk-{number}"), bytes(200_000), 1, retain=True)
+                await n1.publish(topics.reply_topic(LAB, f"junk-{number}", "n1"), bytes(200_000), 1, retain=True)
             own = [topics.node_topic(LAB, "n1", kind) for kind in ("status", "telemetry", "event")]
-            for topic in [*own, topics.reply_topic(LAB, "alice")]:
+            for topic in [*own, topics.reply_topic(LAB, "alice", "n1")]:
                 await n1.publish(topic, b"mine", 1, retain=True)
             while load.values["retained messages/count"] < before + 4:
                 await load.settled()

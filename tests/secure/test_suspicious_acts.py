@@ -39,7 +39,7 @@ from testbed.doctor.finding import Finding
 from testbed.secure.broker_log import NAMESAKES, acts_of
 from testbed.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
 
-REPLIES = topics.reply_topic(LAB, "alice")
+REPLIES = topics.reply_topic(LAB, "alice", "n2")
 ROOT = Path(__file__).parents[2]
 
 
@@ -116,12 +116,12 @@ def test_an_honest_lab_leaves_no_such_line_and_none_per_packet(doors: Doors) -> 
             MqttBus(doors.agent("n2"), "n2", keep_session=False) as agent,
         ):
             await controller.subscribe(topics.node_topic(LAB, topics.ANY, "event"), hear)
-            await controller.subscribe(topics.reply_topic(LAB, controller.party), hear)
+            await controller.subscribe(topics.reply_topic(LAB, controller.party, topics.ANY), hear)
             await agent.subscribe(topics.node_topic(LAB, "n2", "command"), hear)
             await agent.subscribe(topics.lease_topic(LAB), hear)
             for _ in range(100):
                 await agent.publish(topics.node_topic(LAB, "n2", "event"), b"x")
-                await agent.publish(topics.reply_topic(LAB, "alice"), b"x")
+                await agent.publish(topics.reply_topic(LAB, "alice", "n2"), b"x")
 
     asyncio.run(work())
     lines = lines_of(doors)
@@ -237,7 +237,7 @@ def test_refused_commands_are_kept_by_the_agent_and_told_by_the_doctor(doors: Do
                     command = Command(
                         id=f"c{number}",
                         lease="",
-                        reply_to=topics.reply_topic(LAB, "alice"),
+                        reply_to=topics.reply_topic(LAB, "alice", "n2"),
                         deadline_s=1,
                         action=Ping(),
                     )
@@ -251,7 +251,7 @@ def test_refused_commands_are_kept_by_the_agent_and_told_by_the_doctor(doors: Do
     assert (act.node, act.kind, act.count) == ("n2", ActKind.REFUSED_COMMAND, 100)
     texts = {each.what for each in file.read()}
     assert any(
-        "ping, with its reply on 'testbed/v1/lab-1/controller/alice/reply': not the live lease" in each
+        "ping, with its reply on 'testbed/v1/lab-1/controller/alice/reply/n2': not the live lease" in each
         for each in texts
     )
 
