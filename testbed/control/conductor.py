@@ -11,7 +11,7 @@ from collections.abc import Callable
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.decisions import decision_entry
+from testbed.control.decisions import decision_event
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
@@ -23,6 +23,7 @@ from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
+from testbed.run import events
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -104,7 +105,9 @@ class Conductor:
                     await self._checked.wait()
         for live in self.cluster.jobs.values():
             if live.unchecked:
-                self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
+                self._recorder.journal(
+                    events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tuple(sorted(live.unchecked)))
+                )
 
     def fail_job(self, live: LiveJob, why: Failure) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
@@ -199,7 +202,9 @@ class Conductor:
         begin_s = time.perf_counter()
         decision = self.policy.decide(view, event)
         decide_s = time.perf_counter() - begin_s
-        self._recorder.journal("decision", decide_s=decide_s, **decision_entry(self.policy.name, view, event, decision))
+        self._recorder.journal(
+            decision_event(self._recorder.times(), decide_s, self.policy.name, view, event, decision)
+        )
         targets = self.cluster.targets(view, decision)
         self._intend(targets, now_s)
         self._recorder.decision(self.cluster.active(), targets, decide_s)

@@ -16,6 +16,7 @@ from testbed.control.recorder import Recorder
 from testbed.control.reschedulings import LIVE, Rescheduling
 from testbed.errors import TestbedError
 from testbed.failure_codes import Failure, FailureCode
+from testbed.run import events
 
 _CODES = {
     Verb.START: FailureCode.START_FAILED,
@@ -223,7 +224,11 @@ class Executor:
                     hopeless = isinstance(failure, SaveError) or stays or lost or full or attempt == self._tries
                     if live.finished_tasks or live.failure is not None or hopeless:
                         break
-                    self._recorder.journal("retry", action=number, job=live.job_id, attempt=attempt, error=error)
+                    self._recorder.journal(
+                        events.Retry(
+                            *self._recorder.times(), action=number, job=live.job_id, attempt=attempt, error=error
+                        )
+                    )
                     await asyncio.sleep(0.2 * 2**attempt)
         except asyncio.CancelledError:
             error = "cancelled"

@@ -13,6 +13,7 @@ from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.errors import TestbedError
 from testbed.failure_codes import Failure, FailureCode
+from testbed.run import events
 
 
 class Losses:
@@ -67,7 +68,7 @@ class Losses:
             guests, images = await self._operations.guests_at(node.index)
             await self._operations.stop_guests(node.index, self._strangers(node.index, guests))
         except TestbedError as error:
-            self._recorder.journal("welcome", node=node.name, error=str(error))
+            self._recorder.journal(events.Welcome(*self._recorder.times(), node=node.name, error=str(error)))
         else:
             for live in self._cluster.active():
                 self._miss_images(live, node, images)

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from testbed.bus.messages import AgentLimit
 from testbed.control.cluster import LiveJob
@@ -19,9 +19,11 @@ from testbed.errors import RunError
 from testbed.failure_codes import Failure
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
-from testbed.suspicious_acts import Act, ActKind, ActLog, plain, told
+from testbed.run import events
+from testbed.suspicious_acts import Act, ActKind, ActLog, told
 
 _MIB = 1 << 20
+P = TypeVar("P", bound=events.Penalty)
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
 
 
@@ -70,7 +72,17 @@ class Recorder:
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
-        self.journal("suspicious", acts=plain(acts))
+        self.journal(
+            events.Suspicious(
+                *self.times(),
+                acts=tuple(
+                    events.SuspiciousAct(
+                        node=act.node, kind=act.kind.value, what=act.what, unix_s=round(act.unix_s, 3), count=act.count
+                    )
+                    for act in acts
+                ),
+            )
+        )
         self.say(told(acts))
 
     def suspect(self, node: int, kind: ActKind, what: object) -> None:
@@ -85,9 +97,13 @@ class Recorder:
         """Unix time by the run's one anchor and the monotonic clock."""
         return self.anchor_ns + int(self.now_s() * 1e9)
 
-    def journal(self, kind: str, **entry: object) -> None:
-        """Append one entry, with trace time."""
-        self.directory.journal(self.now_s(), kind, {"trace_s": round(self.trace_s(), 3), **entry})
+    def times(self) -> tuple[float, float]:
+        """Return the two times of an event of now: wall seconds since the run began, and trace time."""
+        return round(self.now_s(), 6), round(self.trace_s(), 3)
+
+    def journal(self, event: events.Event) -> None:
+        """Append one event to the journal."""
+        self.directory.journal(event)
         self._report_recorders()
 
     def close(self) -> None:
@@ -104,7 +120,7 @@ class Recorder:
     def _report_recorders(self) -> None:
         """Say once of a recorder that failed that it is left out from here on."""
         for name, reason in self.directory.recorders.failures():
-            self.journal("recorder", name=name, error=reason)
+            self.journal(events.RecorderFailed(*self.times(), name=name, error=reason))
             self.say(f"recorder {name} is left out: {reason}")
 
     def point(
@@ -117,7 +133,7 @@ class Recorder:
             self.refused[error.where] += 1
             self.first_refusal = self.first_refusal or error
             if self.refused[error.where] == 1:
-                self.journal("refused", point=error.where, error=str(error))
+                self.journal(events.Refused(*self.times(), point=error.where, error=str(error)))
                 self.say(f"a measurement is left out each time: {error}")
 
     def stage(self, stage: str, elapsed_s: float) -> None:
@@ -132,15 +148,22 @@ class Recorder:
     def node(self, name: str, standing: Standing, reason: str) -> None:
         """A node went away, came back, or has another agent."""
         online = standing is Standing.ONLINE
-        self.journal("node", node=name, online=online, standing=standing.value, reason=reason)
+        self.journal(events.Node(*self.times(), node=name, online=online, standing=standing.value, reason=reason))
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
         self.say_of(name, f"node {name} is {standing.value}: {reason}")
 
     def limit(self, name: str, limit: AgentLimit, text: str) -> None:
         """A node's agent has reached a bound of its own, or is below it again."""
         self.journal(
-            "limit", node=name, what=limit.what, state=limit.state, value_mib=limit.value_mib, bound_mib=limit.bound_mib
-        )
+            events.Limit(
+                *self.times(),
+                node=name,
+                what=limit.what,
+                state=limit.state,
+                value_mib=limit.value_mib,
+                bound_mib=limit.bound_mib,
+            )
+        )  # fmt: skip
         self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
@@ -168,16 +191,18 @@ class Recorder:
 
     def job(self, live: LiveJob, state: JobState, text: str = "") -> None:
         """A job changed its state; one that failed has a function of its own."""
-        self._job(live, state, {"detail": text} if text else {})
+        self._job(live, state, detail=text or None)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
     def failed_job(self, live: LiveJob, why: Failure) -> None:
         """A job failed: its entry always has a code."""
-        self._job(live, "failed", {"code": why.code.value, "detail": why.text})
+        self._job(live, "failed", code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 
-    def _job(self, live: LiveJob, state: JobState | Literal["failed"], entry: Mapping[str, str]) -> None:
-        self.journal("job", job=live.job_id, state=state, **entry)
+    def _job(
+        self, live: LiveJob, state: JobState | Literal["failed"], *, code: str | None = None, detail: str | None
+    ) -> None:
+        self.journal(events.Job(*self.times(), job=live.job_id, state=state, code=code, detail=detail))
         fields: dict[str, Value] = {
             "state": state,
             "trace_s": self.trace_s(),
@@ -204,8 +229,10 @@ class Recorder:
     def intent(self, number: int, action: PlannedAction, guests: Sequence[str]) -> None:
         """An operation is about to begin; written before its first command. Raises `RunError` if it cannot be."""
         self.journal(
-            "intent", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
-            yield_frac=action.yield_frac, guests=list(guests),
+            events.Intent(
+                *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
+                yield_frac=action.yield_frac, guests=tuple(guests),
+            )
         )  # fmt: skip
         if self.directory.failure is not None:
             raise self.directory.failure
@@ -215,8 +242,15 @@ class Recorder:
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
         """An operation on a job is not carried out, as a node has no room for its images."""
         self.journal(
-            "no-room", job=job, verb=verb.value, node=short.node, needed_mib=short.needed_mib, free_mib=short.free_mib
-        )
+            events.NoRoom(
+                *self.times(),
+                job=job,
+                verb=verb.value,
+                node=short.node,
+                needed_mib=short.needed_mib,
+                free_mib=short.free_mib,
+            )
+        )  # fmt: skip
         self.say(
             f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
             f"{short.free_mib} MiB are free for images"
@@ -228,11 +262,12 @@ class Recorder:
     ) -> None:  # fmt: skip
         """An operation ended; `caps_cores` are the caps in force after it by task, as read back, if it set some."""
         self.journal(
-            "outcome", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
-            ok=error is None, error=error,
-            elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
-            **({"caps_cores": [round(cores, 6) for cores in caps_cores]} if caps_cores else {}),
-            **{name: round(value, 6) for name, value in phases.items()},
+            events.Outcome(
+                *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
+                ok=error is None, error=error,
+                elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
+                caps_cores=tuple([round(cores, 6) for cores in caps_cores]), **_rounded(phases),
+            )
         )  # fmt: skip
         self.point(
             "action",
@@ -245,39 +280,37 @@ class Recorder:
 
     def rescheduling(self, live: LiveJob, record: Rescheduling) -> None:
         """A preemption or migration is complete."""
-        phases = record.phases()
-        self.journal(
-            "rescheduling", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
-            moved_tasks=record.moved_tasks, **record.amounts(),
-            **{name: round(value, 6) for name, value in phases.items()},
-        )  # fmt: skip
+        self.journal(self._penalty(events.Rescheduling, live, record))
         self.point(
             "rescheduling",
             {"job": str(live.job_id), "reason": record.reason, "mechanism": record.mechanism},
-            {**phases, **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
+            {**record.phases(), **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
         )
 
     def rescheduling_cut_off(self, live: LiveJob, record: Rescheduling) -> None:
         """A preemption or migration was followed by the next before the job had progressed: no penalty is known."""
-        self.journal(
-            "rescheduling_cut_off", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
-            moved_tasks=record.moved_tasks, **record.amounts(),
-            **{name: round(value, 6) for name, value in record.phases().items()},
+        self.journal(self._penalty(events.ReschedulingCutOff, live, record))
+
+    def _penalty(self, kind: type[P], live: LiveJob, record: Rescheduling) -> P:
+        t_s, trace_s = self.times()
+        return kind(
+            t_s, trace_s, job=live.job_id, reason=record.reason, mechanism=record.mechanism,
+            moved_tasks=record.moved_tasks, **record.amounts(), **_rounded(record.phases()),
         )  # fmt: skip
 
-    def migration(
-        self, *, job: int, task: int, source: int, target: int, error: str | None = None, **entry: Value | None
-    ) -> None:
-        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had."""
-        told = {"error": error} if error is not None else {}
-        self.journal("migration", job=job, task=task, source=source, target=target, **told, **entry)
-        if error is not None:
+    def migration(self, *, job: int, task: int, source: int, target: int, **entry: Any) -> None:
+        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had.
+
+        `entry` has the other fields of `events.Migration`.
+        """
+        event = events.Migration(*self.times(), job=job, task=task, source=source, target=target, **entry)
+        self.journal(event)
+        if event.error is not None:
             return
         tags = {"job": str(job), "task": str(task), "source": self._name(source), "node": self._name(target)}
-        fields = {name: value for name, value in entry.items() if value is not None}
-        moved_bytes, elapsed_s = fields.get("bytes", 0), fields.get("elapsed_s", 0.0)
-        if isinstance(moved_bytes, int) and isinstance(elapsed_s, float) and moved_bytes and elapsed_s > 0:
-            fields["mib_per_s"] = moved_bytes / _MIB / elapsed_s
+        fields: dict[str, Value] = {name: value for name, value in entry.items() if value is not None}
+        if event.bytes and event.elapsed_s:
+            fields["mib_per_s"] = event.bytes / _MIB / event.elapsed_s
         self.point("migration", tags, fields)
 
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
@@ -291,13 +324,9 @@ class Recorder:
 
     def doubt(self, job: int, task: int, node: int, reason: str) -> None:
         """Record that the work rate of a finished task is impossible on its node."""
-        self.journal("doubt", job=job, task=task, node=node, reason=reason)
+        self.journal(events.Doubt(*self.times(), job=job, task=task, node=node, reason=reason))
         self.suspect(node, ActKind.FALSE_REPORT, f"job {job} task {task}: {reason}")
         self.say_of(self._name(node), f"job {job} task {task} on {self._name(node)}: {reason}")
-
-    def results(self, **verdicts: object) -> None:
-        """The checksums of done jobs were compared with what their work comes to."""
-        self.journal("results", **verdicts)
 
     def _name(self, node: int) -> str:
         return self.node_names[node] if node < len(self.node_names) else str(node)
@@ -315,6 +344,11 @@ class Recorder:
                 "drifted": window.drifted,
             },
         )
+
+
+def _rounded(phases: Mapping[str, float]) -> dict[str, Any]:
+    """Return phases as they are written: seconds to the microsecond."""
+    return {name: round(value, 6) for name, value in phases.items()}
 
 
 def _rates(record: Rescheduling) -> dict[str, float]:

@@ -52,6 +52,7 @@ from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
+from testbed.run import events
 from testbed.suspicious_acts import SOMEBODY, ActKind
 from testbed.workload.jobs import Job
 
@@ -165,7 +166,11 @@ async def run_session(
         directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=time.time_ns(), watch=display.line,
         node_names=[node.name for node in scenario.nodes], tau_s=scenario.bound.tau_s,
     )  # fmt: skip
-    recorder.journal("begin", scenario=scenario.name, policy=policy.name, run_tag=run_tag)
+    recorder.journal(
+        events.Begin(
+            *recorder.times(), scenario=scenario.name, policy=policy.name, run_tag=run_tag, version=events.VERSION
+        )
+    )
     headline = (
         f"{'rehearsing' if open_lab is dry_lab else 'running'} {len(jobs)} jobs of {scenario.name} on "
         f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
@@ -178,15 +183,15 @@ async def run_session(
             await session.drive(bus)
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
-        recorder.journal("teardown", elapsed_s=round(elapsed_s, 6))
+        recorder.journal(events.Teardown(*recorder.times(), elapsed_s=round(elapsed_s, 6)))
         if open_lab is not dry_lab:  # against the anchor it shows whether the wall clock was set
-            recorder.journal("clock", unix_ns=time.time_ns())
+            recorder.journal(events.Clock(*recorder.times(), unix_ns=time.time_ns()))
         recorder.stage("teardown", elapsed_s)
         directory.sync()
         result = session.finish(complete=True)
     except BaseException as error:
         directory.begin_results()
-        recorder.journal("aborted", reason=str(error) or type(error).__name__)
+        recorder.journal(events.Aborted(*recorder.times(), reason=str(error) or type(error).__name__))
         if session.cluster is None and isinstance(error, TestbedError):
             directory.discard()  # nothing was measured: a refused run leaves nothing
         else:
@@ -303,10 +308,12 @@ class _Session:
         by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
         self._recorder.journal(
-            "calibration",
-            core_units_per_s=core_units_per_s,
-            probed_units_per_s=probed_units_per_s,  # by telemetry, while the rates were measured
-            units_per_core_s=_by_name(rates),
+            events.Calibration(
+                *self._recorder.times(),
+                core_units_per_s=core_units_per_s,
+                probed_units_per_s=probed_units_per_s,
+                units_per_core_s=_by_name(rates),
+            )
         )
         self._recorder.calibration(_by_name(rates))
         return rates
@@ -336,7 +343,7 @@ class _Session:
         begin_s = recorder.now_s()
         clock.start()
         self._write_manifest(fleet, rates)
-        recorder.journal("replay", jobs=len(jobs), trace=[_trace_entry(job) for job in self._jobs])
+        recorder.journal(events.Replay(*recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, self._jobs))))
         recorder.stage("prepare", begin_s)
         beside = [
             asyncio.create_task(fleet.watch(), name="watch nodes"),
@@ -365,7 +372,7 @@ class _Session:
         for job_id, reason in verdicts.wrong.items():
             conductor.fail_job(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
-        self._recorder.results(**verdicts.summary())
+        self._recorder.journal(verdicts.event(self._recorder.times()))
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
         """Return where running jobs shall migrate live."""
@@ -462,16 +469,16 @@ class _Session:
         ) from error
 
 
-def _trace_entry(job: Job) -> dict[str, float]:
-    """What the trace says of a job, for who reads a run whose controller was killed; seconds are trace seconds."""
-    return {
-        "job": job.job_id,
-        "submit_time_s": job.submit_time_s,
-        "tasks": job.tasks,
-        "cpu_need_frac": job.cpu_need_frac,
-        "mem_req_frac": job.mem_req_frac,
-        "run_time_s": job.run_time_s,
-    }
+def _trace_job(job: Job) -> events.TraceJob:
+    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
+    return events.TraceJob(
+        job=job.job_id,
+        submit_time_s=job.submit_time_s,
+        tasks=job.tasks,
+        cpu_need_frac=job.cpu_need_frac,
+        mem_req_frac=job.mem_req_frac,
+        run_time_s=job.run_time_s,
+    )
 
 
 def _by_name(rates: Mapping[Shape, float]) -> dict[str, float]:

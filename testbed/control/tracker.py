@@ -15,6 +15,7 @@ from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.failure_codes import Failure, FailureCode, known_code
+from testbed.run import events
 from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0
@@ -88,7 +89,11 @@ class Tracker:
             what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
             self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
-        self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
+        self._recorder.journal(
+            events.Guest(
+                *self._recorder.times(), job=live.job_id, task=task, node=node, event=event.event, detail=event.detail
+            )
+        )
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
         elif not live.ended and node in live.places(task):
@@ -239,7 +244,7 @@ class Tracker:
         more = record.dropped - self._dropped.get(key, 0)
         if more > 0 and (key in self._dropped or len(self._dropped) < _MOST_BOOTS):
             self._dropped[key] = record.dropped
-            self._recorder.journal("telemetry", node=node.index, dropped=more)
+            self._recorder.journal(events.Telemetry(*self._recorder.times(), node=node.index, dropped=more))
             self._recorder.say_of(node.name, f"node {node.name} lost {more} samples: too many waited for the bus")
 
     def _advance(self, live: LiveJob, task: int, units: object) -> None:

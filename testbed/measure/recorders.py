@@ -97,7 +97,7 @@ class Recorders:
         for feed in self._feeds:
             feed.start()
 
-    def journal(self, line: str) -> None:
+    def journal(self, line: bytes) -> None:
         """An entry was written, as this JSON text."""
         if self._feeds:  # read again there: what the entry was made of may change here
             self._tell(lambda recorder: recorder.journal(json.loads(line)))

@@ -28,6 +28,8 @@ from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
+from testbed.run.events import Known
+from testbed.run.journal import encode
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
@@ -42,7 +44,6 @@ JOB_COLUMNS = (
 class RunDirectory:
     """Writes one run.
 
-    `journal` entries carry `t_s`, seconds by the controller's monotonic clock since the run began, and `kind`.
     `recorders` are told what was written, after it was. `on_failure` may be set; it is called once, in any thread,
     when a file cannot be written.
     """
@@ -122,16 +123,16 @@ class RunDirectory:
         self._ending = True
         self._free_reserve()
 
-    def journal(self, t_s: float, kind: str, entry: Mapping[str, object]) -> None:
-        """Append one entry to events.jsonl."""
+    def journal(self, event: Known) -> None:
+        """Append one event to events.jsonl."""
         if self._events is None or self._points is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")
-        line = json.dumps({"t_s": round(t_s, 6), "kind": kind, **entry}, allow_nan=False, separators=(",", ":"))
         if self.failure is not None and not self._ending:
             self._entries_lost += 1
             return
+        line = encode(event)
         try:
-            self._events.write(line.encode() + b"\n")
+            self._events.write(line + b"\n")
         except OSError as error:
             self._entries_lost += 1
             self._points.fail(self._events.path, error)

@@ -1,0 +1,447 @@
+"""Events of a run: one frozen Struct per kind of journal entry, with the meaning and the unit of each key.
+
+`testbed.run.journal` reads and writes them as JSON lines. `docs/journal.md` lists all kinds and keys; its list is
+generated from this module. Entries of older journals are upgraded on reading (`upgrade`). Entries of kinds that only a
+later version knows are read as `Unknown`; keys that only a later version knows are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias, cast, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+VERSION: Final = 2
+"""Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
+
+
+def about(meaning: str, unit: str = "") -> Meta:
+    """Describe a field; without `unit` the unit follows from the end of the field's name."""
+    return Meta(description=meaning, extra={"unit": unit} if unit else None)
+
+
+JobId: TypeAlias = Annotated[int, about("id of the job in the trace")]
+Task: TypeAlias = Annotated[int, about("number of the task in its job, from 0")]
+NodeIndex: TypeAlias = Annotated[int, about("number of the node")]
+NodeName: TypeAlias = Annotated[str, about("name of the node")]
+TaskNodes: TypeAlias = Annotated[tuple[int, ...], about("node of each task, by number")]
+ActionNumber: TypeAlias = Annotated[int, about("number of the operation in this run")]
+VerbName: TypeAlias = Annotated[str, about("`start`, `cap`, `save`, `transfer`, `restore` or `migrate`")]
+Error: TypeAlias = Annotated[str, about("what went wrong, for a person")]
+Reason: TypeAlias = Annotated[str, about("why, for a person")]
+
+
+class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
+    """Base of all events."""
+
+    t_s: Annotated[float, about("wall seconds since the run began, by the controller's monotonic clock")]
+    trace_s: Annotated[float, about("trace time", "trace s")]
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
+    """The run begins."""
+
+    scenario: Annotated[str, about("name of the scenario")]
+    policy: Annotated[str, about("name of the scheduling policy")]
+    run_tag: Annotated[str, about("hexadecimal digits in the names of all that the run creates")]
+    version: Annotated[int, about("version of the journal; without this key it is 1")] = 1
+
+
+class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
+    """The dedicated rates of the jobs are known."""
+
+    core_units_per_s: Annotated[float | None, about("work of one core in a second, by its own measurement", "units/s")]
+    probed_units_per_s: Annotated[
+        float | None, about("the same by the agents' telemetry meanwhile; null if no agent reported it", "units/s")
+    ]
+    units_per_core_s: Annotated[
+        dict[str, float], about("work of one task in a second on one core, by shape of the job", "units/s")
+    ]
+
+
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the trace; seconds are trace seconds."""
+
+    job: JobId
+    submit_time_s: Annotated[float, about("time of its submission", "trace s")]
+    tasks: Annotated[int, about("number of its tasks")]
+    cpu_need_frac: Annotated[float, about("CPU need of a task, as a share of a node")]
+    mem_req_frac: Annotated[float, about("memory requirement of a task, as a share of a node")]
+    run_time_s: Annotated[float, about("run time on dedicated nodes", "trace s")]
+
+
+class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
+    """The replay of the trace begins: trace second 0, but for `trace_s`."""
+
+    jobs: Annotated[int, about("number of jobs in the trace")]
+    trace: Annotated[tuple[TraceJob, ...], about("the jobs of the trace; older journals do not have them")] = ()
+
+
+class Teardown(Entry, frozen=True, kw_only=True, tag="teardown"):
+    """All jobs have ended, and the lab was taken down."""
+
+    elapsed_s: Annotated[float, about("how long that took")]
+
+
+class Clock(Entry, frozen=True, kw_only=True, tag="clock"):
+    """The wall clock at the end: compared with the anchor in the manifest, it shows whether the clock was set."""
+
+    unix_ns: Annotated[int, about("Unix time")]
+
+
+class Aborted(Entry, frozen=True, kw_only=True, tag="aborted"):
+    """The run was ended early."""
+
+    reason: Reason
+
+
+# --- decisions and jobs ------------------------------------------------------------------------------------
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy saw: one row per job in the system in the columns of jobs, to the last bit."""
+
+    time_s: Annotated[float, about("time of the decision", "trace s")]
+    node_available: Annotated[tuple[bool, ...], about("whether a node can be used, per node")]
+    job_id: Annotated[tuple[int, ...], about("ids of the jobs")]
+    submit_time_s: Annotated[tuple[float, ...], about("times of submission", "trace s")]
+    tasks: Annotated[tuple[int, ...], about("numbers of tasks")]
+    cpu_need_frac: Annotated[tuple[float, ...], about("CPU needs of a task, as shares of a node")]
+    mem_req_frac: Annotated[tuple[float, ...], about("memory requirements of a task, as shares of a node")]
+    virtual_time_s: Annotated[tuple[float, ...], about("work done so far", "trace s on dedicated nodes")]
+    state: Annotated[tuple[int, ...], about("states: 0 waiting, 1 running, 2 paused")]
+    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a task without one")]
+    start_time_s: Annotated[tuple[float | None, ...], about("times of the first start, null before", "trace s")]
+    estimate_s: Annotated[tuple[float | None, ...], about("estimated run times, null without", "trace s")]
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy was asked for."""
+
+    completed: Annotated[tuple[int, ...], about("ids of jobs that ended since the last decision")]
+    submitted: Annotated[tuple[int, ...], about("ids of jobs that were submitted, or are tried again")]
+    periodic: Annotated[bool, about("whether it is the policy's periodic pass")]
+    changed: Annotated[bool, about("whether the available nodes changed, or an operation failed")]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy chose; the rows are those of the view."""
+
+    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a job that shall wait")]
+    yield_frac: Annotated[tuple[float, ...], about("yields of the jobs, as shares of their CPU needs")]
+
+
+class Decision(Entry, frozen=True, kw_only=True, tag="decision"):
+    """The policy decided what runs where."""
+
+    decide_s: Annotated[float, about("time that the policy took")]
+    policy: Annotated[str, about("name of the scheduling policy")]
+    view: Annotated[View, about("what the policy saw")]
+    event: Annotated[Trigger, about("what the policy was asked for")]
+    decision: Annotated[Choice, about("what the policy chose")]
+
+
+class Job(Entry, frozen=True, kw_only=True, tag="job"):
+    """A job changed its state."""
+
+    job: JobId
+    state: Annotated[
+        str,
+        about(
+            "`submitted`, `running` (first chosen), `paused`, `resumed`, `moving`, `withdrawn` (its guests were lost), "
+            "`again` (it is to be run again), `done` or `failed`"
+        ),
+    ]
+    code: Annotated[str | None, about("why it failed, as one of the codes below; only of failed jobs")] = None
+    detail: Annotated[str | None, about("the nodes, or the reason, for a person")] = None
+
+
+class Results(Entry, frozen=True, kw_only=True, tag="results"):
+    """The checksums of done jobs were compared with those of their work, computed by the controller."""
+
+    right: Annotated[int, about("number of jobs whose results are right")]
+    wrong: Annotated[dict[str, str], about("reasons of the others, by job")]
+    unchecked: Annotated[dict[str, tuple[int, ...]], about("jobs that were not compared, by reason")]
+
+
+class Unchecked(Entry, frozen=True, kw_only=True, tag="unchecked"):
+    """Results of a job were still being checked by the agents when the run ended."""
+
+    job: JobId
+    tasks: Annotated[tuple[int, ...], about("the tasks")]
+
+
+class Doubt(Entry, frozen=True, kw_only=True, tag="doubt"):
+    """A task was reported done sooner than any known core can do its work."""
+
+    job: JobId
+    task: Task
+    node: NodeIndex
+    reason: Reason
+
+
+# --- operations --------------------------------------------------------------------------------------------
+
+
+class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
+    """An operation begins; written before its first command."""
+
+    action: ActionNumber
+    verb: VerbName
+    job: JobId
+    nodes: TaskNodes
+    yield_frac: Annotated[float, about("yield that it brings, as a share of the CPU need; 0 for none")]
+    guests: Annotated[tuple[str, ...], about("names of the guests")] = ()
+
+
+class NoRoom(Entry, frozen=True, kw_only=True, tag="no-room"):
+    """An operation on a job is not carried out, because a node has no room for its images."""
+
+    job: JobId
+    verb: VerbName
+    node: NodeIndex
+    needed_mib: Annotated[int, about("room that the images need")]
+    free_mib: Annotated[int, about("room that there is")]
+
+
+class Retry(Entry, frozen=True, kw_only=True, tag="retry"):
+    """An attempt of an operation failed, and is repeated."""
+
+    action: ActionNumber
+    job: JobId
+    attempt: Annotated[int, about("number of the attempt that failed, from 1")]
+    error: Error
+
+
+class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
+    """An operation ended. Its phases are those of the slowest guest, as the agents measured them."""
+
+    action: ActionNumber
+    verb: VerbName
+    job: JobId
+    nodes: TaskNodes
+    ok: Annotated[bool, about("whether it succeeded")]
+    error: Annotated[str | None, about("what went wrong, for a person; null if it succeeded")]
+    elapsed_s: Annotated[float, about("from the first command to the last answer")]
+    waited_s: Annotated[float, about("from the plan to the first command")]
+    bytes: Annotated[int, about("image bytes written, sent or read, or bytes sent by a live migration")]
+    caps_cores: Annotated[tuple[float, ...], about("CPU caps in force after it, as read back, per task")] = ()
+    hold_s: Annotated[float | None, about("until the guest was held")] = None
+    hold_skew_s: Annotated[float | None, about("between the first and the last guest held, by the nodes' clocks")] = (
+        None
+    )
+    run_on_s: Annotated[float | None, about("until the guest stood still at the common iteration")] = None
+    write_s: Annotated[float | None, about("until the image was written")] = None
+    sync_s: Annotated[float | None, about("until the image was durable")] = None
+    release_skew_s: Annotated[
+        float | None, about("between the first and the last guest released, by the nodes' clocks")
+    ] = None
+    downtime_s: Annotated[float | None, about("for which a guest stood still in a live migration")] = None
+    migrate_s: Annotated[float | None, about("until the guest had migrated live")] = None
+
+
+class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
+    """One guest migrated live, or did not: then `error` says why, and the keys after it where the guest was."""
+
+    job: JobId
+    task: Task
+    source: Annotated[int, about("number of the node that it left")]
+    target: Annotated[int, about("number of the node that it went to")]
+    error: Annotated[str | None, about("why it did not migrate, for a person")] = None
+    at_source: Annotated[bool | UnsetType | None, about("whether the source had the guest then; null if unknown")] = (
+        UNSET
+    )
+    at_target: Annotated[bool | UnsetType | None, about("whether the target had the guest then; null if unknown")] = (
+        UNSET
+    )
+    counted: Annotated[
+        bool | None, about("whether the source measured what follows; else times are upper bounds, bytes unknown")
+    ] = None
+    bytes: Annotated[int | None, about("bytes sent")] = None
+    elapsed_s: Annotated[float | None, about("from the order until it ran at its new node")] = None
+    downtime_s: Annotated[float | None, about("for which it stood still")] = None
+    rounds: Annotated[int | None, about("passes over its memory")] = None
+
+
+class Penalty(Entry, frozen=True, kw_only=True):
+    """Base of the two events about a preemption or migration: the phases and the bytes of it."""
+
+    job: JobId
+    reason: Annotated[str, about("`preemption` or `migration`")]
+    mechanism: Annotated[str, about("`save-restore` or `live`")] = "save-restore"
+    moved_tasks: Annotated[int, about("tasks that changed their node")]
+    saved_bytes: Annotated[int, about("written to images")]
+    transferred_bytes: Annotated[int, about("copied between nodes")]
+    restored_bytes: Annotated[int, about("read from images")]
+    migrated_bytes: Annotated[int, about("sent by live migrations")]
+    save_s: Annotated[float, about("from the order to hold until the last image was durable")]
+    paused_s: Annotated[float, about("for which the policy did not want the job to run; no part of the penalty")]
+    wait_s: Annotated[float, about("wanted to run, but waiting for memory or an earlier operation")]
+    transfer_s: Annotated[float, about("copying images between nodes")]
+    restore_s: Annotated[float, about("from the order to restore until every guest was created")]
+    live_s: Annotated[float, about("from the order to migrate live until every guest was taken over")]
+    downtime_s: Annotated[float, about("longest time for which a guest stood still in a live migration")]
+    first_progress_s: Annotated[float, about("from the restore or arrival until every task had progressed")]
+    penalty_s: Annotated[float, about("save + wait + transfer + restore + downtime + first progress")]
+    hold_skew_s: Annotated[float, about("between the first and the last member held, by the nodes' clocks")]
+    release_skew_s: Annotated[float, about("between the first and the last whole member released, likewise")]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes written, copied, read and sent."""
+        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
+
+
+class Rescheduling(Penalty, frozen=True, kw_only=True, tag="rescheduling"):
+    """A preemption or migration is complete: every task has made progress after it."""
+
+
+class ReschedulingCutOff(Penalty, frozen=True, kw_only=True, tag="rescheduling_cut_off"):
+    """A preemption or migration was followed by the next one before the job had made progress: the penalty until then.
+
+    The penalty of a cut-off preemption or migration is not known.
+    """
+
+
+# --- guests and nodes --------------------------------------------------------------------------------------
+
+
+class Guest(Entry, frozen=True, kw_only=True, tag="guest"):
+    """An agent reported an event of a guest."""
+
+    job: JobId
+    task: Task
+    node: NodeIndex
+    event: Annotated[
+        str,
+        about(
+            "`progress` (the first after a start), `drift` (of its cap), `healed` (it reports again), `ended` (its "
+            "result is being checked), `done` or `failed`"
+        ),
+    ]
+    detail: Annotated[dict[str, object], about("what the agent reported with it, by name")]
+
+
+class Node(Entry, frozen=True, kw_only=True, tag="node"):
+    """A node went away, came back, or has another agent."""
+
+    node: NodeName
+    online: Annotated[bool, about("whether the node can be used")]
+    standing: Annotated[str | None, about("standing of the node; older journals do not have it")] = None
+    reason: Reason
+
+
+class Limit(Entry, frozen=True, kw_only=True, tag="limit"):
+    """An agent reached a bound on itself, or is below it again; at most once a minute."""
+
+    node: NodeName
+    what: Annotated[str, about("`memory` or `log`")]
+    state: Annotated[str, about("`reached` or `left`")]
+    value_mib: Annotated[int, about("what the agent uses")]
+    bound_mib: Annotated[int, about("the bound")]
+
+
+class SuspiciousAct(msgspec.Struct, frozen=True, kw_only=True):
+    """Acts of one kind of one node."""
+
+    node: NodeName
+    kind: Annotated[str, about("kind of the act, see [kinds](security.md#what-an-operator-sees)")]
+    what: Annotated[str, about("what was done, for a person; of the last act")]
+    unix_s: Annotated[float, about("Unix time of the last act")]
+    count: Annotated[int, about("number of acts")]
+
+
+class Suspicious(Entry, frozen=True, kw_only=True, tag="suspicious"):
+    """Suspicious acts since the last entry of this kind."""
+
+    acts: Annotated[tuple[SuspiciousAct, ...], about("the acts, by node and kind")]
+
+
+class Telemetry(Entry, frozen=True, kw_only=True, tag="telemetry"):
+    """An agent gave up samples, because too many waited for the bus."""
+
+    node: NodeIndex
+    dropped: Annotated[int, about("number of samples, since the last entry of this kind")]
+
+
+class Welcome(Entry, frozen=True, kw_only=True, tag="welcome"):
+    """A node that had come back could not be asked for its guests and images."""
+
+    node: NodeName
+    error: Error
+
+
+# --- what records the run ----------------------------------------------------------------------------------
+
+
+class RecorderFailed(Entry, frozen=True, kw_only=True, tag="recorder"):
+    """A recorder failed, and is left out from now on."""
+
+    name: Annotated[str, about("name of the recorder")]
+    error: Error
+
+
+class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
+    """A point did not fit the schema, and was left out; written once per measurement and field."""
+
+    point: Annotated[str, about("measurement and field")]
+    error: Error
+
+
+Event: TypeAlias = (
+    Begin | Calibration | Replay | Decision | Job | Intent | NoRoom | Retry | Outcome | Migration | Rescheduling
+    | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Welcome | Results | Doubt | Unchecked
+    | RecorderFailed | Refused | Aborted | Teardown | Clock
+)  # fmt: skip
+
+KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
+"""Events by the word that stands for their kind in a journal."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An entry of a kind that this version does not know; `entry` is all of it."""
+
+    t_s: float
+    trace_s: float
+    kind: str
+    entry: dict[str, Any]
+
+
+Known: TypeAlias = Event | Unknown
+
+_NO_LIVE_MIGRATION: Final = {
+    "migrated_bytes": 0, "live_s": 0.0, "downtime_s": 0.0, "hold_skew_s": 0.0, "release_skew_s": 0.0,
+}  # fmt: skip
+_ADDED: Final[Mapping[str, Mapping[str, object]]] = {
+    "calibration": {"core_units_per_s": None, "probed_units_per_s": None},
+    "rescheduling": _NO_LIVE_MIGRATION,
+    "rescheduling_cut_off": _NO_LIVE_MIGRATION,
+}
+"""Keys, with their values, that entries of older journals lack, by kind."""
+
+
+def kind_of(event: Known) -> str:
+    """Return the word that stands for the kind of an event in a journal."""
+    return event.kind if isinstance(event, Unknown) else str(event.__struct_config__.tag)
+
+
+def plain(event: Known) -> dict[str, Any]:
+    """Return an event as JSON data, with its kind."""
+    return dict(event.entry) if isinstance(event, Unknown) else cast("dict[str, Any]", msgspec.to_builtins(event))
+
+
+def upgrade(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of an older journal with the keys of this version.
+
+    Journals before version 2 may have no `trace_s` (it is 0), no rates of cores in `calibration`, and no live
+    migration and no skews in `rescheduling`. Keys with a default need no upgrade.
+    """
+    given = dict(entry)
+    if given.get("kind") == "calibration" and isinstance(given.get("units_per_core_s"), list):
+        given["units_per_core_s"] = {}  # rates of nodes, not of shapes
+    return {"trace_s": 0.0, **_ADDED.get(str(given.get("kind")), {}), **given}

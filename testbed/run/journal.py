@@ -1,0 +1,95 @@
+"""The journal of a run as JSON lines: encodes events, and decodes those of any version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from testbed.errors import TestbedError, UserError
+from testbed.run.events import KINDS, Event, Known, Unknown, plain, upgrade
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+class BadEntryError(TestbedError):
+    """A line that is no entry of a journal; the text says why, in one line."""
+
+
+class _Times(msgspec.Struct):
+    t_s: float
+    trace_s: float = 0.0
+
+
+def encode(event: Known) -> bytes:
+    """Return the JSON line of an event, without a line break. A lone surrogate in a text becomes a question mark."""
+    try:
+        return _encoder.encode(event.entry if isinstance(event, Unknown) else event)
+    except UnicodeEncodeError:  # names of files and the output of programs may contain lone surrogates
+        return json.dumps(plain(event), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def decode(line: bytes | str) -> Known:
+    """Read a line of a journal of any version; raises `BadEntryError` for one that is no entry of a journal."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _decode_other(line)
+
+
+def _decode_other(line: bytes | str) -> Known:
+    """Read a line that is no event of this version as it stands."""
+    try:
+        data = json.loads(line)
+    except RecursionError:
+        raise BadEntryError("not a JSON object: nested too deeply") from None
+    except ValueError as error:
+        raise BadEntryError(f"not a JSON object: {error}") from None
+    if not isinstance(data, dict):
+        raise BadEntryError(f"not a JSON object: {type(data).__name__}")
+    return convert(data)
+
+
+def convert(data: Mapping[str, Any]) -> Known:
+    """Read the JSON data of an entry of a journal of any version; raises `BadEntryError`."""
+    kind = data.get("kind")
+    if not isinstance(kind, str):
+        raise BadEntryError("not an entry of a run's journal: no `kind`")
+    try:
+        if kind in KINDS:
+            return cast("Event", msgspec.convert(upgrade(data), KINDS[kind]))
+        times = msgspec.convert(data, _Times)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise BadEntryError(f"not an entry of a run's journal: {kind}: {error}") from None
+    return Unknown(times.t_s, times.trace_s, kind, dict(data))
+
+
+def is_decision(line: bytes) -> bool:
+    """Whether a line is a decision; decisions are most of a journal's bytes."""
+    return b'"kind":"decision"' in line[:80]
+
+
+def read_events(path: Path, skip: Callable[[bytes], bool] = lambda _line: False) -> Iterator[Known]:
+    """Yield the events of events.jsonl one by one; a last line that was cut off by a crash is left out.
+
+    Lines for which `skip` holds are not decoded. Raises `UserError` with the line's number for a line that is no entry
+    of a journal, and for a file that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip() or skip(line):
+                    continue
+                try:
+                    event = decode(line)
+                except BadEntryError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise UserError(f"{path}:{number}: {error}") from None
+                yield event
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
