@@ -28,7 +28,7 @@ from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
-from testbed.run.events import Known
+from testbed.run.events import Event
 from testbed.run.journal import encode
 
 RESERVE_BYTES = 1 << 20
@@ -123,7 +123,7 @@ class RunDirectory:
         self._ending = True
         self._free_reserve()
 
-    def journal(self, event: Known) -> None:
+    def journal(self, event: Event) -> None:
         """Append one event to events.jsonl."""
         if self._events is None or self._points is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")

@@ -8,7 +8,7 @@ later version knows are read as `Unknown`; keys that only a later version knows 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias, cast, get_args
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -49,7 +49,7 @@ class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
     scenario: Annotated[str, about("name of the scenario")]
     policy: Annotated[str, about("name of the scheduling policy")]
     run_tag: Annotated[str, about("hexadecimal digits in the names of all that the run creates")]
-    version: Annotated[int, about("version of the journal; without this key it is 1")] = 1
+    version: Annotated[int, about("version of the journal; 1 without this key")] = 1
 
 
 class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
@@ -76,7 +76,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
-    """The replay of the trace begins: trace second 0, but for `trace_s`."""
+    """The replay of the trace begins; trace second 0 was `trace_s` trace seconds before."""
 
     jobs: Annotated[int, about("number of jobs in the trace")]
     trace: Annotated[tuple[TraceJob, ...], about("the jobs of the trace; older journals do not have them")] = ()
@@ -196,7 +196,7 @@ class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
     job: JobId
     nodes: TaskNodes
     yield_frac: Annotated[float, about("yield that it brings, as a share of the CPU need; 0 for none")]
-    guests: Annotated[tuple[str, ...], about("names of the guests")] = ()
+    guests: Annotated[tuple[str, ...], about("names of the guests")]
 
 
 class NoRoom(Entry, frozen=True, kw_only=True, tag="no-room"):
@@ -332,7 +332,7 @@ class Node(Entry, frozen=True, kw_only=True, tag="node"):
 
     node: NodeName
     online: Annotated[bool, about("whether the node can be used")]
-    standing: Annotated[str | None, about("standing of the node; older journals do not have it")] = None
+    standing: Annotated[str | None, about("`online`, `suspect` or `lost`; older journals do not have it")] = None
     reason: Reason
 
 
@@ -428,11 +428,6 @@ _ADDED: Final[Mapping[str, Mapping[str, object]]] = {
 def kind_of(event: Known) -> str:
     """Return the word that stands for the kind of an event in a journal."""
     return event.kind if isinstance(event, Unknown) else str(event.__struct_config__.tag)
-
-
-def plain(event: Known) -> dict[str, Any]:
-    """Return an event as JSON data, with its kind."""
-    return dict(event.entry) if isinstance(event, Unknown) else cast("dict[str, Any]", msgspec.to_builtins(event))
 
 
 def upgrade(entry: Mapping[str, Any]) -> dict[str, Any]:

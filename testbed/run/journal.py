@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 
 from testbed.errors import TestbedError, UserError
-from testbed.run.events import KINDS, Event, Known, Unknown, plain, upgrade
+from testbed.run.events import KINDS, Event, Known, Unknown, upgrade
 
+_MOST_CHARS = 40  # of an unknown kind, in messages
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -30,7 +31,13 @@ def encode(event: Known) -> bytes:
     try:
         return _encoder.encode(event.entry if isinstance(event, Unknown) else event)
     except UnicodeEncodeError:  # names of files and the output of programs may contain lone surrogates
-        return json.dumps(plain(event), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+        data = event.entry if isinstance(event, Unknown) else msgspec.to_builtins(event)
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def plain(event: Known) -> dict[str, Any]:
+    """Return an event as JSON data, as a reader without types has it."""
+    return cast("dict[str, Any]", json.loads(encode(event)))
 
 
 def decode(line: bytes | str) -> Known:
@@ -64,7 +71,8 @@ def convert(data: Mapping[str, Any]) -> Known:
             return cast("Event", msgspec.convert(upgrade(data), KINDS[kind]))
         times = msgspec.convert(data, _Times)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise BadEntryError(f"not an entry of a run's journal: {kind}: {error}") from None
+        known = kind if kind in KINDS else repr(kind[:_MOST_CHARS])
+        raise BadEntryError(f"not an entry of a run's journal: {known}: {error}") from None
     return Unknown(times.t_s, times.trace_s, kind, dict(data))
 
 

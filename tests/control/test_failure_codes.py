@@ -287,7 +287,7 @@ def test_one_function_writes_the_entries_of_jobs_and_that_of_failed_ones_demands
     of_jobs = [path.name for path, call in calls("Job") if makes_event(path, call)]
     assert of_jobs == ["recorder.py"], "entries of jobs are written in one place"
     assert get_type_hints(Recorder.journal)["event"] == events.Event, "mypy refuses entries of no kind"
-    assert get_type_hints(RunDirectory.journal)["event"] == events.Known
+    assert get_type_hints(RunDirectory.journal)["event"] == events.Event
     assert not [path.name for path, call in calls("Unknown") if path.parent.name == "control"]
     assert "failed" not in get_args(get_type_hints(Recorder.job)["state"]), "mypy refuses it"
     failed = [node for _, node in calls("_job") if any(is_text(word, "failed") for word in node.args)]
