@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -10,8 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from testbed.doctor.finding import Check, Finding
 from testbed.errors import UserError
+from testbed.run.events import Suspicious
+from testbed.run.journal import BadEntryError, decode
 from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 
 SINCE_S = 7 * 24 * 3600.0
@@ -111,8 +116,8 @@ def _noticed(run: Path) -> list[Act]:
 
 
 def _acts_of_entry(line: bytes) -> list[Act]:
-    try:
-        entry = json.loads(line)
-        return acts_in(json.dumps(act).encode() for act in entry["acts"]) if entry["kind"] == "suspicious" else []
-    except (ValueError, KeyError, TypeError):
-        return []
+    with contextlib.suppress(BadEntryError):
+        event = decode(line)
+        if isinstance(event, Suspicious):
+            return acts_in(map(msgspec.json.encode, event.acts))
+    return []

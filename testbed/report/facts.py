@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
+from typing import Any, TypeAlias, cast
 
 from testbed.errors import UserError
 from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
+from testbed.run import events
+from testbed.run.journal import is_decision, never, read_events
 
-_TEXT_KINDS = ("retry", "node", "recorder", "aborted", "doubt", "results")
+Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class RunFacts:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     jobs: tuple[JobRow, ...]
-    reschedulings: tuple[Mapping[str, Any], ...]
-    remarks: tuple[Mapping[str, Any], ...]
-    begin: Mapping[str, Any]
+    reschedulings: tuple[events.Rescheduling, ...]
+    remarks: tuple[Remark, ...]
+    begin: events.Begin | None
     last_s: float
     reasons: Mapping[int, Reason] = field(default_factory=dict)  # of failed jobs, as the journal has them
 
@@ -72,19 +72,19 @@ class RunFacts:
     @property
     def policy(self) -> str:
         """The policy's name."""
-        return str(self.manifest.get("policy") or self.begin.get("policy") or "unknown policy")
+        return str(self.manifest.get("policy") or (self.begin and self.begin.policy) or "unknown policy")
 
     @property
     def scenario(self) -> str:
         """The scenario's name."""
         table = self.manifest.get("scenario")
         name = table.get("name") if isinstance(table, dict) else None
-        return str(name or self.begin.get("scenario") or "unknown scenario")
+        return str(name or (self.begin and self.begin.scenario) or "unknown scenario")
 
     @property
     def tag(self) -> str:
         """What tells this run from every other, empty if unknown."""
-        return str(self.manifest.get("run_tag") or self.begin.get("run_tag") or "")
+        return str(self.manifest.get("run_tag") or (self.begin and self.begin.run_tag) or "")
 
     @property
     def seed(self) -> object:
@@ -102,8 +102,7 @@ class RunFacts:
         if self.summary is not None:
             codes = self.summary.get("failure_codes", {})
             return {
-                str(job): reason_of({"detail": str(text), "code": codes.get(job)})
-                for job, text in self.summary.get("failed", {}).items()
+                str(job): reason_of(str(text), codes.get(job)) for job, text in self.summary.get("failed", {}).items()
             }
         unknown = Reason(UNKNOWN, "the journal says no more")
         return {str(job.job_id): self.reasons.get(job.job_id, unknown) for job in self.jobs if job.state == "failed"}
@@ -167,73 +166,45 @@ class RunFacts:
         return str(programs.get("parallel" if job.tasks > 1 else "serial", "parallel" if job.tasks > 1 else "serial"))
 
 
-def _is_empty(line: bytes) -> bool:
-    return line == b"\n"
-
-
-def _is_decision(line: bytes) -> bool:
-    return b'"kind":"decision"' in line[:80] or _is_empty(line)
-
-
-def journal_entries(path: Path, skip: Callable[[bytes], bool] = _is_empty) -> Iterator[dict[str, Any]]:
-    """Yield the entries of events.jsonl one by one; a last line that a crash cut off is left out.
-
-    Lines for which `skip` holds are not decoded. Raises `UserError` for a file or a line that cannot be read.
-    """
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n") or skip(line):
-                    continue
-                try:
-                    entry = decoder.decode(line)
-                except msgspec.MsgspecError as error:
-                    raise UserError(f"{path}:{number}: not a JSON object: {error}") from error
-                yield entry
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
-
-
 @dataclass
 class _Journal:
     """What one pass over the journal keeps."""
 
-    begin: dict[str, Any] = field(default_factory=dict)
+    begin: events.Begin | None = None
     states: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, Reason] = field(default_factory=dict)
     times: dict[int, dict[str, float]] = field(default_factory=dict)
     shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
-    reschedulings: list[dict[str, Any]] = field(default_factory=list)
-    remarks: list[dict[str, Any]] = field(default_factory=list)
-    trace: dict[int, dict[str, Any]] = field(default_factory=dict)
+    reschedulings: list[events.Rescheduling] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    trace: dict[int, events.TraceJob] = field(default_factory=dict)
     last_s: float = 0.0
 
-    def take(self, entry: dict[str, Any]) -> None:
-        kind = entry.get("kind")
-        self.last_s = float(entry.get("t_s", self.last_s))
-        if kind == "job":
-            job, state = int(entry["job"]), str(entry["state"])
-            self.states[job] = state
-            if state == "failed" and entry.get("detail"):
-                self.reasons[job] = reason_of(entry)
-            self.times.setdefault(job, {}).setdefault(state, float(entry["trace_s"]))
-        elif kind == "rescheduling":
-            self.reschedulings.append(entry)
-        elif kind == "decision":
-            self._shapes(entry["view"])
-        elif kind == "begin":
-            self.begin = entry
-        elif kind == "replay":
-            self.trace = {int(job["job"]): job for job in entry.get("trace", ())}
-        elif kind in _TEXT_KINDS:
-            self.remarks.append(entry)
-
-    def _shapes(self, view: Mapping[str, Any]) -> None:
-        """Remember what a policy was told of each job."""
-        columns = ("submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "virtual_time_s")
-        for job, *shape in zip(view["job_id"], *(view[name] for name in columns), strict=True):
-            self.shapes[int(job)] = cast("tuple[float, int, float, float, float]", tuple(shape))
+    def take(self, event: events.Known) -> None:
+        self.last_s = event.t_s
+        match event:
+            case events.Job(job=job, state=state):
+                self.states[job] = state
+                if state == "failed" and event.detail:
+                    self.reasons[job] = reason_of(event.detail, event.code)
+                self.times.setdefault(job, {}).setdefault(state, event.trace_s)
+            case events.Rescheduling():
+                self.reschedulings.append(event)
+            case events.Decision(view=view):
+                shapes = zip(
+                    view.submit_time_s, view.tasks, view.cpu_need_frac, view.mem_req_frac, view.virtual_time_s,
+                    strict=True,
+                )  # fmt: skip
+                self.shapes.update(zip(view.job_id, shapes, strict=True))
+            case events.Begin():
+                self.begin = event
+            case events.Replay():
+                self.trace = {job.job: job for job in event.trace}
+            case (
+                events.Retry() | events.Node() | events.RecorderFailed()
+                | events.Aborted() | events.Doubt() | events.Results()
+            ):  # fmt: skip
+                self.remarks.append(event)
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -246,8 +217,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = None) -> RunFacts:
-    """Read a run directory; `watch` sees every entry of the journal, in order.
+def read_facts(path: Path, watch: Callable[[events.Known], None] | None = None) -> RunFacts:
+    """Read a run directory; `watch` sees every event of the journal, in order.
 
     A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
     them. Raises `UserError` for what is no run directory, or is broken.
@@ -257,14 +228,14 @@ def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = N
     rows = _rows(path / "jobs.csv")
     journal = _Journal()
     # Decisions are most of a journal's bytes, and tell the tables nothing that jobs.csv does not.
-    plain = rows is not None and watch is None
-    for entry in journal_entries(path / "events.jsonl", _is_decision if plain else _is_empty):
+    skip = is_decision if rows is not None and watch is None else never
+    for event in read_events(path / "events.jsonl", skip):
         try:
-            journal.take(entry)
+            journal.take(event)
             if watch is not None:
-                watch(entry)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            text = str(entry)[:120]
+                watch(event)
+        except (LookupError, TypeError, ValueError) as error:  # an event that contradicts those before it, or itself
+            text = str(event)[:120]
             raise UserError(f"{path / 'events.jsonl'}: not an entry of a run's journal: {text}: {error!r}") from error
     jobs = [_job(row, journal.states, path) for row in rows] if rows is not None else _jobs_of(journal)
     return RunFacts(
@@ -330,13 +301,14 @@ def _jobs_of(journal: _Journal) -> list[JobRow]:
     for job_id in sorted({*journal.trace, *journal.states}):
         state = journal.states.get(job_id, "coming")
         times = journal.times.get(job_id, {})
-        told = journal.trace.get(job_id, {})
+        told = journal.trace.get(job_id)
         nothing = (
-            told.get("submit_time_s", times.get("submitted", 0.0)), told.get("tasks", 0),
-            told.get("cpu_need_frac", 0.0), told.get("mem_req_frac", 0.0), 0.0,
-        )  # fmt: skip
+            (told.submit_time_s, told.tasks, told.cpu_need_frac, told.mem_req_frac, 0.0)
+            if told is not None
+            else (times.get("submitted", 0.0), 0, 0.0, 0.0, 0.0)
+        )
         submit_s, tasks, need, mem, virtual_s = journal.shapes.get(job_id, nothing)
-        own = [entry for entry in journal.reschedulings if entry["job"] == job_id]
+        own = [event for event in journal.reschedulings if event.job == job_id]
         jobs.append(
             JobRow(
                 job_id=job_id,
@@ -344,16 +316,16 @@ def _jobs_of(journal: _Journal) -> list[JobRow]:
                 tasks=tasks,
                 cpu_need_frac=need,
                 mem_req_frac=mem,
-                run_time_s=told.get("run_time_s"),
+                run_time_s=None if told is None else told.run_time_s,
                 start_time_s=times.get("running"),
                 end_time_s=times.get("done", times.get("failed")),
                 stretch=None,
                 virtual_time_s=virtual_s,
-                preemptions=sum(entry["reason"] == "preemption" for entry in own),
-                migrations=sum(entry["reason"] == "migration" for entry in own),
-                penalty_s=sum(entry["penalty_s"] for entry in own),
-                bytes_moved=sum(value for entry in own for key, value in entry.items() if key.endswith("_bytes")),
-                live_migrations=sum(entry.get("mechanism") == "live" for entry in own),
+                preemptions=sum(event.reason == "preemption" for event in own),
+                migrations=sum(event.reason == "migration" for event in own),
+                penalty_s=sum(event.penalty_s for event in own),
+                bytes_moved=sum(event.bytes_moved for event in own),
+                live_migrations=sum(event.mechanism == "live" for event in own),
                 state=state,
             )
         )

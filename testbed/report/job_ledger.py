@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from testbed.run import events
 
 POLICY = "policy"
 OPERATION = "operation"
@@ -99,43 +100,42 @@ class Ledger:
         """Return where a job is; it is kept up to date."""
         return self.jobs.setdefault(job, Place())
 
-    def feed(self, entry: Mapping[str, Any]) -> None:
-        """Take the next entry; raises `LookupError`, `TypeError` or `ValueError` for one that a run does not write."""
-        match entry["kind"]:
-            case "decision":
-                self._decision(entry)
-            case "job":
-                self._job(self.place(int(entry["job"])), str(entry["state"]))
-            case "intent":
-                self._intent(self.place(int(entry["job"])), entry)
-            case "outcome":
-                self._outcome(self.place(int(entry["job"])), entry)
-            case "migration":
-                self._arrival(self.place(int(entry["job"])), entry)
-            case "node":
-                if entry["node"] in self.node_names:
-                    index = list(self.node_names).index(entry["node"])
-                    (self.away.discard if entry["online"] else self.away.add)(index)
+    def feed(self, event: events.Known) -> None:
+        """Take the next event; raises `ValueError` for a decision whose columns differ in length."""
+        match event:
+            case events.Decision():
+                self._decision(event)
+            case events.Job():
+                self._job(self.place(event.job), event.state)
+            case events.Intent():
+                self._intent(self.place(event.job), event)
+            case events.Outcome():
+                self._outcome(self.place(event.job), event)
+            case events.Migration():
+                self._arrival(self.place(event.job), event)
+            case events.Node() if event.node in self.node_names:
+                index = list(self.node_names).index(event.node)
+                (self.away.discard if event.online else self.away.add)(index)
 
-    def targets(self, entry: Mapping[str, Any]) -> dict[int, Target | None]:
+    def targets(self, event: events.Decision) -> dict[int, Target | None]:
         """Return what a decision wants of each job in the system, None of one that shall not run."""
-        view, decision = entry["view"], entry["decision"]
+        view, decision = event.view, event.decision
         found: dict[int, Target | None] = {}
         first = 0
-        for job, tasks, yield_frac in zip(view["job_id"], view["tasks"], decision["yield_frac"], strict=True):
-            nodes = tuple(sorted(decision["task_node"][first : first + tasks]))
+        for job, tasks, yield_frac in zip(view.job_id, view.tasks, decision.yield_frac, strict=True):
+            nodes = tuple(sorted(decision.task_node[first : first + tasks]))
             first += tasks
-            found[int(job)] = Target(nodes, float(yield_frac)) if nodes and nodes[0] >= 0 else None
+            found[job] = Target(nodes, yield_frac) if nodes and nodes[0] >= 0 else None
         return found
 
-    def _decision(self, entry: Mapping[str, Any]) -> None:
-        view = entry["view"]
-        for job, tasks, mem in zip(view["job_id"], view["tasks"], view["mem_req_frac"], strict=True):
-            place = self.place(int(job))
-            place.tasks, place.mem_req_frac = int(tasks), float(mem)
-        for job, target in self.targets(entry).items():
+    def _decision(self, event: events.Decision) -> None:
+        view = event.view
+        for job, tasks, mem_req_frac in zip(view.job_id, view.tasks, view.mem_req_frac, strict=True):
+            place = self.place(job)
+            place.tasks, place.mem_req_frac = tasks, mem_req_frac
+        for job, target in self.targets(event).items():
             self.place(job).target = target
-        self.away = {node for node, available in enumerate(view["node_available"]) if not available}
+        self.away = {node for node, available in enumerate(view.node_available) if not available}
 
     def _job(self, place: Place, state: str) -> None:
         place.state = state
@@ -144,22 +144,22 @@ class Ledger:
         if state == "done":
             place.running_on = place.migrating_to = place.saved_on = None
 
-    def _intent(self, place: Place, entry: Mapping[str, Any]) -> None:
-        place.flight, place.flight_nodes = str(entry["verb"]), tuple(entry["nodes"])
-        place.flight_yield_frac = float(entry["yield_frac"])
+    def _intent(self, place: Place, event: events.Intent) -> None:
+        place.flight, place.flight_nodes = event.verb, event.nodes
+        place.flight_yield_frac = event.yield_frac
         if place.flight in ("start", "restore"):
             place.running_on = place.flight_nodes
         elif place.flight == "migrate" and place.running_on is not None:
             place.migrating_to = place.flight_nodes
         self._bury(place)
 
-    def _outcome(self, place: Place, entry: Mapping[str, Any]) -> None:
-        verb, nodes = str(entry["verb"]), tuple(entry["nodes"])
+    def _outcome(self, place: Place, event: events.Outcome) -> None:
+        verb, nodes = event.verb, event.nodes
         yield_frac, place.flight = place.flight_yield_frac, ""
         place.migrating_to = None
         if place.ended:
             return
-        if not entry["ok"]:
+        if not event.ok:
             if verb in ("start", "restore"):
                 place.running_on = None
         elif verb == "save":
@@ -171,11 +171,12 @@ class Ledger:
             place.saved_on = None
 
     @staticmethod
-    def _arrival(place: Place, entry: Mapping[str, Any]) -> None:
-        if "error" in entry or place.running_on is None:
+    def _arrival(place: Place, event: events.Migration) -> None:
+        if event.error is not None or place.running_on is None:
             return
-        task, target = int(entry["task"]), int(entry["target"])
-        place.running_on = tuple(target if index == task else node for index, node in enumerate(place.running_on))
+        place.running_on = tuple(
+            event.target if index == event.task else node for index, node in enumerate(place.running_on)
+        )
 
     def _bury(self, begun: Place) -> None:
         """Forget guests of failed jobs where an operation has begun for which they must be gone.

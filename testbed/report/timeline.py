@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import read_json
 from testbed.report.schedule import (
     DONE,
     ENDED,
@@ -33,6 +33,8 @@ from testbed.report.schedule import (
     Schedule,
     Span,
 )
+from testbed.run import events
+from testbed.run.journal import read_events
 
 __all__ = ["ENDED", "IN_MEMORY", "KINDS", "RUNS", "JobFacts", "Schedule", "Span", "Timeline", "read_timeline"]
 
@@ -86,18 +88,6 @@ class Timeline:
         self._zero_t_s: float | None = None
         self._open: dict[tuple[int, int], Span] = {}
         self._lives: dict[int, _Life] = {}
-        self._takes = {
-            "decision": self._decision,
-            "job": self._job,
-            "intent": self._intent,
-            "retry": self._retry,
-            "outcome": self._outcome,
-            "guest": self._guest,
-            "migration": self._migration,
-            "rescheduling": self._rescheduling,
-            "teardown": self._end,
-            "aborted": self._end,
-        }
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Timeline:
@@ -132,21 +122,39 @@ class Timeline:
         facts = {job: replace(each) for job, each in self.jobs.items()}
         return Schedule(name, self.until_now(), facts, self.nodes, self.node_names, self.time_scale, self.now_s)
 
-    def feed(self, entry: Mapping[str, Any]) -> None:
-        """Take the next entry; kinds without a meaning here, and all before the replay begins, change nothing."""
-        kind = entry["kind"]
-        if kind == "replay":
-            self._end(entry)
+    def feed(self, event: events.Known) -> None:
+        """Take the next event; kinds without a meaning here, and all before the replay begins, change nothing."""
+        if isinstance(event, events.Replay):
+            self._end()
             self.ended = False
-            begin_s = entry["t_s"] - entry["trace_s"] / self.time_scale
+            begin_s = event.t_s - event.trace_s / self.time_scale
             # a second replay in one journal goes on where the first one ended
-            self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, entry["t_s"] - self.now_s)
+            self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, event.t_s - self.now_s)
         if self._zero_t_s is None:
             return
-        self.now_s = max(self.now_s, entry["t_s"] - self._zero_t_s)
-        take = self._takes.get(kind)
-        if take is not None:
-            take(entry)
+        self.now_s = max(self.now_s, event.t_s - self._zero_t_s)
+        self._take(event)
+
+    def _take(self, event: events.Known) -> None:
+        match event:
+            case events.Decision():
+                self._decision(event)
+            case events.Guest():
+                self._guest(event)
+            case events.Intent():
+                self._intent(event)
+            case events.Outcome():
+                self._outcome(event)
+            case events.Job():
+                self._job(event)
+            case events.Retry(job=job):
+                self._retry(job)
+            case events.Migration():
+                self._migration(event)
+            case events.Rescheduling():
+                self._facts(event.job).penalty_s += event.penalty_s
+            case events.Teardown() | events.Aborted():
+                self._end()
 
     def _facts(self, job: int) -> JobFacts:
         return self.jobs.setdefault(job, JobFacts(job))
@@ -172,31 +180,31 @@ class Timeline:
         for task in range(len(self._life(job).nodes)):
             self._close(job, task)
 
-    def _end(self, _entry: Mapping[str, Any]) -> None:
+    def _end(self) -> None:
         for job, task in list(self._open):
             self._close(job, task)
         self.ended = True
 
-    def _decision(self, entry: Mapping[str, Any]) -> None:
+    def _decision(self, event: events.Decision) -> None:
         """Learn the requirements of jobs that were submitted."""
-        view = entry["view"]
-        for job in entry["event"]["submitted"]:
+        view = event.view
+        for job in event.event.submitted:
             facts = self._facts(job)
-            row = view["job_id"].index(job)
-            facts.tasks = view["tasks"][row]
-            facts.cpu_need_frac = view["cpu_need_frac"][row]
-            facts.mem_req_frac = view["mem_req_frac"][row]
-            facts.submit_s = view["submit_time_s"][row] / self.time_scale
+            row = view.job_id.index(job)
+            facts.tasks = view.tasks[row]
+            facts.cpu_need_frac = view.cpu_need_frac[row]
+            facts.mem_req_frac = view.mem_req_frac[row]
+            facts.submit_s = view.submit_time_s[row] / self.time_scale
 
-    def _job(self, entry: Mapping[str, Any]) -> None:
-        job, state = entry["job"], _STATE.get(entry["state"])
+    def _job(self, event: events.Job) -> None:
+        job, state = event.job, _STATE.get(event.state)
         facts, life = self._facts(job), self._life(job)
         if state is None or facts.state in ENDED:
             return
         facts.state = state
-        if entry["state"] == "submitted":
+        if event.state == "submitted":
             facts.submit_s = self.now_s
-        elif entry["state"] == "running":
+        elif event.state == "running":
             facts.start_s = self.now_s
         if state in ENDED:
             facts.end_s = self.now_s
@@ -223,13 +231,13 @@ class Timeline:
     def _ended(self, job: int) -> bool:
         return self._facts(job).state in ENDED
 
-    def _intent(self, entry: Mapping[str, Any]) -> None:
-        job, verb, nodes = entry["job"], entry["verb"], tuple(entry["nodes"])
+    def _intent(self, event: events.Intent) -> None:
+        job, verb, nodes = event.job, event.verb, event.nodes
         life, facts = self._life(job), self._facts(job)
         if self._ended(job):
             return
         facts.tasks = facts.tasks or len(nodes)
-        life.flight, life.flight_yield_frac, life.flight_nodes = verb, entry["yield_frac"], life.nodes
+        life.flight, life.flight_yield_frac, life.flight_nodes = verb, event.yield_frac, life.nodes
         if verb in (START, RESTORE):
             life.nodes, life.yield_frac = nodes, life.flight_yield_frac
             for task, node in life.left():
@@ -245,21 +253,20 @@ class Timeline:
                 elif source != nodes[task]:
                     self._put(job, task, source, LIVE, life.yield_frac)
 
-    def _retry(self, entry: Mapping[str, Any]) -> None:
-        """Guests that had been created were destroyed, and are created anew."""
-        job = entry["job"]
+    def _retry(self, job: int) -> None:
+        """Guests that had been created were destroyed, and are created again."""
         life = self._life(job)
         if life.flight in (START, RESTORE) and not self._ended(job):
             for task, node in life.left():
                 self._put(job, task, node, life.flight, life.yield_frac)
 
-    def _outcome(self, entry: Mapping[str, Any]) -> None:
-        job, verb, nodes = entry["job"], entry["verb"], tuple(entry["nodes"])
+    def _outcome(self, event: events.Outcome) -> None:
+        job, verb, nodes = event.job, event.verb, event.nodes
         life = self._life(job)
         if self._ended(job) or life.flight != verb:
             return
         life.flight = ""
-        if not entry["ok"]:
+        if not event.ok:
             self._undo(job, life, verb)
             return
         if verb == SAVE:
@@ -287,28 +294,25 @@ class Timeline:
         else:
             self._run(job, life)
 
-    def _guest(self, entry: Mapping[str, Any]) -> None:
-        job, task, node = entry["job"], entry["task"], entry["node"]
+    def _guest(self, event: events.Guest) -> None:
+        job, task, node = event.job, event.task, event.node
         now = self._open.get((job, task))
         if now is None or now.kind not in IN_MEMORY or (now.node != node and now.kind != LIVE):
             return
-        if entry["event"] in ("ended", "done"):
+        if event.event in ("ended", "done"):
             self._life(job).finished.add(task)
             self._close(job, task)
-        elif entry["event"] == "progress" and now.kind in (START, RESTORE):
+        elif event.event == "progress" and now.kind in (START, RESTORE):
             self._put(job, task, node, RUN, now.yield_frac)
 
-    def _migration(self, entry: Mapping[str, Any]) -> None:
+    def _migration(self, event: events.Migration) -> None:
         """A task has arrived at the end of its live migration."""
-        job, task = entry["job"], entry["task"]
+        job, task = event.job, event.task
         life = self._life(job)
-        if "error" in entry or self._ended(job) or life.flight != MIGRATE or task in life.finished:
+        if event.error is not None or self._ended(job) or life.flight != MIGRATE or task in life.finished:
             return
-        life.nodes = tuple(entry["target"] if index == task else node for index, node in enumerate(life.nodes))
-        self._put(job, task, entry["target"], RUN, life.flight_yield_frac)
-
-    def _rescheduling(self, entry: Mapping[str, Any]) -> None:
-        self._facts(entry["job"]).penalty_s += entry["penalty_s"]
+        life.nodes = tuple(event.target if index == task else node for index, node in enumerate(life.nodes))
+        self._put(job, task, event.target, RUN, life.flight_yield_frac)
 
 
 def read_timeline(run: Path) -> Timeline:
@@ -321,10 +325,10 @@ def read_timeline(run: Path) -> Timeline:
         timeline = Timeline.of_manifest(manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run / 'manifest.json'}: expected clocks.time_scale and nodes of a run: {error!r}") from error
-    for number, entry in enumerate(read_journal(run / "events.jsonl"), 1):
+    for number, event in enumerate(read_events(run / "events.jsonl"), 1):
         try:
-            timeline.feed(entry)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            timeline.feed(event)
+        except (LookupError, ValueError) as error:  # an event that contradicts those before it, or itself
             where = run / "events.jsonl"
             raise UserError(f"{where}:{number}: not an entry of a run's journal: {error!r}") from error
     return timeline

@@ -30,6 +30,7 @@ TaskNodes: TypeAlias = Annotated[tuple[int, ...], about("node of each task, by n
 ActionNumber: TypeAlias = Annotated[int, about("number of the operation in this run")]
 VerbName: TypeAlias = Annotated[str, about("`start`, `cap`, `save`, `transfer`, `restore` or `migrate`")]
 Error: TypeAlias = Annotated[str, about("what went wrong, for a person")]
+LaterCode: TypeAlias = Annotated[str | None, about("why, as a code; this version does not write it")]
 Reason: TypeAlias = Annotated[str, about("why, for a person")]
 
 
@@ -216,6 +217,7 @@ class Retry(Entry, frozen=True, kw_only=True, tag="retry"):
     job: JobId
     attempt: Annotated[int, about("number of the attempt that failed, from 1")]
     error: Error
+    code: LaterCode = None
 
 
 class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
@@ -230,6 +232,7 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
     elapsed_s: Annotated[float, about("from the first command to the last answer")]
     waited_s: Annotated[float, about("from the plan to the first command")]
     bytes: Annotated[int, about("image bytes written, sent or read, or bytes sent by a live migration")]
+    code: LaterCode = None
     caps_cores: Annotated[tuple[float, ...], about("CPU caps in force after it, as read back, per task")] = ()
     hold_s: Annotated[float | None, about("until the guest was held")] = None
     hold_skew_s: Annotated[float | None, about("between the first and the last guest held, by the nodes' clocks")] = (
@@ -334,6 +337,7 @@ class Node(Entry, frozen=True, kw_only=True, tag="node"):
     online: Annotated[bool, about("whether the node can be used")]
     standing: Annotated[str | None, about("`online`, `suspect` or `lost`; older journals do not have it")] = None
     reason: Reason
+    code: LaterCode = None
 
 
 class Limit(Entry, frozen=True, kw_only=True, tag="limit"):

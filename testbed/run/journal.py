@@ -81,7 +81,12 @@ def is_decision(line: bytes) -> bool:
     return b'"kind":"decision"' in line[:80]
 
 
-def read_events(path: Path, skip: Callable[[bytes], bool] = lambda _line: False) -> Iterator[Known]:
+def never(_line: bytes) -> bool:
+    """Skip no line."""
+    return False
+
+
+def read_events(path: Path, skip: Callable[[bytes], bool] = never) -> Iterator[Known]:
     """Yield the events of events.jsonl one by one; a last line that was cut off by a crash is left out.
 
     Lines for which `skip` holds are not decoded. Raises `UserError` with the line's number for a line that is no entry

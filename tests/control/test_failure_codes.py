@@ -301,4 +301,4 @@ def test_texts_are_classified_by_the_reader_of_old_journals_alone() -> None:
     assert {path.name for path, _ in calls("classify")} <= {"reasons.py"}
     for code, meaning in MEANINGS.items():
         assert meaning
-        assert reason_of({"detail": "something", "code": code.value}).code == code
+        assert reason_of("something", code.value).code == code

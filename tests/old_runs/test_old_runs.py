@@ -33,6 +33,7 @@ from testbed.report.job_story import OPERATION
 from testbed.report.job_story_data import as_data
 from testbed.report.job_story_text import lines
 from testbed.report.job_told import Told, tell
+from testbed.run.journal import read_events
 
 __all__ = ["check_pinned"]
 
@@ -182,8 +183,8 @@ def test_memory_is_never_over_committed_by_what_the_journal_tells(run):
     memory = [facts["memory_mib"] for facts in manifest["nodes"].values()]
     ledger = Ledger(tuple(manifest["nodes"]), memory, live=True)
     least = memory[:]
-    for entry in read_journal(run / "events.jsonl"):
-        ledger.feed(entry)
+    for event in read_events(run / "events.jsonl"):
+        ledger.feed(event)
         least = [min(pair) for pair in zip(least, ledger.free_mib(range(len(memory))).values(), strict=True)]
     assert all(0 <= free < mib / 2 for free, mib in zip(least, memory, strict=True))
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsed_run import rehearse
+from support.entries import event, whole
 
 from testbed.measure.points import to_line
 from testbed.report.browser.changes import Page
@@ -88,9 +89,9 @@ def test_a_run_that_grows_in_any_pieces_is_shown_as_one_that_is_read_at_once(
         points_to = len(points) if share == 1.0 else min(cut_points, int(share * len(points)))
         if journal[:journal_to].count(b"\n") > 2:  # the manifest is there before the replay begins
             (growing / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
-        for name, whole, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
+        for name, content, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
             with (growing / name).open("ab") as file:
-                file.write(whole[sent[name] : to])
+                file.write(content[sent[name] : to])
             sent[name] = max(sent[name], to)
         while feed.feed(feed.files.read()):
             pass
@@ -263,7 +264,7 @@ def test_memory_stays_bounded_in_a_long_run(monkeypatch: pytest.MonkeyPatch) -> 
                 {"kind": "job", "job": job, "state": "done"},
         )  # fmt: skip
         for second, entry in enumerate(entries):
-            state.feed_line(json.dumps({"t_s": 2 + 4 * job + second, "trace_s": 0} | entry).encode())
+            state.feed_line(json.dumps(whole({"t_s": 2 + 4 * job + second} | entry)).encode())
         if job % 100 == 99:
             assert len(page.update()["closed"]) == 50
     assert len(page.snapshot()["closed"]) == 50
@@ -287,7 +288,7 @@ def test_a_failed_operation_and_a_live_migration_hold_memory_where_they_should()
     board = JobBoard()
 
     def feed(kind: str, **entry: object) -> None:
-        board.feed({"t_s": 0.0, "kind": kind, "job": 1, **entry})
+        board.feed(event({"kind": kind, "job": 1, **entry}))
 
     def operation(number: int, verb: str, nodes: list[int], *, ok: bool | None = None) -> None:
         feed("intent", action=number, verb=verb, nodes=nodes, yield_frac=0.5)
@@ -318,12 +319,12 @@ def test_eta_follows_the_work_that_is_done():
         {"job": 1, "tasks": 2, "cpu_need_frac": 0.5, "run_time_s": 100.0},
         {"job": 2, "tasks": 1, "cpu_need_frac": 1.0, "run_time_s": 300.0},
     ]
-    meter.feed({"kind": "replay", "jobs": 2, "trace": trace})
-    meter.feed({"kind": "decision", "view": {"job_id": [1, 2], "virtual_time_s": [50.0, 0.0]}})
+    meter.feed(event({"kind": "replay", "jobs": 2, "trace": trace}))
+    meter.feed(event({"kind": "decision", "view": {"job_id": [1, 2], "virtual_time_s": [50.0, 0.0]}}))
     assert meter.done_frac == pytest.approx(50 / 400)
     assert meter.eta_s(10.0) == pytest.approx(70.0)
-    meter.feed({"kind": "job", "job": 1, "state": "done"})
-    meter.feed({"kind": "decision", "view": {"job_id": [2], "virtual_time_s": [150.0]}})
+    meter.feed(event({"kind": "job", "job": 1, "state": "done"}))
+    meter.feed(event({"kind": "decision", "view": {"job_id": [2], "virtual_time_s": [150.0]}}))
     assert meter.eta_s(50.0) == pytest.approx(30.0)  # 250 of 400 took 50 s
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from control.rehearsal import BEST, Watcher, five_jobs, rehearse
+from support.entries import whole
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
@@ -21,6 +22,8 @@ from testbed.report.job_ledger import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY,
 from testbed.report.job_story_data import as_data
 from testbed.report.job_story_text import lines
 from testbed.report.job_told import Told, tell
+from testbed.run.events import Decision
+from testbed.run.journal import read_events
 from testbed.workload.jobs import Job
 
 
@@ -61,20 +64,20 @@ def test_operations_and_yields_are_those_of_the_journal(run: Path) -> None:
 
 
 def test_every_change_of_the_target_has_the_decision_that_made_it(run: Path) -> None:
-    journal = [entry for entry in read_journal(run / "events.jsonl") if entry["kind"] == "decision"]
+    journal = [event for event in read_events(run / "events.jsonl") if isinstance(event, Decision)]
     ledger = Ledger()
     for job in range(1, 6):
         told = {each["number"]: each for each in events(tell(run, job), "decision")}
         before = None
-        for number, entry in enumerate(journal, 1):
-            after = ledger.targets(entry).get(job)
-            if after != before and job in entry["view"]["job_id"]:
+        for number, event in enumerate(journal, 1):
+            after = ledger.targets(event).get(job)
+            if after != before and job in event.view.job_id:
                 assert told[number]["after"] == (
                     None if after is None
                     else {"nodes": [f"node-{n}" for n in after.nodes], "yield_frac": after.yield_frac}
                 )  # fmt: skip
-                assert told[number]["submitted"] == entry["event"]["submitted"]
-                assert told[number]["periodic"] == entry["event"]["periodic"]
+                assert told[number]["submitted"] == list(event.event.submitted)
+                assert told[number]["periodic"] == event.event.periodic
             before = after
 
 
@@ -217,7 +220,7 @@ def test_a_job_that_is_not_there_is_told_with_those_that_are(run: Path, tmp_path
 
 def test_an_entry_that_no_run_writes_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"t_s":0,"trace_s":0,"kind":"intent","job":1}\n')
-    with pytest.raises(UserError, match=r"not an entry of a run's journal.*'verb'"):
+    with pytest.raises(UserError, match=r"not an entry of a run's journal: intent: .*`action`"):
         tell(tmp_path, 1)
 
 
@@ -237,7 +240,7 @@ class Journal:
 
     def write(self, at_s: float, kind: str, **entry: Any) -> None:
         with (self.folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"t_s": at_s, "kind": kind, "trace_s": at_s, **entry}) + "\n")
+            file.write(json.dumps(whole({"t_s": at_s, "kind": kind, "trace_s": at_s, **entry})) + "\n")
 
     def decide(
         self, at_s: float, nodes: dict[int, list[int]], submitted: tuple[int, ...] = (),

@@ -8,6 +8,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 from rehearsed_run import rehearse
+from support.entries import event
 
 from testbed.cli.report import report
 from testbed.errors import UserError
@@ -186,6 +187,6 @@ def test_why_a_job_failed_is_shown_with_its_code(run, kept):
 
 def test_a_page_in_the_browser_shows_the_code_of_a_failure():
     entry = {"kind": "job", "job": 71, "state": "failed", "detail": LOST}
-    assert describe(entry, []) == (ERROR, f"job 71 failed (image-lost): {LOST}")
-    assert describe({**entry, "code": "later"}, []) == (ERROR, f"job 71 failed (later): {LOST}")
-    assert describe({"kind": "job", "job": 71, "state": "paused"}, []) == (WARNING, "job 71 paused")
+    assert describe(event(entry), []) == (ERROR, f"job 71 failed (image-lost): {LOST}")
+    assert describe(event({**entry, "code": "later"}), []) == (ERROR, f"job 71 failed (later): {LOST}")
+    assert describe(event({"kind": "job", "job": 71, "state": "paused"}), []) == (WARNING, "job 71 paused")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.entries import event
 
 from node_agent.drivers.null import NullDriver
 from testbed.errors import UserError
@@ -49,7 +50,7 @@ def assert_sound(timeline: Timeline) -> None:
 def replay(entries: Iterable[dict]) -> Timeline:
     timeline = Timeline(SCALE, ("a", "b"))
     for entry in entries:
-        timeline.feed(entry)
+        timeline.feed(event(entry))
     return timeline
 
 
@@ -94,7 +95,7 @@ def test_spans_are_sound_whatever_comes(journal: list[tuple[float, dict]]) -> No
     t_s, now_s = 10.0, 0.0
     for step_s, entry in journal:
         t_s = max(10.0, t_s + step_s)
-        timeline.feed({"t_s": t_s, **entry})
+        timeline.feed(event({"t_s": t_s, **entry}))
         assert_sound(timeline)
         assert timeline.now_s >= now_s
         now_s = timeline.now_s
@@ -290,6 +291,8 @@ def test_the_timeline_of_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"manifest\.json: expected clocks\.time_scale"):
         read_timeline(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"clocks": {"time_scale": 2}, "nodes": {"a": {}}}))
-    (tmp_path / "events.jsonl").write_text('{"t_s":1,"kind":"replay","trace_s":0}\n{"t_s":2,"kind":"intent","job":1}\n')
+    (tmp_path / "events.jsonl").write_text(
+        '{"t_s":1,"kind":"replay","trace_s":0,"jobs":1}\n{"t_s":2,"kind":"intent","job":1}\n'
+    )
     with pytest.raises(UserError, match=r"events\.jsonl:2: not an entry of a run's journal"):
         read_timeline(tmp_path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-Entry = Mapping[str, Any]
+from testbed.run import events
 
 STATES: Final = ("coming", "waiting", "running", "paused", "done", "failed")
 _STATE_OF: Final = {"submitted": "waiting", "running": "running", "resumed": "running", "paused": "paused",
@@ -64,20 +64,20 @@ class JobBoard:
         self.on_node: dict[int, set[int]] = {}  # node -> jobs that hold memory there
         self.changed_nodes: set[int] = set()
 
-    def feed(self, entry: Entry) -> None:
-        """Take one entry; those of other kinds change nothing."""
-        match entry["kind"]:
-            case "replay":
-                self.total = int(entry["jobs"])
-            case "job":
-                self._job(entry["job"], entry["state"])
-            case "decision":
-                self._decision(entry["view"])
-            case "intent":
-                self._intent(entry)
-            case "outcome":
-                self._outcome(entry)
-            case "teardown" | "aborted":
+    def feed(self, event: events.Known) -> None:
+        """Take one event; those of other kinds change nothing."""
+        match event:
+            case events.Replay():
+                self.total = event.jobs
+            case events.Job():
+                self._job(event.job, event.state)
+            case events.Decision():
+                self._decision(event.view)
+            case events.Intent():
+                self._intent(event)
+            case events.Outcome():
+                self._outcome(event)
+            case events.Teardown() | events.Aborted():
                 for live in list(self.active.values()):
                     self._place(live, (), ())
                 self.in_flight.clear()
@@ -109,17 +109,16 @@ class JobBoard:
             live = self.active[job] = ActiveJob(job)
         live.state = state
 
-    def _decision(self, view: Entry) -> None:
-        rows = zip(view["job_id"], view["tasks"], view["cpu_need_frac"], view["mem_req_frac"], strict=True)
+    def _decision(self, view: events.View) -> None:
+        rows = zip(view.job_id, view.tasks, view.cpu_need_frac, view.mem_req_frac, strict=True)
         for job, tasks, cpu_need_frac, mem_req_frac in rows:
             live = self.active.get(job)
             if live is not None and not live.tasks:
                 live.tasks, live.cpu_need_frac, live.mem_req_frac = tasks, cpu_need_frac, mem_req_frac
 
-    def _intent(self, entry: Entry) -> None:
-        nodes = tuple(entry["nodes"])
-        verb = entry["verb"]
-        flying = FlyingAction(entry["action"], verb, entry["job"], nodes, entry["yield_frac"], entry["t_s"])
+    def _intent(self, event: events.Intent) -> None:
+        nodes, verb = event.nodes, event.verb
+        flying = FlyingAction(event.action, verb, event.job, nodes, event.yield_frac, event.t_s)
         self.in_flight[flying.action] = flying
         live = self.active.get(flying.job)
         if live is None:
@@ -132,12 +131,12 @@ class JobBoard:
             self._place(live, live.nodes, nodes)
         self.changed_nodes.update(live.nodes)
 
-    def _outcome(self, entry: Entry) -> None:
-        flying = self.in_flight.pop(entry["action"], None)
-        live = self.active.get(entry["job"])
+    def _outcome(self, event: events.Outcome) -> None:
+        flying = self.in_flight.pop(event.action, None)
+        live = self.active.get(event.job)
         if flying is None or live is None:
             return
-        ok = entry["ok"]
+        ok = event.ok
         live.verb = ""
         self.changed_nodes.update(live.nodes)
         if flying.verb == "migrate":

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from testbed.report.browser.jobs import JobBoard
 from testbed.report.browser.log import ERROR, describe
 from testbed.report.browser.telemetry import NodeUse, Telemetry
 from testbed.report.browser.work import WorkMeter
 from testbed.report.timeline import KINDS, Span, Timeline
+from testbed.run import events
+from testbed.run.journal import BadEntryError, decode
 
 KEPT_SPANS: Final = 40_000
 KEPT_LINES: Final = 200
@@ -89,9 +89,8 @@ class RunState:
         if not line.strip():
             return
         try:
-            entry = msgspec.json.decode(line)
-            self._feed(entry)
-        except (msgspec.DecodeError, *_OF_ANOTHER_FORM) as error:
+            self._feed(decode(line))
+        except (BadEntryError, LookupError, ValueError) as error:  # or an event that contradicts itself
             self._say(ERROR, f"a line of the journal cannot be read: {error}")
 
     def feed_points(self, lines: Iterable[bytes]) -> None:
@@ -141,31 +140,30 @@ class RunState:
         held_frac = math.fsum(live.mem_req_frac * len(live.tasks_on(node)) for live in jobs)
         return round(held_frac * self.memory_mib[node], 1)
 
-    def _feed(self, entry: dict[str, Any]) -> None:
-        kind = entry["kind"]
-        self.last_t_s = max(self.last_t_s, float(entry["t_s"]))
-        match kind:
-            case "begin":
-                self.scenario, self.policy = entry["scenario"], entry["policy"]
-            case "replay":
+    def _feed(self, event: events.Known) -> None:
+        self.last_t_s = max(self.last_t_s, event.t_s)
+        match event:
+            case events.Begin():
+                self.scenario, self.policy = event.scenario, event.policy
+            case events.Replay():
                 self.state = "running"
-                self.zero_t_s = entry["t_s"] - entry["trace_s"] / self.time_scale
-            case "teardown":
+                self.zero_t_s = event.t_s - event.trace_s / self.time_scale
+            case events.Teardown():
                 self.state = "finished"
-            case "aborted":
-                self.state, self.reason = "aborted", entry["reason"]
-            case "node":
-                self._node(entry["node"], online=entry["online"])
-            case "rescheduling":
-                self._rescheduling(entry)
-        self.board.feed(entry)
-        self.work.feed(entry)
-        self.timeline.feed(entry)
+            case events.Aborted():
+                self.state, self.reason = "aborted", event.reason
+            case events.Node():
+                self._node(event.node, online=event.online)
+            case events.Rescheduling():
+                self._rescheduling(event)
+        self.board.feed(event)
+        self.work.feed(event)
+        self.timeline.feed(event)
         for span in self.timeline.closed:
             self.closed_count += 1
             self.closed.append((self.closed_count, span_row(span)))
         self.timeline.closed.clear()
-        told = describe(entry, self.names)
+        told = describe(event, self.names)
         if told is not None:
             self._say(*told)
 
@@ -178,18 +176,18 @@ class RunState:
             (self.offline.discard if online else self.offline.add)(self.names.index(name))
             self.changed_names.add(name)
 
-    def _rescheduling(self, entry: Mapping[str, Any]) -> None:
-        phases = {phase: float(entry[phase]) for phase in PHASES}
+    def _rescheduling(self, event: events.Rescheduling) -> None:
+        phases = {phase: getattr(event, phase) for phase in PHASES}
         for phase, length_s in phases.items():
             self.penalties[phase] += length_s
-        self.penalty_s += entry["penalty_s"]
-        self.reasons[entry["reason"]] = self.reasons.get(entry["reason"], 0) + 1
+        self.penalty_s += event.penalty_s
+        self.reasons[event.reason] = self.reasons.get(event.reason, 0) + 1
         self.reschedulings.append(
             {
-                "job": entry["job"],
-                "reason": entry["reason"],
-                "mechanism": entry["mechanism"],
-                "penalty_s": entry["penalty_s"],
+                "job": event.job,
+                "reason": event.reason,
+                "mechanism": event.mechanism,
+                "penalty_s": event.penalty_s,
                 "phases": list(phases.values()),
             }
         )

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from testbed.run import events
 
 _LEAST_FRAC = 0.05  # done before it says anything of the rest
 
 
 class WorkMeter:
-    """Takes journal entries one by one; work is tasks * CPU need * dedicated run time of each job."""
+    """Takes events one by one; work is tasks * CPU need * dedicated run time of each job."""
 
     def __init__(self) -> None:
         self._work: dict[int, float] = {}
         self._run_time_s: dict[int, float] = {}
         self._done_frac: dict[int, float] = {}
 
-    def feed(self, entry: Mapping[str, Any]) -> None:
-        """Take one entry; those of other kinds change nothing."""
-        match entry["kind"]:
-            case "replay":
-                for job in entry.get("trace", ()):
-                    self._run_time_s[job["job"]] = job["run_time_s"]
-                    self._work[job["job"]] = job["tasks"] * job["cpu_need_frac"] * job["run_time_s"]
-            case "decision":
-                view = entry["view"]
-                for job, virtual_time_s in zip(view["job_id"], view["virtual_time_s"], strict=True):
+    def feed(self, event: events.Known) -> None:
+        """Take one event; those of other kinds change nothing."""
+        match event:
+            case events.Replay():
+                for each in event.trace:
+                    self._run_time_s[each.job] = each.run_time_s
+                    self._work[each.job] = each.tasks * each.cpu_need_frac * each.run_time_s
+            case events.Decision(view=view):
+                for job, virtual_time_s in zip(view.job_id, view.virtual_time_s, strict=True):
                     if self._run_time_s.get(job):
                         self._done_frac[job] = min(1.0, virtual_time_s / self._run_time_s[job])
-            case "job" if entry["state"] in {"done", "failed"}:
-                self._done_frac[entry["job"]] = 1.0
+            case events.Job(state="done" | "failed"):
+                self._done_frac[event.job] = 1.0
 
     @property
     def done_frac(self) -> float:
