@@ -37,11 +37,11 @@ class Ends:
         await self._publish(end)
 
     def lost(self) -> None:
-        """The bus was lost."""
+        """Note that the bus was lost."""
         self._due.set()
 
     def forget(self) -> None:
-        """Whoever was told of these ends does not drive the node any more."""
+        """Tell none of the ends again that were told so far; the controller that heard them has left the node."""
         self._told.clear()
 
     async def again(self) -> None:
