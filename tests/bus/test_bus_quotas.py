@@ -119,7 +119,7 @@ def test_only_leases_and_presence_greet_a_newcomer(kind: str, tmp_path: Path) ->
         async with world(kind, tmp_path) as place, place.bus("n1") as node, place.bus("newcomer") as newcomer:
             fleeting = [
                 *(topics.node_topic("lab", "n1", each) for each in ("event", "telemetry", "command")),
-                topics.reply_topic("lab", "junk"),
+                topics.reply_topic("lab", "junk", "n1"),
             ]
             for topic in (*fleeting, topics.node_topic("lab", "n1", "status"), LEASE):
                 await node.publish(topic, topic.encode(), retain=True)
