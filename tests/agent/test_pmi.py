@@ -236,6 +236,36 @@ def test_another_process_is_turned_away(tmp_path: Path) -> None:
     with_link(tmp_path, lambda pid: pid != os.getpid(), act)
 
 
+def test_a_rank_that_reads_no_answers_is_not_read_either(tmp_path: Path) -> None:
+    async def main() -> None:
+        link = PmiLink(server(), print, print)
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        asked = b"cmd=get_maxes\n" * 1000
+        written = 0
+        await link.take(ours)
+        assert link._transport is not None
+        with theirs:
+            idle = 0
+            while idle < 1000 and written < 64 << 20:  # turns of the loop in which nothing more is taken
+                try:
+                    written += theirs.send(asked)
+                    idle = 0
+                except BlockingIOError:
+                    idle += 1
+                await asyncio.sleep(0)
+            assert written < 16 << 20
+            assert link._transport.get_write_buffer_size() < 8 << 20
+            heard = 0
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(HANG_S):
+                while heard < written // len(b"cmd=get_maxes\n") * (len(MAXES) + 1):  # it goes on where it was
+                    heard += len(await loop.sock_recv(theirs, 1 << 20))
+        link.close()
+
+    asyncio.run(main())
+
+
 def test_a_rank_that_inherits_its_end_is_served(tmp_path: Path) -> None:
     async def main() -> None:
         barriers: list[Barrier] = []
