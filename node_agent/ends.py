@@ -53,11 +53,11 @@ class Ends:
         self._waits.pop(guest, None)
 
     def lost(self) -> None:
-        """The bus was lost."""
+        """Note that the bus was lost."""
         self._due.set()
 
     def forget(self) -> None:
-        """Whoever was told of these ends does not drive the node any more."""
+        """Tell none of the ends again that were told so far; the controller that heard them has left the node."""
         self._told.clear()
         self._waits.clear()
 

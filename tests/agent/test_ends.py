@@ -1,4 +1,4 @@
-"""Ends of guests are told again after each loss of the bus, once and in their order."""
+"""The agent tells ends of guests again after each loss of the bus, each of them once and in their order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ class Wire:
     def __init__(self) -> None:
         self.told: list[bytes] = []
         self.broken_after: int | None = None
+        self.heard = asyncio.Event()
 
     async def publish(self, end: bytes) -> None:
         if self.broken_after is not None and len(self.told) >= self.broken_after:
             raise ConnectionError
         self.told.append(end)
+        self.heard.set()
 
 
 def opened() -> tuple[Ends, Wire]:
@@ -122,21 +124,19 @@ def test_without_a_command_they_wait_until_somebody_listens() -> None:
         ends, wire = opened()
         await told(ends, b"a")
         wire.told.clear()
-        listens, heard = asyncio.Event(), asyncio.Event()
+        wire.heard.clear()
+        asked, listens = asyncio.Event(), asyncio.Event()
 
         async def ready() -> None:
+            asked.set()
             await listens.wait()
-            heard.set()
 
         running = asyncio.create_task(ends.run(ready))
         ends.lost()
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await asked.wait()
         assert wire.told == []
         listens.set()
-        await heard.wait()
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await wire.heard.wait()
         assert wire.told == [b"a"]
         running.cancel()
         await asyncio.wait((running,))
