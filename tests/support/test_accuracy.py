@@ -10,6 +10,7 @@ import pytest
 
 from support import accuracy
 from support.accuracy import Look, Window, disturbance
+from support.live import HANG_S
 
 
 def looks(*stretches: tuple[float, float, float, float]) -> list[Look]:
@@ -68,10 +69,10 @@ def test_a_window_looks_all_the_time_until_it_is_gone(monkeypatch):
     monkeypatch.setattr(accuracy, "look", lambda: next(rest))
     window = Window()
     (watching,) = set(threading.enumerate()) - before
-    assert enough.wait(60)
+    assert enough.wait(HANG_S)
     monkeypatch.setattr(accuracy, "look", lambda: looks(*[(0.5, 1.0, 0.9, 0.0)] * 60)[-1])
     assert "0% of the CPU time was idle for 0.5 s" in window.busy()
     del window
     gc.collect()
-    watching.join(60)
+    watching.join(HANG_S)
     assert not watching.is_alive()
