@@ -52,6 +52,7 @@ from testbed.bus.event_details import told
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     MOST_NATIVE_RANKS,
+    MPI_BARRIER,
     Adopt,
     AnyAction,
     Calibrate,
@@ -306,6 +307,8 @@ class Agent:
                 await listener.ready()
             if happening.event in ENDS:
                 await self._ends.tell(encode(event))
+            elif happening.event == MPI_BARRIER:
+                await self._ends.tell_barrier(event.guest, event.detail, encode(event))
             else:
                 await bus.publish(topic, encode(event), qos=1)
 
@@ -391,7 +394,7 @@ class Agent:
             case DropImage():
                 self._stores.drop(action.image)
             case MpiPass():
-                await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
+                await self._pass(action)
             case ListGuests():
                 return await self._list(action)
             case Ping():
@@ -401,6 +404,11 @@ class Agent:
             case _:
                 raise DriverError(f"{type(action).__name__} is not a command for a node")
         return {}
+
+    async def _pass(self, action: MpiPass) -> None:
+        await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
+        if action.last:
+            self._ends.passed(action.guest, action.session, action.number)
 
     async def _list(self, action: ListGuests) -> dict[str, object]:
         for guest in action.settled:
@@ -493,6 +501,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
+        self._ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from node_agent.drivers.protocol import Driver, DriverError, SaveReport
+from node_agent.drivers.protocol import Driver, DriverError, SaveReport, SuspectError
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.room import ImageRoom, tells_full_disk
 from node_agent.stores import ImageStores
 from testbed.bus.messages import FetchImage, Hold, Save
+from testbed.limits import most_image_bytes
 
 
 class ImageOrders:
@@ -62,8 +63,12 @@ class ImageOrders:
             self._room.release(action.guest)
 
     async def fetch(self, action: FetchImage) -> dict[str, object]:
-        """Copy an image from another node."""
+        """Copy an image from another node, which has said how large it is: no larger than its guest can make it."""
         image = action.image
+        most = most_image_bytes(action.memory_mib)
+        if action.memory_mib and image.bytes > most:
+            raise SuspectError(f"image {image.image}: it has {image.bytes} bytes: expected at most {most}, "
+                               f"as its guest has {action.memory_mib} MiB")  # fmt: skip
         holder = f"fetch of {image.image}"
         mib = -(-image.bytes >> 20)
         self._room.reserve(holder, image.image, mib)

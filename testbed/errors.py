@@ -55,6 +55,17 @@ def shown(value: object, chars: int = 200) -> str:
     return text if len(text) <= chars else f"{text[:chars]}… ({len(text)} characters)"
 
 
+def printable(text: str, chars: int = 1000) -> str:
+    """Return a text of somebody else for a person's screen: one line without control sequences, cut to so many."""
+    cut = text if len(text) <= chars else f"{text[:chars]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of a text that may have several lines, as logs of nodes have."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.rstrip("\n").split("\n"))
+
+
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
     """Return the known words nearest to `word`, as the end of a sentence, or an empty string."""
     matches = get_close_matches(word, list(known), n=count, cutoff=0.5)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, printable
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0
@@ -122,8 +122,7 @@ class ActLog:
         key = node, kind
         if key not in self.counts and len(self.counts) >= _MOST_KEYS:
             key = SOMEBODY, kind
-        text = str(what).replace("\n", " ")
-        text = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+        text = printable(str(what), _MOST_CHARS)
         count = self._held[key].count + 1 if key in self._held else 1
         self._held[key] = Act(*key, text, self._unix_s(), count)
         self.counts[key] = self.counts.get(key, 0) + 1
@@ -183,12 +182,17 @@ def acts_in(lines: Iterable[bytes]) -> list[Act]:
 
 
 def summed(acts: Iterable[Act]) -> list[Act]:
-    """Return one act for each node and kind: the last, with the count of all."""
+    """Return one act for each node and kind, in the order of time: the last, with the count of all."""
     last: dict[tuple[str, ActKind], Act] = {}
-    for act in sorted(acts, key=lambda act: act.unix_s):
+    for act in acts:
         key = act.node, act.kind
-        last[key] = replace(act, count=act.count + (last[key].count if key in last else 0))
-    return list(last.values())
+        before = last.get(key)
+        if before is None:
+            last[key] = act
+        else:
+            newest = act if act.unix_s >= before.unix_s else before
+            last[key] = replace(newest, count=act.count + before.count)
+    return sorted(last.values(), key=lambda act: act.unix_s)
 
 
 class SuspiciousError(TestbedError):

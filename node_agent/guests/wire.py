@@ -62,13 +62,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, shown
+from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_FRAME_BYTES = 16384
 BEAT_EVERY_S = 0.5
 _MAGIC = b"G%d " % VERSION
 _SAFE = "/:,"
+_SHOWN_CHARS = 80
 _KIND = re.compile(r"[a-z]+")
 _NAME = re.compile(r"[a-z_]+")
 
@@ -92,21 +94,21 @@ class Frame:
         return values[0]
 
     def count(self, name: str) -> int:
-        """Return a non-negative integer; raises `WireError`."""
+        """Return an integer from 0 up to `MOST_COUNT`; raises `WireError`."""
         text = self.text(name)
-        if not (text.isascii() and text.isdigit()) or len(text) > 20:
-            raise WireError(f"{self.kind}: {name} = {text!r}: expected a count")
+        if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > MOST_COUNT:
+            raise WireError(f"{self.kind}: {name} = {shown(text, _SHOWN_CHARS)}: expected a count below 2**63")
         return int(text)
 
     def number(self, name: str) -> float:
-        """Return a finite number; raises `WireError`."""
+        """Return a number of at most `MOST_AMOUNT`, of either sign; raises `WireError`."""
         text = self.text(name)
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not -1e300 < value < 1e300:
-            raise WireError(f"{self.kind}: {name} = {text!r}: expected a number")
+        if not -MOST_AMOUNT <= value <= MOST_AMOUNT:
+            raise WireError(f"{self.kind}: {name} = {shown(text, _SHOWN_CHARS)}: expected a number within 1e15")
         return value
 
 

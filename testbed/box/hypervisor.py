@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from testbed.box.commands import CommandError, program, run
 from testbed.box.control_group import within
@@ -102,7 +103,22 @@ class Libvirtd:
 
     def there(self) -> bool:
         """See `Part.there`."""
-        return is_on_network(self.process, self.node) and self.answers()
+        return is_on_network(self.process, self.node) and self._is_told() and self.answers()
+
+    def _files(self) -> dict[Path, str]:
+        """Return its settings as they are to be, by file."""
+        folder = self.node.run_dir / "etc"
+        return {
+            folder / "libvirtd.conf": _text(daemon_settings(self.node, self._others)),
+            folder / "qemu.conf": _text(driver_settings(self.node)),
+        }
+
+    def _is_told(self) -> bool:
+        """Whether its files say what they are to say: an earlier release may have left its door open for everybody."""
+        try:
+            return all(path.read_text(encoding="utf-8") == text for path, text in self._files().items())
+        except OSError:
+            return False
 
     def make(self) -> None:
         """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
@@ -110,10 +126,8 @@ class Libvirtd:
         # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
         # disk, pid file and port are taken; that thread may have no environment any more.
         end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], _STOP_GRACE_S)
-        (node.run_dir / "etc" / "libvirtd.conf").write_text(
-            _text(daemon_settings(node, self._others)), encoding="utf-8"
-        )
-        (node.run_dir / "etc" / "qemu.conf").write_text(_text(driver_settings(node)), encoding="utf-8")
+        for path, text in self._files().items():
+            path.write_text(text, encoding="utf-8")
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
         inside = [*within(node.lab), *enter(node, self.journal, network=True)]

@@ -10,6 +10,7 @@ from testbed.bus.protocol import Handler
 from testbed.bus.topics import check_pattern, matches
 
 _UNCLAIMED = 1000
+_TRACEBACK_EVERY_S = 60.0  # of one pattern
 MOST_WAITING_BYTES = 16 << 20  # on one topic
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Inbox:
         self._changed = asyncio.Event()
         self._waiting_bytes: dict[str, int] = {}  # by topic
         self.dropped: Counter[str] = Counter()  # messages, by topic
+        self._failures: dict[str, tuple[float, int]] = {}  # by pattern: when one was logged, and how many since
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
         """Enter a handler; a second one for the same pattern is a mistake in the program."""
@@ -82,5 +84,16 @@ class Inbox:
         for pattern, handler in found:
             try:
                 await handler(topic, payload)
-            except Exception:  # noqa: BLE001  one handler must not end the others
-                _log.exception("handler of %s failed on a message of %s (%d bytes)", pattern, topic, len(payload))
+            except Exception as error:  # noqa: BLE001  one handler must not end the others
+                self._failed(pattern, f"{topic} ({len(payload)} bytes)", error)
+
+    def _failed(self, pattern: str, message: str, error: Exception) -> None:
+        """Log a failure with its traceback, but for a minute only its first: whoever sends can cause any number."""
+        now_s = asyncio.get_running_loop().time()
+        since_s, left_out = self._failures.get(pattern, (float("-inf"), 0))
+        if now_s - since_s < _TRACEBACK_EVERY_S:
+            self._failures[pattern] = since_s, left_out + 1
+            return
+        self._failures[pattern] = now_s, 0
+        more = f" (and on {left_out} more that are left out)" if left_out else ""
+        _log.error("handler of %s failed on a message of %s%s", pattern, message, more, exc_info=error)

@@ -213,12 +213,16 @@ class OfferImage(Action, frozen=True):
 
 
 class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store."""
+    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store.
+
+    `memory_mib` is that of its guest, which bounds how large it can be; 0 is of a controller that did not say so yet.
+    """
 
     image: ImageRef
     host: Annotated[str, msgspec.Meta(max_length=4096)]
     port: Port
     ticket: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    memory_mib: Memory = 0
 
 
 class DropImage(Action, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 
@@ -14,6 +15,18 @@ MOST_REPEATS = 8  # of one barrier by one rank: a guest that was moved enters ag
 
 class BadBarrierError(BadKeysError):
     """A rank enters a barrier that is not the next one, or one more time than a rank would."""
+
+
+class UnequalKeysError(BadKeysError):
+    """The gatherings of `ranks` differ from those of `others`, which are equal to each other and not fewer."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...], others: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.others = others
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.ranks, self.others)
 
 
 class Entered(Enum):
@@ -35,7 +48,7 @@ class Barriers:
         self.keys: tuple[RankKeys, ...] = ()
         self._ranks = ranks
         self._inside: dict[int, dict[str, str]] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}  # by gathering: bytes, and the rank that said so first
+        self._sizes: dict[int, dict[str, int]] = {}  # bytes of each gathering, by rank
         self._published = [0] * ranks
         self._repeats = [0] * ranks
 
@@ -58,6 +71,7 @@ class Barriers:
                 raise BadBarrierError(f"MPI barrier {number} of rank {rank}, again with other keys: expected the same")
             return Entered.WAITS
         self._check(rank, keys)
+        self._compare()
         self._inside[rank] = dict(keys)
         if len(self._inside) < self._ranks:
             return Entered.WAITS
@@ -75,9 +89,23 @@ class Barriers:
         self._published[rank] += len(keys)
         if self._published[rank] > MOST_KEYS:
             raise BadKeysError(f"{self._published[rank]} MPI keys of rank {rank}: expected at most {MOST_KEYS}")
-        for gather, size in check_keys(rank, keys).items():
-            first_size, first = self._sizes.setdefault(gather, (size, rank))
-            if size != first_size:
-                raise BadKeysError(
-                    f"MPI key {gather}-{rank} of {size} bytes: expected {first_size} bytes as of rank {first}"
-                )
+        self._sizes[rank] = check_keys(rank, keys)
+
+    def _compare(self) -> None:
+        """Once all ranks have entered, see that they gather the same: only then is known what most of them do."""
+        if len(self._sizes) < self._ranks:
+            return
+        shapes = {rank: tuple(sorted(self._sizes[rank].items())) for rank in sorted(self._sizes)}
+        ((usual, count), *_) = Counter(shapes.values()).most_common(1)
+        if count == self._ranks:
+            return
+        odd = max(rank for rank, shape in shapes.items() if shape != usual)
+        others = tuple(sorted(rank for rank, shape in shapes.items() if shape == usual))
+        ours, theirs = self._sizes.pop(odd), self._sizes[others[0]]
+        gather = min(name for name in {**ours, **theirs} if ours.get(name, 0) != theirs.get(name, 0))
+        raise UnequalKeysError(
+            f"MPI key {gather}-{odd} of {ours.get(gather, 0)} bytes: expected {theirs.get(gather, 0)} bytes as of "
+            f"rank {others[0]}",
+            (odd,),
+            others,
+        )

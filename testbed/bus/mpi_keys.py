@@ -1,8 +1,10 @@
 """What ranks of an MPI job publish when MPI starts: addresses of its transport, under keys of their own.
 
 MPICH gathers a value of every rank under `-allgather-NUMBER-RANK`, or `-allgather-shm-NUMBER-RANK`. A value is in
-hexadecimal, with `[N]` for N bytes of zero. A long value is `segments=N`, and in N keys that end in `-seg-I/N`. MPICH
-writes what it reads into a buffer for values of its own size, so all ranks must publish the same number of bytes.
+hexadecimal, with `[N]` for N bytes of zero, N from 2 on. A value of `SEGMENT_BYTES` or more is `segments=N`, and in N
+keys that end in `-seg-I/N`: all but the last have `SEGMENT_BYTES`. MPICH writes segment I at `(I - 1) * SEGMENT_BYTES`
+into a buffer for values of its own size, and only then checks what it has read. So all ranks must publish the same
+number of bytes, and cut them at the same places.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from testbed.errors import TestbedError, shown
 
 MOST_VALUE_CHARS = 1023
 MOST_SEGMENTS = 64
+SEGMENT_BYTES = (MOST_VALUE_CHARS - 1) // 2  # MPICH's, of the most characters that its process manager names, 1024
 MOST_KEYS = 256  # of one rank, from its start to its end
-MOST_BYTES = 65536  # of one value, decoded
+MOST_BYTES = MOST_SEGMENTS * SEGMENT_BYTES  # of one value, decoded
+MOST_CHARS = 60 << 10  # of what one rank publishes in a barrier, with quotes: it is told in one event
+_QUOTES = 6  # around and between a key and its value
 _SHOWN_CHARS = 80
 _KEY = re.compile(r"(?P<gather>-allgather(?:-shm)?-[1-9][0-9]?)-(?P<rank>[0-9]{1,7})(?:-seg-(?P<part>[0-9/]{3,5}))?")
 _SEGMENTS = re.compile(r"segments=([1-9][0-9]?)")
-_BYTES = re.compile(r"(?:[0-9A-Fa-f]{2}|\[[0-9]{1,5}\])+")
+_BYTES = re.compile(r"(?:[0-9A-Fa-f]{2}|\[(?:[2-9]|[1-9][0-9]{1,4})\])+")
 _ZEROS = re.compile(r"\[([0-9]{1,5})\]")
 
 
@@ -31,6 +36,9 @@ def check_keys(rank: int, keys: Mapping[str, str]) -> dict[str, int]:
     """Return the bytes that a rank publishes in each gathering, by its name; raises `BadKeysError`."""
     if len(keys) > MOST_KEYS:
         raise BadKeysError(f"{len(keys)} MPI keys of rank {rank}: expected at most {MOST_KEYS}")
+    chars = sum(len(key) + len(value) + _QUOTES for key, value in keys.items())
+    if chars > MOST_CHARS:
+        raise BadKeysError(f"MPI keys of rank {rank} of {chars} characters: expected at most {MOST_CHARS}")
     heads: dict[str, str] = {}
     parts: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -44,12 +52,21 @@ def check_keys(rank: int, keys: Mapping[str, str]) -> dict[str, int]:
         else:
             parts.setdefault(gather, set()).add(found["part"])
         if found["part"] is not None or not _SEGMENTS.fullmatch(value):
-            sizes[gather] = sizes.get(gather, 0) + _decoded_bytes(key, value)
+            size = _decoded_bytes(key, value)
+            _check_size(key, size, found["part"] or "")
+            sizes[gather] = sizes.get(gather, 0) + size
     for gather in {**heads, **parts}:
         _check_parts(f"{gather}-{rank}", heads.get(gather, ""), parts.get(gather, set()))
-        if sizes[gather] > MOST_BYTES:
-            raise BadKeysError(f"MPI key {gather}-{rank} of {sizes[gather]} bytes: expected at most {MOST_BYTES}")
     return sizes
+
+
+def _check_size(key: str, size: int, part: str) -> None:
+    number, _, count = part.partition("/")
+    if number != count and size != SEGMENT_BYTES:
+        raise BadKeysError(f"MPI key {key} of {size} bytes: expected {SEGMENT_BYTES}, as another segment follows")
+    most = SEGMENT_BYTES if part else SEGMENT_BYTES - 1
+    if size > most:
+        raise BadKeysError(f"MPI key {key} of {size} bytes: expected at most {most}")
 
 
 def _check_parts(key: str, head: str, parts: set[str]) -> None:

@@ -131,7 +131,7 @@ class Responder:
             if envelope.id:
                 self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", reason))
             return
-        if not is_reply_topic(self._lab, command.reply_to):
+        if not is_reply_topic(self._lab, command.reply_to, self._node):
             self._suspect(f"command {shown(command.id, 40)} wants its reply on {shown(command.reply_to, 80)}: ignored")
             return
         self._answer(command.reply_to, self._receive(command))
@@ -236,7 +236,7 @@ class Responder:
         )
 
     def _answer(self, reply_to: str, reply: Reply) -> None:
-        if not is_reply_topic(self._lab, reply_to):
+        if not is_reply_topic(self._lab, reply_to, self._node):
             self._suspect(f"no answer to {shown(reply.id, 40)}: {shown(reply_to, 80)} is no topic of replies")
             return
         # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from testbed import __version__
 
-PROTOCOL = 2
+PROTOCOL = 3  # since then each node has a reply topic of its own
 _MOST_CHARS = 40
 
 

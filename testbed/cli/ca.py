@@ -158,7 +158,10 @@ def broker_files(
     *, folder: Path, out: Path, bind: str, certificates: Path | None, rules: Path | None, state_dir: Path, user: str,
     agent_port: int, controller_port: int, log_denied: bool,
 ) -> int:  # fmt: skip
-    """Write mosquitto.conf, agents.acl and controllers.acl for all nodes and controllers that have certificates."""
+    """Write Mosquitto's configuration and rules for all nodes and controllers that have certificates.
+
+    After a node was added the broker has to be restarted: it reads what agents may subscribe to when it starts.
+    """
     from testbed.secure import broker  # noqa: PLC0415  # --help stays quick
 
     authority = _authority(folder)
@@ -173,6 +176,7 @@ def broker_files(
         ),
         "agents.acl": broker.agents_acl(authority.lab, authority.let_in("node"), controllers),
         "controllers.acl": broker.controllers_acl(authority.lab, controllers),
+        broker.SUBSCRIPTIONS: broker.agents_subscriptions(authority.lab, authority.let_in("node")),
     }  # fmt: skip
     for name, text in files.items():
         path = out / name

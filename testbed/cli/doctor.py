@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from testbed.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -105,14 +107,15 @@ def _print_by_machine(console: Console, found: list[tuple[str, Finding]], *, sev
 
 
 def _print(console: Console, found: list[Finding]) -> None:
+    from rich.text import Text  # noqa: PLC0415  # --help stays quick
+
     style = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
-    width = max(len(each.check) for each in found)
-    for each in found:
-        console.print(
-            f"[{style[each.severity]}]{each.severity:8}[/] {each.check:{width}}  ", each.found, sep="", markup=True,
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+    checks = [printable(each.check) for each in found]
+    width = max(map(len, checks))
+    for each, check in zip(found, checks, strict=True):  # what nodes, logs and runs say is no markup of ours
+        line = Text(f"{each.severity:8}", style=style[each.severity])
+        line.append(f" {check:{width}}  {printable(each.found)}", style="")
+        console.print(line, highlight=False, soft_wrap=True)
         if each.mend:
-            console.print(
-                f"{'':8} {'':{width}}  mend: ", each.mend, sep="", markup=False, highlight=False, soft_wrap=True
-            )
+            mend = Text(f"{'':8} {'':{width}}  mend: {printable(each.mend)}")
+            console.print(mend, highlight=False, soft_wrap=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from testbed.errors import UserError
+from testbed.errors import UserError, printable, printable_lines
 
 if TYPE_CHECKING:
     from testbed.remote.everywhere import Outcome
@@ -161,7 +162,7 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
     worst = 0
 
     def act(shell: Shell) -> Any:
-        return json.loads(agents.exec_check(shell))
+        return msgspec.to_builtins(agents.exec_check(shell))
 
     def show(outcome: Outcome[Any]) -> None:
         nonlocal worst
@@ -171,7 +172,8 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
         click.echo(f"{outcome.host.name}: {told['worst']}")
         for each in findings:
             mend = f"; mend: {each['mend']}" if each["mend"] else ""
-            click.echo(f"  {each['severity']}: {each['check']}: {each['found']}{mend}")
+            text = printable(f"{each['check']}: {each['found']}{mend}")
+            click.echo(f"  {each['severity']}: {text}")
 
     return max(on_machines(path, names, act, as_json=as_json, show=show), worst)
 
@@ -225,6 +227,6 @@ def _everywhere(
         elif show is not None and not as_json:
             show(each)
         elif not as_json:
-            for line in str(each.value).rstrip().splitlines() or ["(nothing)"]:
+            for line in printable_lines(str(each.value).rstrip() or "(nothing)").split("\n"):
                 click.echo(f"{each.host.name}: {line}")
     return 1 if any(each.error for each in outcomes) else 0

@@ -312,7 +312,7 @@ class Fleet:
         if node is None:
             return
         try:
-            record = self._gates[node.index].read(Telemetry, topic, payload)
+            record = self._gates[node.index].telemetry(topic, payload)
         except OtherProtocolError:  # its status says so
             return
         except SuspiciousError as error:

@@ -7,54 +7,25 @@ others are taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
+from testbed.bus.quotas import Bucket, Quota
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import shown
 from testbed.suspicious_acts import ActKind, SuspiciousError
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """At most `burst` messages at once and `per_s` a second after that; `bytes_s` are the bytes for each message."""
-
-    burst: float
-    per_s: float
-    message_bytes: int
-
 
 QUOTAS: dict[type[Record], Quota] = {
     NodeStatus: Quota(20, 0.2, 1 << 16),
     GuestEvent: Quota(2000, 50, 2048),
     Telemetry: Quota(2000, 250, 8192),  # an agent that comes back sends 200 a second of those that waited
 }
+MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at some 400 bytes each
+_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as they do by their bytes if they are honest
 R = TypeVar("R", bound=Record)
-
-
-class Bucket:
-    """A quota in use: what is taken comes back by the clock `now_s`."""
-
-    def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
-        self._quota = quota
-        self._now_s = now_s
-        self._left = quota.burst
-        self._at_s = now_s()
-
-    def take(self, size_bytes: int) -> bool:
-        """Return whether a message of this size is within the quota; a large one counts as several."""
-        now_s, quota = self._now_s(), self._quota
-        self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
-        self._at_s = now_s
-        cost = max(1.0, size_bytes / quota.message_bytes)
-        if cost > self._left:
-            return False
-        self._left -= cost
-        return True
 
 
 class Gate:
@@ -83,6 +54,24 @@ class Gate:
         if says != self._node:
             text = f"a {what} says node = {shown(says, 40)}: expected {self._node!r}, as its topic says"
             raise SuspiciousError(ActKind.FALSE_REPORT, text)
+
+    def telemetry(self, topic: str, payload: bytes) -> Telemetry:
+        """Return a sample of which every part is written down; raises as `read` does.
+
+        Each guest in it is a point of the run, so it may name each once, and guests count against the quota.
+        """
+        if len(payload) > MOST_TELEMETRY_BYTES:
+            what = f"a Telemetry of {len(payload)} bytes: expected at most {MOST_TELEMETRY_BYTES}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        record = self.read(Telemetry, topic, payload)
+        names = {sample.guest for sample in record.guests}
+        if len(names) < len(record.guests):
+            what = f"a Telemetry of {len(record.guests)} guests, {len(names)} of them different: expected each once"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        paid = max(1.0, len(payload) / QUOTAS[Telemetry].message_bytes)
+        if not self._buckets[Telemetry].charge(max(0.0, len(names) / _GUESTS_A_MESSAGE - paid)):
+            raise SuspiciousError(ActKind.FLOOD, "more samples of guests than a node has reason to send: dropped")
+        return record
 
     def event(self, topic: str, payload: bytes) -> tuple[GuestEvent, int]:
         """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""

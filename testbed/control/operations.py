@@ -33,6 +33,8 @@ from testbed.control.mpi_exchange import MpiExchange
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
+from testbed.limits import most_image_bytes
+from testbed.suspicious_acts import ActKind
 
 DISK = "disk"  # the image store that a budget limits
 T = TypeVar("T")
@@ -340,7 +342,7 @@ class Operations:
         for attempt in range(self._deadlines.tries):
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
-            failures = await self._save_each(orders, saved, deadline_s)
+            failures = await self._save_each(orders, saved, placed[0][1].memory_mib, deadline_s)
             if not failures:
                 return [saved[task] for task in sorted(saved)]
             if isinstance(failures[0], ReplyError):
@@ -358,14 +360,14 @@ class Operations:
         raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
 
     async def _save_each(
-        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], deadline_s: float
+        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], memory_mib: int, deadline_s: float
     ) -> list[TestbedError]:
         """Save the members that are not in `saved` side by side, and add them; return failures.
 
         A node without room ends it: what the other members do then is given up.
         """
         calls = {
-            asyncio.ensure_future(self._ask(*orders[task], _Saved, deadline_s)): task
+            asyncio.ensure_future(self._save_one(*orders[task], memory_mib, deadline_s)): task
             for task in orders
             if task not in saved
         }
@@ -384,6 +386,16 @@ class Operations:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         return failures
+
+    async def _save_one(self, node: int, order: Save, memory_mib: int, deadline_s: float) -> _Saved:
+        """Save a guest; raises `ReplyError` for a size that no image of its memory has."""
+        report, most = await self._ask(node, order, _Saved, deadline_s), most_image_bytes(memory_mib)
+        if report.bytes <= most:
+            return report
+        name, expected = self._nodes.name(node), f"expected at most {most}, as the guest has {memory_mib} MiB"
+        error = ReplyError(name, order, "bytes", report.bytes, expected)
+        self._nodes.suspect(node, ActKind.FALSE_REPORT, error)
+        raise error
 
     async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
         """Return whether all guests are certain to be there still, after what was given up has ended."""
@@ -420,7 +432,7 @@ class Operations:
             total += image.bytes
             fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
             command_s = self._deadlines.command_s
-            calls.append(send_image(self._nodes, fetch, image, source, target, deadline_s, command_s))
+            calls.append(send_image(self._nodes, fetch, image, source, target, live.memory_mib, deadline_s, command_s))
         await _all(calls)
         return total
 

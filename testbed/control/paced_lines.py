@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.control.node_messages import Bucket, Quota
+from testbed.bus.quotas import Bucket, Quota
 
 _QUOTA = Quota(burst=20, per_s=0.2, message_bytes=1)
 

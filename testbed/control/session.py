@@ -53,7 +53,6 @@ from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.run import events
-from testbed.suspicious_acts import SOMEBODY, ActKind
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -254,7 +253,7 @@ class _Session:
             "bus", {"node": node}, {"round_trip_s": round_trip_s}
         )
         acts = self._recorder.acts
-        requester.on_bad_reply = lambda text: acts.note(SOMEBODY, ActKind.BAD_MESSAGE, text)
+        requester.on_bad_reply = acts.note
         names = [node.name for node in scenario.nodes]
         fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes, acts)
         holding = hold_lease(

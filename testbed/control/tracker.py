@@ -59,7 +59,7 @@ class Tracker:
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
             self.follow(live)
-        self._ends: set[tuple[int, str, str]] = set()  # by node and guest: agents tell them again after an outage
+        self._ends: set[tuple[int, str, str, int]] = set()  # that were taken: agents tell them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
@@ -82,7 +82,8 @@ class Tracker:
         if known is None:
             return
         live, task = known
-        if (node, event.guest, event.event) in self._ends:
+        end = (node, event.guest, event.event, event.mono_ns)  # a guest that begins again keeps its name
+        if end in self._ends:
             return
         had = node in live.places(task) or (node, task) in live.been or live.unchecked.get(task) == node
         if not had:
@@ -101,7 +102,7 @@ class Tracker:
         else:
             return
         if event.event in ("ended", "done", "failed"):
-            self._ends.add((node, event.guest, event.event))
+            self._ends.add(end)
 
     def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
         del live.unchecked[task]

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from testbed.doctor.finding import Check, Finding
-from testbed.errors import UserError
+from testbed.errors import UserError, printable
 from testbed.run.events import Suspicious
 from testbed.run.journal import BadEntryError, decode
 from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 
 SINCE_S = 7 * 24 * 3600.0
 _MOST_RUNS = 10  # the newest
-_JOURNAL = ("journalctl", "--unit", "mosquitto", "--output", "cat", "--no-pager", "--since", "7 days ago")
+_JOURNAL = ("journalctl", "--unit", "mosquitto", "--output", "cat", "--all", "--no-pager", "--since", "7 days ago")
 _JOURNAL_WITHIN_S = 60.0
+_MOST_LINE_CHARS = 1 << 17  # a topic has 65,535 bytes at most
+_BROKER = "suspicious acts at the broker"
 _MEND = "find out who did it; a node is taken out of the lab by its certificate: docs/security.md"
 
 
@@ -45,15 +50,31 @@ def broker(lab: str, log: Path | None) -> Iterator[Finding]:
     """Tell what the broker's rules denied; raises `UserError` for a log that cannot be read."""
     from testbed.secure.broker_log import acts_of  # noqa: PLC0415  # an extra
 
-    lines = _lines_of(log) if log is not None else _journal()
-    if lines is None:
+    since_unix_s = time.time() - SINCE_S
+    if log is not None:
+        yield from _at_broker(summed(acts_of(_lines_of(log), lab, since_unix_s)))
+        return
+    with _journal() as journal:
+        acts = summed(acts_of(journal.lines, lab, since_unix_s))
+    if not journal.there:
         yield Finding(
-            "suspicious acts at the broker", "note", "its log is not on this machine",
+            _BROKER, "note", "its log is not on this machine",
             "testbed doctor --lab LAB --broker-log FILE, where the broker runs",
         )  # fmt: skip
         return
-    acts = list(acts_of(lines, lab, time.time() - SINCE_S))
-    yield from _findings("the broker", acts) or [Finding("suspicious acts at the broker", "ok", "none")]
+    if journal.cut:
+        yield Finding(
+            _BROKER, "warning",
+            f"its log of the last week is too large to be read within {_JOURNAL_WITHIN_S:g} s: somebody may flood it; "
+            f"{journal.count} lines were read",
+            "journalctl --unit mosquitto --since '1 hour ago' --output cat --all > FILE; testbed doctor --lab LAB "
+            "--broker-log FILE",
+        )  # fmt: skip
+    yield from _at_broker(acts, sure=not journal.cut)
+
+
+def _at_broker(acts: Iterable[Act], *, sure: bool = True) -> list[Finding]:
+    return _findings("the broker", acts) or ([Finding(_BROKER, "ok", "none")] if sure else [])
 
 
 def noticed_in(lab: str, runs: Path) -> Iterator[Finding]:
@@ -68,30 +89,75 @@ def _findings(where: str, acts: Iterable[Act]) -> list[Finding]:
     return [
         Finding(
             f"suspicious acts: {where}", "warning",
-            f"{act} ({MEANINGS[act.kind]}); last at {datetime.fromtimestamp(act.unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC",
+            f"{printable(str(act))} ({MEANINGS[act.kind]}); "
+            f"last at {datetime.fromtimestamp(act.unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC",
             _MEND, {"node": act.node, "kind": act.kind.value, "count": act.count, "last_unix_s": act.unix_s},
         )
         for act in summed(acts)
     ]  # fmt: skip
 
 
-def _lines_of(log: Path) -> Iterable[str]:
+def _lines_of(log: Path) -> Iterator[str]:
     try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()
+        with log.open("rb") as file:
+            yield from _split(file)
     except OSError as error:
         raise UserError(f"{log}: cannot read the broker's log: {error.strerror}") from None
 
 
-def _journal(which: Callable[[str], str | None] = shutil.which) -> Iterable[str] | None:
-    if which(_JOURNAL[0]) is None:
-        return None
-    try:
-        told = subprocess.run(  # noqa: S603  # fixed words
-            _JOURNAL, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_WITHIN_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return told.stdout.splitlines() if told.returncode == 0 and told.stdout.strip() else None
+def _split(source: io.BufferedIOBase) -> Iterator[str]:
+    """Yield the lines of a log, which end at line feeds only; one that is longer than any of Mosquitto in parts."""
+    while line := source.readline(_MOST_LINE_CHARS):
+        yield line.decode(errors="replace")
+
+
+class _Journal:
+    """The lines of the broker's unit while they come; `cut` says that time was up before the last one."""
+
+    def __init__(self, source: io.BufferedIOBase | None) -> None:
+        self._source = source
+        self.count = 0
+        self.cut = False
+
+    @property
+    def there(self) -> bool:
+        """Whether there was any line."""
+        return self.count > 0 or self.cut
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The lines, once."""
+        if self._source is None:
+            return
+        for line in _split(self._source):
+            self.count += bool(line.strip())
+            yield line
+
+
+@contextmanager
+def _journal(
+    command: Sequence[str] = _JOURNAL, within_s: float = _JOURNAL_WITHIN_S,
+    which: Callable[[str], str | None] = shutil.which,
+) -> Iterator[_Journal]:  # fmt: skip
+    """Read the journal of the broker's unit while the block lasts; it is ended when time is up."""
+    if which(command[0]) is None:
+        yield _Journal(None)
+        return
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:  # noqa: S603  # fixed
+        journal = _Journal(child.stdout)  # type: ignore[arg-type]  # typed as any binary file
+
+        def end() -> None:
+            journal.cut = child.poll() is None
+            child.kill()
+
+        timer = threading.Timer(within_s, end)
+        timer.start()
+        try:
+            yield journal
+        finally:
+            timer.cancel()
+            with contextlib.suppress(OSError):
+                child.kill()  # a reader that gave up must not wait for the rest
 
 
 def _newest(runs: Path) -> list[Path]:

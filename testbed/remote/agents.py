@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import msgspec
+
 from node_agent import SERVING
-from testbed.errors import UserError
+from testbed.doctor.finding import Finding, Severity
+from testbed.errors import UserError, shown
 from testbed.remote.hosts import Host, Hosts
-from testbed.remote.shell import Shell
+from testbed.remote.shell import RemoteError, Shell
 from testbed.remote.unit import command_of, unit
 
 UNIT = "dfrs-agent"
@@ -145,12 +148,24 @@ def logs(lines: int) -> Callable[[Shell], str]:
     return act
 
 
-def exec_check(shell: Shell) -> str:
-    """Run the doctor on a machine; returns its JSON."""
+class Examined(msgspec.Struct, frozen=True):
+    """What the doctor of a machine says, as its JSON."""
+
+    worst: Severity
+    findings: tuple[Finding, ...]
+
+
+def exec_check(shell: Shell) -> Examined:
+    """Run the doctor on a machine; raises `RemoteError` for what is no answer of it."""
     home = shell.host.home
     program = f"{home}/venv/bin/testbed"
-    return shell.run("sh", "-c", f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2",
-                     within_s=180)  # fmt: skip
+    command = f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2"
+    text = shell.run("sh", "-c", command, within_s=180)
+    try:
+        return msgspec.json.decode(text, type=Examined)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        why = f"{error}: found {shown(text, 100)}: expected the JSON of `testbed doctor`"
+        raise RemoteError(shell.host.name, "testbed doctor", why) from None
 
 
 def cleanup(*, dry_run: bool, force: bool, only: str | None) -> Callable[[Shell], str]:

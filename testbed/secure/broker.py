@@ -3,12 +3,18 @@
 Agents come in by one door, which knows certificates of agents only and calls each client by its certificate's name:
 nobody can take over another node's session by claiming its client id. Controllers come in by the other.
 
+Mosquitto's rules refuse no subscription: they are applied to each message that would be handed on, while what was
+subscribed to takes memory, some 700 bytes for each level of a topic. A megabyte of subscriptions would end the broker.
+So the agents' door has Mosquitto's plugin of dynamic security beside the rules, with a file of what each agent may
+subscribe to: it refuses all else before anything is kept.
+
 The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a broken
 agent can leave that many retained messages at the broker at most, as Mosquitto cannot forbid them topic by topic.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +24,9 @@ from testbed.secure.authority import CONTROLLER_PREFIX
 from testbed.secure.broker_log import UNWANTED
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
+SUBSCRIPTIONS = "agents-subscriptions.json"  # read when the broker starts; a reload does not read it again
+_PLUGIN = "mosquitto_dynamic_security.so"  # of Mosquitto's own package, where the linker finds libraries
+_ANYTHING = ("#", "$share/#", "+/#")  # the first leaves out what begins with $
 SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
 
 
@@ -31,12 +40,35 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> st
         lines += ["", f"user {topics.check_name('node', node)}"]
         lines += [f"topic write {topics.node_topic(lab, node, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
-            f"topic read {topics.node_topic(lab, node, 'command')}",
-            f"topic read {topics.lease_topic(lab)}",
-            f"topic read {topics.release_topic(lab, topics.ANY)}",
-            *(f"topic write {topics.reply_topic(lab, controller)}" for controller in controllers),
+            *(f"topic read {each}" for each in topics.readable_by(lab, node)),
+            *(f"topic write {topics.reply_topic(lab, controller, node)}" for controller in controllers),
         ]
     return "\n".join(lines) + "\n"
+
+
+def agents_subscriptions(lab: str, nodes: Sequence[str]) -> str:
+    """Return what each agent may subscribe to, as the configuration of Mosquitto's plugin of dynamic security.
+
+    The plugin leaves messages to `agents_acl`. A node that is not named here is not limited by it.
+    """
+    refused = [{"acltype": "subscribePattern", "topic": each, "priority": 0, "allow": False} for each in _ANYTHING]
+
+    def role(node: str) -> dict[str, object]:
+        own = [
+            {"acltype": "subscribeLiteral", "topic": each, "priority": 1, "allow": True}
+            for each in topics.readable_by(lab, node)
+        ]
+        return {"rolename": node, "acls": [*own, *refused]}
+
+    told = {
+        "defaultACLAccess": {
+            "publishClientSend": False, "publishClientReceive": False, "subscribe": False, "unsubscribe": True,
+        },
+        "clients": [{"username": node, "roles": [{"rolename": node, "priority": 0}]} for node in nodes],
+        "roles": [role(node) for node in nodes],
+        "groups": [],
+    }  # fmt: skip
+    return json.dumps(told, indent=1) + "\n"
 
 
 def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
@@ -47,7 +79,7 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
         lines += [f"topic read {topics.node_topic(lab, topics.ANY, kind)}" for kind in ("status", "telemetry", "event")]
         lines += [
             f"topic write {topics.node_topic(lab, topics.ANY, 'command')}",
-            f"topic read {topics.reply_topic(lab, name)}",
+            f"topic read {topics.reply_topic(lab, name, topics.ANY)}",
             f"topic readwrite {topics.lease_topic(lab)}",
             f"topic read {topics.release_topic(lab, topics.ANY)}",
             f"topic write {topics.release_topic(lab, name)}",
@@ -69,8 +101,9 @@ def mosquitto_config(
 ) -> str:  # fmt: skip
     """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.secure.authority`.
 
-    The rules are expected in `acl_dir` as agents.acl and controllers.acl; `user` is whom Mosquitto becomes. With
-    `log_denied` it logs what the rules deny, and a line or more for every packet, for `filtered_command` to drop.
+    The rules are expected in `acl_dir` as agents.acl and controllers.acl, what agents may subscribe to as
+    `SUBSCRIPTIONS`; `user` is whom Mosquitto becomes. With `log_denied` it logs what the rules deny, and a line or more
+    for every packet, for `filtered_command` to drop.
     """
     lines = ["per_listener_settings true"]
     for door, port in (("agents", agent_port), ("controllers", controller_port)):
@@ -87,6 +120,7 @@ def mosquitto_config(
             *(["use_username_as_clientid true"] if door == "agents" else []),
             "allow_anonymous false",
             f"acl_file {acl_dir / f'{door}.acl'}",
+            *([f"plugin {_PLUGIN}", f"plugin_opt_config_file {acl_dir / SUBSCRIPTIONS}"] if door == "agents" else []),
         ]
     lines += [
         "",
@@ -101,7 +135,6 @@ def mosquitto_config(
         "log_type error",
         "log_type warning",
         "log_type notice",
-        "log_type subscribe",
-        *(["log_type debug"] if log_denied else []),
+        f"log_type {'debug' if log_denied else 'subscribe'}",  # which tells of subscriptions as well, refused or not
     ]
     return "\n".join(lines) + "\n"

@@ -4,6 +4,10 @@ Both ends show the certificate of their node's agent, whose authority is that of
 shows to others in /etc/pki alone. A daemon lets in the other nodes of its lab, by the names in their certificates, and
 takes guests by TLS only.
 
+QEMU has a port of its own for the memory of a guest that arrives. It wants a certificate of the agents' authority, any
+node's, and the version of TLS is what GnuTLS of the machine agrees on: qemu.conf of libvirt 9 knows no names and no
+versions for it.
+
 Who may send guests to a libvirtd may do with it whatever its clients can: it knows no smaller right. So nodes between
 which guests migrate live trust each other.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 SPEC = GuestSpec(
@@ -105,6 +107,17 @@ QEMU = f"""<domain type='qemu' id='20'>
 </domain>
 """
 
+# What libvirt keeps beside it in a file.
+COOKIE = """<cookie>
+  <cpu mode='custom' match='exact' check='full'>
+    <model fallback='forbid'>qemu64</model>
+    <feature policy='require' name='hypervisor'/>
+    <feature policy='require' name='lahf_lm'/>
+  </cpu>
+  <slirpHelper/>
+</cookie>
+"""
+
 XEN = """<domain type='xen' id='4'>
   <name>dfrs-ab12-j3-t1</name>
   <uuid>577ae7d9-35bf-48e0-a152-181ac112c09c</uuid>
@@ -184,6 +197,14 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "firmware": ("<os>", "<os firmware='efi'>"),
     "words": ("random.trust_cpu=on ", "random.trust_cpu=on init=/bin/sh ") ,
     "name": ("<name>dfrs-ab12-j3-t1<", "<name>web<"),
+    "blank-before-name": ("<name>dfrs-ab12-j3-t1<", "<name> dfrs-ab12-j3-t1<"),
+    "line-after-name": ("<name>dfrs-ab12-j3-t1<", "<name>dfrs-ab12-j3-t1\n<"),
+    "no-break-space-after-name": ("<name>dfrs-ab12-j3-t1<", "<name>dfrs-ab12-j3-t1\u00a0<"),
+    "wide-space-after-name": ("<name>dfrs-ab12-j3-t1<", "<name>dfrs-ab12-j3-t1&#x2003;<"),
+    "tabulator-after-name": ("<name>dfrs-ab12-j3-t1<", "<name>dfrs-ab12-j3-t1&#9;<"),
+    "blank-after-words": ("dfrs.ip=10.77.1.5/16<", "dfrs.ip=10.77.1.5/16 <"),
+    "billion-bridges": (_END, f"<controller type='pci' model='pci-root' index='1000000000'/>{_END}"),
+    "billion-ports": (_END, f"<controller type='virtio-serial' index='1' ports='1000000000'/>{_END}"),
     "job": ('job="3"', 'job="4"'),
     "another-owner": ("</metadata>", "<x:y xmlns:x='urn:z'/></metadata>"),
     "memory": (">204800</memory>", ">99999999</memory>"),
@@ -207,3 +228,11 @@ def attacked(xml: str, name: str) -> str:
     before, after = ATTACKS[name]
     assert before in xml
     return xml.replace(before, after, 1)
+
+
+def qemu_file(xml: str, cookie: str) -> bytes:
+    """Return a file as libvirt's QEMU driver writes it: both texts end with a zero, and 64 KiB are left free."""
+    domain, beside = xml.encode() + b"\0", cookie.encode() + b"\0" if cookie else b""
+    texts = domain + beside + bytes(1 << 16)
+    header = (b"LibvirtQemudSave", 2, len(texts), 0, 0, len(domain) if cookie else 0)
+    return struct.pack("<16sIIIII56x", *header) + texts + b"QEVM memory"

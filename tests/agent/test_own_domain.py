@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,7 +17,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_domains import ATTACKS, EMULATOR, QEMU, SPEC, XEN, attacked
+from saved_domains import ATTACKS, COOKIE, EMULATOR, QEMU, SPEC, XEN, attacked, qemu_file
 
 from node_agent.drivers.protocol import DriverError
 
@@ -29,15 +35,11 @@ MACHINE = Machine("qemu", Path("/k/beta/vmlinuz"), Path("/k/beta/initramfs"))
 
 
 class Libvirt:
-    """A connection whose saved guest has a domain that somebody wrote; what is restored is remembered."""
+    """A connection that remembers what is restored; a file that it may only restore, it must not be asked about."""
 
-    def __init__(self, xml: str, emulator: str = EMULATOR) -> None:
-        self.xml = xml
+    def __init__(self, emulator: str = EMULATOR) -> None:
         self.emulator = emulator
         self.restored: list[tuple[str, str | None, int]] = []
-
-    def saveImageGetXMLDesc(self, _file: str, _flags: int) -> str:  # noqa: N802  # libvirt's name
-        return self.xml
 
     def getDomainCapabilities(self, *_which: object) -> str:  # noqa: N802  # libvirt's name
         return f"<domainCapabilities><path>{self.emulator}</path><domain>qemu</domain></domainCapabilities>"
@@ -52,24 +54,31 @@ def qemu() -> Qemu:
     return platform
 
 
-def restored(xml: str, spec=SPEC) -> str:
+@contextmanager
+def written(xml: str, cookie: str = COOKIE) -> Iterator[Path]:
+    """Yield a file that QEMU's driver could have written."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.img")
+        path.write_bytes(qemu_file(xml, cookie))
+        yield path
+
+
+def restored(xml: str, spec=SPEC, platform: Qemu | None = None) -> str:
     """Restore a file with a domain on node beta; return what libvirt got."""
-    connection = Libvirt(xml)
-    try:
-        qemu().restore(connection, Path("/i/a.img"), spec, "beta")
-    finally:
-        assert len(connection.restored) <= 1
+    connection = Libvirt()
+    with written(xml) as path:
+        (platform or qemu()).restore(connection, path, spec, "beta")
     ((file, given_xml, flags),) = connection.restored
-    assert (file, flags) == ("/i/a.img", libvirt.VIR_DOMAIN_SAVE_PAUSED)
+    assert (file, flags) == (str(path), libvirt.VIR_DOMAIN_SAVE_PAUSED)
     assert given_xml is not None
     return given_xml
 
 
-def refused(xml: str, spec=SPEC) -> str:
+def refused(xml: str, spec=SPEC, cookie: str = COOKIE) -> str:
     """Try the same; return why it is refused, with libvirt untouched."""
-    connection = Libvirt(xml)
-    with pytest.raises(DriverError) as error:
-        qemu().restore(connection, Path("/i/a.img"), spec, "beta")
+    connection = Libvirt()
+    with written(xml, cookie) as path, pytest.raises(DriverError) as error:
+        qemu().restore(connection, path, spec, "beta")
     assert connection.restored == []
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -98,9 +107,7 @@ def test_a_pin_is_this_node_s():
     platform = qemu()
     platform._machine = Machine("qemu", MACHINE.kernel, MACHINE.initramfs, pin="0-3")
     for pinned in (QEMU, QEMU.replace("placement='static'", "placement='static' cpuset='7'")):
-        connection = Libvirt(pinned)
-        platform.restore(connection, Path("a"), SPEC, "beta")
-        vcpu = ET.fromstring(connection.restored[0][1]).find("vcpu")  # noqa: S314  # checked
+        vcpu = ET.fromstring(restored(pinned, platform=platform)).find("vcpu")  # noqa: S314  # checked
         assert vcpu.attrib == {"placement": "static", "cpuset": "0-3"}
         assert ET.fromstring(restored(pinned)).find("vcpu").attrib == {"placement": "static"}  # noqa: S314  # checked
 
@@ -120,9 +127,7 @@ def test_the_processor_under_kvm_is_the_host_s_or_the_model_that_it_was():
         "<cpu mode='host-model' check='partial'/>",
         "<cpu mode='custom' match='exact'><model>EPYC</model></cpu>",
     ):
-        connection = Libvirt(re.sub(r"(?s)<cpu .*</cpu>", form, kvm))
-        platform.restore(connection, Path("a"), SPEC, "beta")
-        assert connection.restored
+        assert restored(re.sub(r"(?s)<cpu .*</cpu>", form, kvm), platform=platform)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -151,7 +156,69 @@ def test_what_is_no_domain_is_refused(xml: str):
 
 
 def test_a_domain_beyond_all_measure_is_refused():
-    assert "none that libvirt has written" in refused(QEMU.replace("utc", "u" * (1 << 20)))
+    assert "bytes: expected 65536 at most" in refused(QEMU.replace("utc", "u" * (1 << 17)))
+    assert "1048576 at most" in refused(QEMU.replace("utc", "u" * (1 << 20)))
+    assert "marks of elements" in refused(QEMU.replace("<acpi/>", "<acpi/>" * 2000))
+    assert "16 deep" in refused(QEMU.replace("<acpi/>", "<acpi>" * 400 + "</acpi>" * 400))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("<domain ", "<?xml version='1.0' encoding='UTF-7'?><domain ", "'<?'"),
+        ("<devices>", "<?x y?><devices>", "'<?'"),
+        ("<devices>", "<!-- x --><devices>", "'<!'"),
+        ("<name>dfrs-ab12-j3-t1<", "<name><![CDATA[dfrs-ab12-j3-t1]]><", "'<!'"),
+        ("lease=", "x='\u00e9' lease=", "ASCII"),
+        ('node="alpha"', 'node="&#233;"', "ASCII"),
+        (">204800</memory>", ">&#x662;04800</memory>", "ASCII"),
+        ("</domain>", "</domain>\0<domain/>", "ASCII"),
+        ("<devices>", "<devices>words", "devices = 'words'"),
+        ("</devices>", "</devices>words", "has  = 'words'"),
+    ],
+)
+def test_what_two_readers_could_read_in_two_ways_is_refused(before: str, after: str, words: str):
+    assert words in refused(QEMU.replace(before, after, 1))
+
+
+@pytest.mark.parametrize(
+    "cookie",
+    ["<cookie><disk/></cookie>", "<domain/>", "rubbish", "<cookie>words</cookie>", "<!DOCTYPE x><cookie/>",
+     "<cookie><cpu><model>/opt/pwn.sh</model></cpu></cookie>", "<cookie><cpu/><emulator>/x</emulator></cookie>"],
+)  # fmt: skip
+def test_nothing_is_beside_a_domain_but_its_processor(cookie: str):
+    refused(QEMU, cookie=cookie)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ((b"LibvirtQemudPart", 2, 9, 0, 0, 0), "not to its end"),
+        ((b"LibvirtQemudSave", 1, 9, 0, 0, 0), "version 1: expected 2"),
+        ((b"LibvirtQemudSave", 2 << 24, 9, 0, 0, 0), "version 33554432"),  # of the other byte order
+        ((b"LibvirtQemudSave", 2, 9, 0, 1, 0), "format 1: expected 0"),  # libvirt would run gzip
+        ((b"LibvirtQemudSave", 2, 4_000_000_000, 0, 0, 0), "4000000000 bytes: expected 1048576"),
+        ((b"LibvirtQemudSave", 2, 9, 0, 0, 10), "10 of 9 bytes"),  # its difference is the size of what libvirt reads
+        ((b"LibvirtQemudSave", 2, 900, 0, 0, 0), "cut off after 9 of 900 bytes"),
+    ],
+)
+def test_headers_that_libvirt_would_not_write_are_refused(tmp_path: Path, header: tuple[object, ...], words: str):
+    path = tmp_path / "a.img"
+    path.write_bytes(struct.pack("<16sIIIII56x", *header) + b"<domain/>")
+    for act in (
+        lambda: qemu().restore(Libvirt(), path, SPEC, "beta"),
+        lambda: qemu().saved_guest(Libvirt(), path),
+    ):
+        with pytest.raises(DriverError, match=words):
+            act()
+    path.write_bytes(b"LibvirtQemudSave")
+    with pytest.raises(DriverError, match="it cannot be read"):
+        qemu().saved_guest(Libvirt(), path)
+
+
+def test_whose_file_it_is_is_read_without_libvirt():
+    with written(QEMU) as path:
+        assert qemu().saved_guest(Libvirt(), path) == SPEC.guest
 
 
 def test_a_guest_of_another_command_is_refused():
@@ -194,7 +261,7 @@ def xen(script: str = "") -> Xen:
 
 
 def xen_refuses(tmp_path: Path, xml: str, script: str = "") -> str:
-    connection = Libvirt("")
+    connection = Libvirt()
     with pytest.raises(DriverError) as error:
         xen(script).restore(connection, saved(tmp_path, xml), SPEC, "beta")
     assert connection.restored == []
@@ -202,7 +269,7 @@ def xen_refuses(tmp_path: Path, xml: str, script: str = "") -> str:
 
 
 def test_xen_restores_a_file_of_a_like_node(tmp_path: Path):
-    connection = Libvirt("")
+    connection = Libvirt()
     image = saved(tmp_path, XEN)
     xen().restore(connection, image, SPEC, "beta")
     assert connection.restored == [(str(image), None, libvirt.VIR_DOMAIN_SAVE_PAUSED)]
@@ -218,7 +285,7 @@ def test_xen_takes_no_other_place_as_it_cannot_be_changed(tmp_path: Path):
     assert "os/kernel" in xen_refuses(tmp_path, XEN.replace("/k/vmlinux", "/opt/vmlinux"))
     assert "interface/script" in xen_refuses(tmp_path, XEN, "vif-quick")  # ours has one
     own = "<script path='vif-quick'/><source bridge"
-    xen("vif-quick").restore(Libvirt(""), saved(tmp_path, XEN.replace("<source bridge", own)), SPEC, "beta")
+    xen("vif-quick").restore(Libvirt(), saved(tmp_path, XEN.replace("<source bridge", own)), SPEC, "beta")
     evil = "<script path='/opt/pwn.sh'/><source bridge"
     assert "/opt/pwn.sh" in xen_refuses(tmp_path, XEN.replace("<source bridge", evil), "vif-quick")
 
@@ -227,7 +294,46 @@ def test_xen_reads_no_more_of_a_file_than_a_domain_can_have(tmp_path: Path):
     path = saved(tmp_path, XEN)
     path.write_bytes(struct.pack("<16sII40x", b"libvirt-xml\n \0 \r", 2, 4_000_000_000) + b"x")
     with pytest.raises(DriverError, match="its domain has 4000000000 bytes"):
-        xen().restore(Libvirt(""), path, SPEC, "beta")
+        xen().restore(Libvirt(), path, SPEC, "beta")
+
+
+def test_xen_takes_no_label_of_security(tmp_path: Path):
+    label = "<seclabel type='dynamic' model='dac' relabel='yes'><label>+0:+0</label></seclabel></domain>"
+    assert "seclabel" in xen_refuses(tmp_path, XEN.replace("</domain>", label))
+
+
+# --- by libvirt's QEMU driver itself, in a process of its own
+
+NEEDS_QEMU = pytest.mark.skipif(not Path(EMULATOR).exists(), reason="QEMU is not installed")
+
+
+def embedded(folder: Path, image: Path) -> str:
+    script = Path(__file__).with_name("embedded_libvirt.py")
+    argv = [sys.executable, script, folder / "root", image]
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([str(word) for word in argv], env=there, capture_output=True, text=True, check=False)
+    if ended.returncode == 77:
+        pytest.skip(ended.stdout)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@NEEDS_QEMU
+@pytest.mark.parametrize("form", ["emulator", "bridges"])
+def test_libvirt_runs_nothing_that_somebody_wrote_into_a_file(tmp_path: Path, form: str):
+    """While libvirt reads them it runs the emulator of the first file, and allocates 96 GB for the second one."""
+    mark, script = tmp_path / "mark", tmp_path / "x.sh"
+    script.write_text(f'#!/bin/sh\ntouch {mark}\nexec {EMULATOR} "$@"\n')
+    script.chmod(0o755)
+    attack = {
+        "emulator": (f"<emulator>{EMULATOR}<", f"<emulator>{script}<"),
+        "bridges": ("<audio", "<controller type='pci' model='pci-bridge' index='1000000000'/><audio"),
+    }[form]
+    image = tmp_path / "a.img"
+    image.write_bytes(qemu_file(QEMU.replace(*attack), COOKIE))
+    said = embedded(tmp_path, image)
+    assert not mark.exists()
+    assert said.startswith("refused: its domain has devices")
 
 
 # --- by libvirt itself, whose test driver reads and writes domains as the others do, and runs nothing

@@ -22,6 +22,7 @@ from testbed.bus.mpi_barriers import MOST_BARRIERS
 from testbed.bus.mpi_keys import MOST_KEYS
 
 SESSION = "0123456789abcdef"
+MAXES = "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024"
 PEER = RankKeys(rank=1, keys={"-allgather-1-1": "0011"})
 
 
@@ -49,7 +50,7 @@ def test_a_rank_is_served_from_its_start_to_its_end() -> None:
     found = server(rank=1, ranks=3)
     for line, answer in (
         ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"),
-        ("cmd=get_maxes", "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024"),
+        ("cmd=get_maxes", MAXES),
         ("cmd=get_appnum ", "cmd=appnum appnum=0"),
         ("cmd=get_my_kvsname", "cmd=my_kvsname kvsname=dfrs"),
         ("cmd=get_universe_size", "cmd=universe_size size=3"),
@@ -98,7 +99,8 @@ def test_a_pass_of_another_session_or_an_earlier_barrier_changes_nothing() -> No
         (RankKeys(rank=1, keys={"PMI_process_mapping": "(vector,(0,1,2))"}), "expected a key such as"),
         (RankKeys(rank=1, keys={"-allgather-1-1": "00\ncmd=abort"}), "expected bytes in hexadecimal"),
         (RankKeys(rank=1, keys={"-allgather-1-1": "000000"}), "of 3 bytes: expected 2 bytes as of rank 0 itself"),
-        (RankKeys(rank=1, keys={"-allgather-1-1": "[60000]"}), "of 60000 bytes: expected 2 bytes as of rank 0 itself"),
+        (RankKeys(rank=1, keys={"-allgather-1-1": "[60000]"}), "of 60000 bytes: expected at most 510"),
+        (RankKeys(rank=1, keys={"-allgather-1-1": "[300]"}), "of 300 bytes: expected 2 bytes as of rank 0 itself"),
         (RankKeys(rank=1, keys={"-allgather-2-1": "0000"}), "of 2 bytes: expected 0 bytes as of rank 0 itself"),
         (RankKeys(rank=2, keys={"-allgather-1-2": "0000"}), "MPI keys of rank 2: expected a rank below 2"),
     ],
@@ -232,6 +234,36 @@ def test_another_process_is_turned_away(tmp_path: Path) -> None:
         assert troubles.empty()
 
     with_link(tmp_path, lambda pid: pid != os.getpid(), act)
+
+
+def test_a_rank_that_reads_no_answers_is_not_read_either(tmp_path: Path) -> None:
+    async def main() -> None:
+        link = PmiLink(server(), print, print)
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        asked = b"cmd=get_maxes\n" * 1000
+        written = 0
+        await link.take(ours)
+        assert link._transport is not None
+        with theirs:
+            idle = 0
+            while idle < 1000 and written < 64 << 20:  # turns of the loop in which nothing more is taken
+                try:
+                    written += theirs.send(asked)
+                    idle = 0
+                except BlockingIOError:
+                    idle += 1
+                await asyncio.sleep(0)
+            assert written < 16 << 20
+            assert link._transport.get_write_buffer_size() < 8 << 20
+            heard = 0
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(HANG_S):
+                while heard < written // len(b"cmd=get_maxes\n") * (len(MAXES) + 1):  # it goes on where it was
+                    heard += len(await loop.sock_recv(theirs, 1 << 20))
+        link.close()
+
+    asyncio.run(main())
 
 
 def test_a_rank_that_inherits_its_end_is_served(tmp_path: Path) -> None:

@@ -69,21 +69,45 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
     asyncio.run(main())
 
 
+def quiet_recorder(entries: list[str]) -> SimpleNamespace:
+    return SimpleNamespace(
+        journal=lambda kind, **_entry: entries.append(kind), now_s=lambda: 1.0, point=lambda *_: None,
+        node_names=["n0"], anchor_ns=0, doubt=lambda *_: None,
+    )  # fmt: skip
+
+
+def test_an_end_that_is_told_again_counts_once_and_that_of_a_second_life_too() -> None:
+    """A job that starts again from its images keeps the names of its guests."""
+    specs = tuple(msgspec.structs.replace(SPEC, guest=f"a{task}", task=task) for task in (0, 1))
+    live = LiveJob(Job(1, 0.0, 2, 1.0, 0.1, 10.0), specs, 1.0, units_done=[0, 0])
+    live.phase, live.running_on = Phase.RUNNING, (0, 0)
+    entries, done = list[str](), list[int]()
+    tracker = Tracker(
+        SimpleNamespace(jobs={1: live}), quiet_recorder(entries), lambda _live: None,
+        lambda job: done.append(job.job_id), lambda _live, _why: None,
+    )  # fmt: skip
+    first = GuestEvent(node="n0", guest="a0", event="done", mono_ns=1, detail={"units": 10, "checksum": RIGHT})
+    for _ in range(3):
+        tracker.guest_event(0, first)
+    assert (entries, live.finished_tasks) == (["guest"], {0})
+    live.begin_again((0, 0))
+    tracker.follow(live)
+    live.phase, live.running_on = Phase.RUNNING, (0, 0)
+    tracker.guest_event(0, first)  # the first life's, told again
+    assert live.finished_tasks == set()
+    for guest in ("a0", "a1"):
+        tracker.guest_event(0, msgspec.structs.replace(first, guest=guest, mono_ns=2))
+    assert (live.finished_tasks, done) == ({0, 1}, [1])
+
+
 @pytest.mark.parametrize("end", ["done", "failed"])
 def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: str) -> None:
     live = LiveJob(Job(1, 0.0, 1, 1.0, 0.1, 10.0), (SPEC,), 1.0, units_done=[0])
     live.phase, live.running_on = Phase.RUNNING, (0,)
     calls: list[str] = []
     suspects: list[tuple[int, ActKind]] = []
-    recorder = SimpleNamespace(
-        journal=lambda *_, **__: None,
-        now_s=lambda: 1.0,
-        point=lambda *_: None,
-        node_names=["n0"],
-        anchor_ns=0,
-        doubt=lambda *_: None,
-        suspect=lambda node, kind, _what: suspects.append((node, kind)),
-    )
+    recorder = quiet_recorder([])
+    recorder.suspect = lambda node, kind, _what: suspects.append((node, kind))
 
     def done(job: LiveJob) -> None:
         calls.append("done")

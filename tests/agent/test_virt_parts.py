@@ -95,7 +95,7 @@ def test_what_is_no_message_is_not_written(kind: str, fields: list[tuple[str, ob
         encode(kind, fields)
 
 
-@pytest.mark.parametrize("value", ["", "-1", "1.5", "1e3", "x", "9" * 30, "٣"])
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "1e3", "x", "9" * 30, "٣", str(2**63)])
 def test_a_count_is_a_count(value: str):
     frame = Frame("beat", {"units": (value,)})
     with pytest.raises(WireError, match="units"):
@@ -103,8 +103,10 @@ def test_a_count_is_a_count(value: str):
 
 
 def test_a_field_that_is_needed_once_comes_once():
-    frame = Frame("out", {"text": ("a", "b"), "n": ("nan",)})
-    for call in (lambda: frame.text("text"), lambda: frame.text("none"), lambda: frame.number("n")):
+    frame = Frame("out", {"text": ("a", "b"), "n": ("nan",), "m": ("1e16",), "least": ("-1e15",)})
+    assert frame.number("least") == -1e15
+    for call in (lambda: frame.text("text"), lambda: frame.text("none"), lambda: frame.number("n"),
+                 lambda: frame.number("m")):  # fmt: skip
         with pytest.raises(WireError):
             call()
 

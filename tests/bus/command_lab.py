@@ -19,7 +19,7 @@ from testbed.bus.responder import Responder
 from testbed.errors import RunError
 
 COMMANDS = "testbed/v1/lab/node/n1/command"
-REPLIES = "testbed/v1/lab/controller/ctl/reply"
+REPLIES = "testbed/v1/lab/controller/ctl/reply/n1"
 
 
 class Lossy:

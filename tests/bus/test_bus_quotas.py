@@ -119,7 +119,7 @@ def test_only_leases_and_presence_greet_a_newcomer(kind: str, tmp_path: Path) ->
         async with world(kind, tmp_path) as place, place.bus("n1") as node, place.bus("newcomer") as newcomer:
             fleeting = [
                 *(topics.node_topic("lab", "n1", each) for each in ("event", "telemetry", "command")),
-                topics.reply_topic("lab", "junk"),
+                topics.reply_topic("lab", "junk", "n1"),
             ]
             for topic in (*fleeting, topics.node_topic("lab", "n1", "status"), LEASE):
                 await node.publish(topic, topic.encode(), retain=True)
@@ -241,3 +241,31 @@ def test_a_connection_that_lasted_is_made_again_at_once(lasted_s: list[float]) -
         assert 0 < wait_s <= 1.5 * LAST_DOUBTFUL_S
         assert wait_s < 0.1 or each_s < 3 * LAST_DOUBTFUL_S
         clock.now_s += wait_s
+
+
+def test_a_handler_that_always_fails_is_told_with_few_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        inbox = Inbox()
+        handled = asyncio.Event()
+        left = 500
+
+        async def fails(_topic: str, _payload: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                handled.set()
+            raise RuntimeError("broken")
+
+        inbox.add("a/+", fails, 0)
+        running = asyncio.create_task(inbox.run())
+        for number in range(left):
+            inbox.put(f"a/{number}", b"x")
+        async with asyncio.timeout(HANG_S):
+            await handled.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+    (record,) = [record for record in caplog.records if record.name == "testbed.bus.inbox"]
+    assert record.getMessage() == "handler of a/+ failed on a message of a/0 (1 bytes)"
+    assert record.exc_info is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from testbed.bus.messages import (
 )
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError, Requester
 from testbed.bus.responder import Responder
+from testbed.suspicious_acts import ActKind
 
 
 def virtually(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -435,5 +437,32 @@ def test_a_command_that_was_sent_again_measures_nothing() -> None:
             assert (elapsed_s(), len(lost), trips) == (2.0, 2, [])
             await requester.call("n1", Ping(), 60)
         assert trips == [("n1", 0.0)]
+
+    virtually(scenario)
+
+
+def test_replies_count_only_from_the_node_that_was_asked_and_each_has_a_quota() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        told: Counter[tuple[str, ActKind]] = Counter()
+        async with lab.agent(), lab.controller() as requester, lab.hub.client("thief") as thief:
+            requester.on_bad_reply = lambda node, kind, _text: told.update([(node, kind)])
+            asking = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=5), deadline_s=8))
+            command = decode(Command, (await lab.commands.count(1))[0])
+            assert command.reply_to == REPLIES
+            other = REPLIES.replace("n1", "n2")
+            for node in ("n1", "n2"):  # n2 was not asked at all
+                await thief.publish(other, encode(Reply(id=command.id, node=node, status="failed", error="forged")))
+            await thief.publish(REPLIES, encode(Reply(id=command.id, node="n2", status="failed", error="forged")))
+            for _ in range(300):
+                await thief.publish(other, b"[" * 100_000)
+            assert (await asking).status == "done"
+            assert told["n1", ActKind.FALSE_REPORT] == 1
+            assert told["n2", ActKind.BAD_MESSAGE] == 202, "of 302, beyond the first hundred"
+            for _ in range(3000):
+                await thief.publish(REPLIES, b"x")
+            await requester.call("n1", Ping(), deadline_s=8)
+            assert told["n1", ActKind.FLOOD] > 0
+            assert elapsed_s() < 60
 
     virtually(scenario)

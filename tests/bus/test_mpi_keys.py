@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bus.messages import RankKeys
-from testbed.bus.mpi_barriers import MOST_BARRIERS, Barriers, Entered
-from testbed.bus.mpi_keys import MOST_BYTES, MOST_KEYS, BadKeysError, check_keys
+from testbed.bus.event_details import MOST_EVENT_BYTES
+from testbed.bus.messages import MPI_BARRIER, GuestEvent, RankKeys, encode
+from testbed.bus.mpi_barriers import MOST_BARRIERS, Barriers, Entered, UnequalKeysError
+from testbed.bus.mpi_keys import (
+    MOST_BYTES,
+    MOST_CHARS,
+    MOST_KEYS,
+    MOST_SEGMENTS,
+    SEGMENT_BYTES,
+    BadKeysError,
+    check_keys,
+)
 
 text = st.text(max_size=30)
 near = st.from_regex(r"-(allgather|bcast)(-shm)?-[0-9]{1,2}-[0-9](-seg-[0-9]/[0-9])?", fullmatch=True)
@@ -26,7 +37,10 @@ def test_sizes_are_those_of_what_is_decoded() -> None:
     assert check_keys(0, {}) == {}
     assert check_keys(3, {"-allgather-1-3": "0200A3F7C0000202[8]"}) == {"-allgather-1": 16}
     assert check_keys(3, {"-allgather-shm-2-3": "0a"}) == {"-allgather-shm-2": 1}
-    assert check_keys(0, segmented(0, ["00[10]", "[4000]FF", "31[7]"])) == {"-allgather-1": 11 + 4001 + 8}
+    assert check_keys(0, {"-allgather-1-0": "00[2]" + "FF" * 507}) == {"-allgather-1": 510}
+    assert check_keys(0, segmented(0, ["00[510]", "[509]FFFF", "31[7]"])) == {"-allgather-1": 511 + 511 + 8}
+    assert check_keys(0, segmented(0, ["[511]"])) == {"-allgather-1": 511}
+    assert check_keys(0, segmented(0, ["[511]"] * MOST_SEGMENTS)) == {"-allgather-1": MOST_BYTES}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +61,15 @@ def test_sizes_are_those_of_what_is_decoded() -> None:
         {"-allgather-1-0": "[999999]"},
         {"-allgather-1-0": "[99999]"},
         {"-allgather-1-0": "[40000][40000]"},
+        {"-allgather-1-0": "[0]" * 341},
+        {"-allgather-1-0": "[1]"},
+        {"-allgather-1-0": "[00005]"},
+        {"-allgather-1-0": "[511]"},  # MPI cuts it
+        segmented(0, ["[10]"] * 63 + ["[237]"]),
+        segmented(0, ["[511]", "[510]", "00"]),
+        segmented(0, ["[511]", "[512]"]),
+        segmented(0, ["[512]", "[2]"]),
+        segmented(0, ["[511]", ""]),
         {"-allgather-1-0": "segments=2"},
         {"-allgather-1-0": "segments=0"},
         {"-allgather-1-0": "segments=999"},
@@ -127,9 +150,45 @@ def test_a_rank_enters_once_with_the_same_keys_and_of_the_same_size_as_others() 
     assert barriers.missing == (1,)
 
 
+@given(st.lists(st.sampled_from(["[511]", "00[510]", "[509]FFFF", "[510]", "[512]", "00", "[2]"]), max_size=5))
+def test_a_value_has_no_hole_wherever_it_is_cut(parts: list[str]) -> None:
+    """MPI puts segment i at 511 * i, with the room that is left from there."""
+    sizes = [{"00": 1, "[2]": 2, "[510]": 510, "[512]": 512}.get(part, SEGMENT_BYTES) for part in parts]
+    try:
+        (size,) = check_keys(0, segmented(0, parts)).values()
+    except BadKeysError:
+        assert not parts or any(size != SEGMENT_BYTES for size in sizes)
+    else:
+        assert size == sum(sizes)
+        assert all(one == SEGMENT_BYTES for one in sizes[:-1])
+        assert 1 <= sizes[-1] <= SEGMENT_BYTES
+
+
+def test_what_a_rank_publishes_in_a_barrier_fits_into_an_event() -> None:
+    keys = segmented(0, ["0F" * SEGMENT_BYTES] * 57)
+    check_keys(0, keys)
+    event = GuestEvent(
+        node="n" * 63, guest="g" * 128, event=MPI_BARRIER, mono_ns=2**63 - 1,
+        detail={"session": "f" * 64, "number": MOST_BARRIERS, "keys": keys},
+    )  # fmt: skip
+    assert len(encode(event)) <= MOST_EVENT_BYTES
+    with pytest.raises(BadKeysError, match=f"MPI keys of rank 0 of [0-9]+ characters: expected at most {MOST_CHARS}"):
+        check_keys(0, segmented(0, ["0F" * SEGMENT_BYTES] * 60))
+
+
+def test_ranks_gather_the_same_or_those_that_differ_are_told() -> None:
+    barriers = Barriers(3)
+    barriers.enter(0, 1, {"-allgather-1-0": "00"})
+    barriers.enter(2, 1, {"-allgather-1-2": "00"})
+    with pytest.raises(UnequalKeysError, match="MPI key -allgather-1-1 of 0 bytes: expected 1 bytes as of rank 0") as e:
+        barriers.enter(1, 1, {})
+    assert (e.value.ranks, e.value.others) == ((1,), (0, 2))
+    assert pickle.loads(pickle.dumps(e.value)).ranks == (1,)  # noqa: S301  # our own
+
+
 def test_the_keys_of_a_rank_are_bounded_over_all_barriers() -> None:
     barriers = Barriers(1)
-    parts = ["00"] * 60
+    parts = ["[511]"] * 60
 
     def enter_all() -> None:
         for number in range(1, 7):

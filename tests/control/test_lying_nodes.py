@@ -69,6 +69,7 @@ LIES = [
     (Hold, says(wall_ns="now"), "save-failed", "says wall_ns = 'now': expected `int`, got `str`"),
     (Save, says(bytes=-5), "save-failed", "its reply to save says bytes = -5: expected `int` >= 0"),
     (Save, says(bytes=2**62), "save-failed", "says bytes = 4611686018427387904: expected `int` <= "),
+    (Save, says(bytes=2**49), "save-failed", "its reply to save says bytes = 562949953421312: expected at most "),
     (Save, says(write_s=1e12), "save-failed", "says write_s = 1000000000000.0: expected `float` <= "),
     (Save, lacks("digest"), "save-failed", "object missing required field `digest`"),
     (Save, says(digest="0" * 10**6), "save-failed", "(1000002 characters): expected `str` of length <= 128"),

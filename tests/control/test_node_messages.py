@@ -15,9 +15,10 @@ from testbed.bus.event_details import MOST_EVENT_BYTES, MOST_REASON_CHARS, fitti
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
+from testbed.bus.telemetry import Telemetry
 from testbed.control.cluster import Cluster, LiveJob, Phase
 from testbed.control.fleet import Fleet, rule_of
-from testbed.control.node_messages import QUOTAS, Bucket, Gate, Quota
+from testbed.control.node_messages import MOST_TELEMETRY_BYTES, QUOTAS, Bucket, Gate, Quota
 from testbed.control.paced_lines import PacedLines
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
@@ -103,6 +104,43 @@ def test_a_node_has_its_quota_and_gets_it_back() -> None:
         gate.event(EVENTS, event({}))
     with pytest.raises(SuspiciousError):
         gate.event(EVENTS, event({}))
+
+
+def telemetry(guests: list[str]) -> bytes:
+    amounts = ("cap_cores", "cpu_s", "rss_mib", "read_mib", "written_mib", "units_done", "units_mono_ns")
+    machine = ("mono_ns", "cpu_frac", "memory_used_mib", "disk_read_mib", "disk_written_mib", "net_received_mib",
+               "net_sent_mib", "agent_cpu_s", "agent_rss_mib")  # fmt: skip
+    samples = [{"guest": guest, "state": "running", **dict.fromkeys(amounts, 0)} for guest in guests]
+    return json.dumps({"v": 2, "node": "n0", **dict.fromkeys(machine, 0), "guests": samples}).encode()
+
+
+SAMPLES = topics.node_topic("t", "n0", "telemetry")
+
+
+@pytest.mark.parametrize(
+    ("payload", "what"),
+    [
+        (telemetry(["g"] * 2), "a Telemetry of 2 guests, 1 of them different: expected each once"),
+        (telemetry(["g"] * 6718), f"expected at most {MOST_TELEMETRY_BYTES}"),
+    ],
+)
+def test_a_sample_that_names_a_guest_again_and_again_fills_no_disk(payload: bytes, what: str) -> None:
+    with pytest.raises(SuspiciousError) as caught:
+        Gate("n0", Clock()).telemetry(SAMPLES, payload)
+    assert caught.value.kind is ActKind.BAD_MESSAGE
+    assert what in str(caught.value)
+
+
+def test_each_guest_of_a_sample_counts_against_the_quota() -> None:
+    payload = telemetry([f"g{number}" for number in range(300)])
+    gate, quota = Gate("n0", Clock()), QUOTAS[Telemetry]
+    most = int(quota.burst * 20 / 300)
+    for _ in range(most):
+        gate.telemetry(SAMPLES, payload)
+    with pytest.raises(SuspiciousError) as caught:
+        gate.telemetry(SAMPLES, payload)
+    assert caught.value.kind is ActKind.FLOOD
+    assert len(Gate("n0", Clock()).telemetry(SAMPLES, payload).guests) == 300
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1 << 20)), max_size=200))

@@ -48,6 +48,7 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
+from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
 from testbed.bus.telemetry import GuestSample, guests_in
 from testbed.control.fleet import Fleet, rule_of
@@ -57,7 +58,7 @@ from testbed.suspicious_acts import FILE, ActFile, ActKind
 
 MESSAGES = 10_000  # of noise
 COMMANDS = topics.node_topic(LAB, "n2", "command")
-REPLIES = topics.reply_topic(LAB, "alice")
+REPLIES = topics.reply_topic(LAB, "alice", "n2")
 
 
 @dataclass
@@ -72,7 +73,7 @@ class World:
     token: str
     folder: Path
     memory_mib: int
-    bad_replies: list[str]
+    bad_replies: Counter[tuple[str, ActKind]]
 
     def spec(self, guest: str, **program: object) -> GuestSpec:
         """Return an endless guest."""
@@ -92,15 +93,13 @@ class World:
         told = [*acts_of(self.doors.log.read_text().splitlines(), LAB), *ActFile(self.folder / "n2" / FILE).read()]
         for act in told:
             seen[act.node, act.kind] += act.count
-        if self.bad_replies:
-            seen["somebody", ActKind.BAD_MESSAGE] = len(self.bad_replies)
-        return seen
+        return seen + self.bad_replies
 
 
 @asynccontextmanager
 async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> AsyncIterator[World]:
     """Have an agent of n2 at work on one guest; it must be at work on that guest alone in the end."""
-    token, bad_replies = new_token(), list[str]()
+    token, bad_replies = new_token(), Counter[tuple[str, ActKind]]()
     config = AgentConfig(LAB, "n2", 2.0, 8 * memory_mib, folder / "n2", folder / "n2" / "images", telemetry_s=0.2)
     agent = Agent(config, driver, lambda presence: MqttBus(doors.agent("n2"), "n2", presence))
     async with (
@@ -110,7 +109,7 @@ async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> 
         hold_lease(controller, LAB, token, HANG_S),
         Requester(controller, LAB, "alice", lambda: token) as requester,
     ):
-        requester.on_bad_reply = bad_replies.append
+        requester.on_bad_reply = lambda node, kind, _text: bad_replies.update([(node, kind)])
         fleet = Fleet(controller, LAB, ["n2"], requester, rule_of(PATIENT_DEADLINES))
         await fleet.open()
         running = asyncio.create_task(agent.run())
@@ -168,7 +167,8 @@ async def listen_to_everything(world: World) -> None:
         heard.append(topic)
 
     for pattern in (f"testbed/v1/{LAB}/#", "#", COMMANDS, topics.reply_pattern(LAB)):
-        await world.attacker.subscribe(pattern, hear)
+        with pytest.raises(BusError, match="does not let n1 subscribe to"):
+            await world.attacker.subscribe(pattern, hear)
     for _ in range(5):
         await world.fleet.call(0, Ping(), HANG_S)
     await world.attacker.subscribe(topics.node_topic(LAB, "n1", "command"), hear)
@@ -181,7 +181,8 @@ async def forge_replies(world: World) -> None:
     asking = asyncio.create_task(world.fleet.call(0, Ping(), HANG_S))
     for guess in range(1000):
         forged = {"v": 1, "id": f"{guess:016x}", "node": "n2", "status": "failed", "error": "forged"}
-        await world.attacker.publish(REPLIES, json.dumps(forged).encode(), qos=0)
+        for topic in (REPLIES, topics.reply_topic(LAB, "alice", "n1")):  # the first is that of n2
+            await world.attacker.publish(topic, json.dumps(forged).encode(), qos=0)
     assert "mono_ns" in await asking
 
 
@@ -321,7 +322,7 @@ ATTACKS = (
     Attack(command_with_a_stolen_token, ("n1", ActKind.DENIED_PUBLISH)),
     Attack(take_the_lease, ("n1", ActKind.DENIED_PUBLISH)),
     Attack(listen_to_everything, ("n1", ActKind.FOREIGN_SUBSCRIPTION)),
-    Attack(forge_replies, ("somebody", ActKind.BAD_MESSAGE)),
+    Attack(forge_replies, ("n1", ActKind.BAD_MESSAGE)),
     Attack(command_without_the_live_lease, ("n2", ActKind.REFUSED_COMMAND)),
     Attack(replay_a_command, ("n2", ActKind.REFUSED_COMMAND)),
     Attack(lead_out_of_its_folders, ("n2", ActKind.REFUSED_COMMAND)),

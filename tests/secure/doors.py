@@ -73,6 +73,7 @@ def open_doors(
     state.mkdir()
     agent_port, controller_port = free_ports(2)
     (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes), CONTROLLERS))
+    (state / rules.SUBSCRIPTIONS).write_text(rules.agents_subscriptions(LAB, tuple(nodes)))
     (state / "controllers.acl").write_text(rules.controllers_acl(LAB, CONTROLLERS))
     config, log = state / "mosquitto.conf", state / "log"
     config.write_text(

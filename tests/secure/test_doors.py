@@ -67,18 +67,19 @@ def test_an_agent_writes_under_its_own_name_only(doors: Doors) -> None:
         async with bus(doors.controller(), "c") as controller, bus(doors.agent("n1"), "whatever") as agent:
             for kind in ("status", "telemetry", "event"):
                 await controller.subscribe(topics.node_topic(LAB, topics.ANY, kind), ear)
-            await controller.subscribe(topics.reply_topic(LAB, "alice"), ear)
+            await controller.subscribe(topics.reply_topic(LAB, "alice", topics.ANY), ear)
             for topic in (
                 topics.node_topic(LAB, "n2", "status"), topics.node_topic(LAB, "n2", "telemetry"),
                 topics.node_topic(LAB, "n2", "event"), topics.node_topic(LAB, "n2", "command"),
                 topics.node_topic(LAB, "n1", "command"), topics.lease_topic(LAB), topics.lease_topic("lab-2"),
                 "testbed/v1/lab-2/node/n1/status", "somewhere/else",
-                topics.reply_topic(LAB, "bob"), topics.reply_topic(LAB, "controller-0123456789ab"),
+                topics.reply_topic(LAB, "bob", "n2"), topics.reply_topic(LAB, "controller-0123456789ab", "n1"),
+                topics.reply_topic(LAB, "alice", "n2"), f"testbed/v1/{LAB}/controller/alice/reply",
             ):  # fmt: skip
                 await agent.publish(topic, b"forged", retain=True)
             for kind in ("status", "telemetry", "event"):
                 await agent.publish(topics.node_topic(LAB, "n1", kind), b"own")
-            await agent.publish(topics.reply_topic(LAB, "alice"), b"end")
+            await agent.publish(topics.reply_topic(LAB, "alice", "n1"), b"end")
             heard = await ear.until(b"end")
         assert heard == [topics.node_topic(LAB, "n1", kind) for kind in ("status", "telemetry", "event")]
 

@@ -180,8 +180,8 @@ def test_an_agent_bears_nonsense_that_carries_the_live_token(tmp_path: Path) -> 
             await fleet.call(0, Start(spec=spec("dfrs-a"), cap_cores=0.05, verify=False), HANG_S)
             watch = Watch(child.pid, log)
             seeds = [
-                encode(Command(id="f" * 16, lease=token, reply_to=topics.reply_topic(LAB, "alice"), deadline_s=2.0,
-                               action=action))
+                encode(Command(id="f" * 16, lease=token, deadline_s=2.0, action=action,
+                               reply_to=topics.reply_topic(LAB, "alice", "n2")))
                 for action in actions()
             ]  # fmt: skip
             topic = topics.node_topic(LAB, "n2", "command")
@@ -226,7 +226,7 @@ def reports() -> dict[str, Sequence[bytes]]:
         topics.node_topic(LAB, "n1", "telemetry"): [encode(telemetry)],
         topics.node_topic(LAB, "n1", "event"): [encode(event) for event in events],
         topics.node_topic(LAB, "n1", "status"): [encode(NodeStatus(node="n1", online=True, boot="b"))],
-        topics.reply_topic(LAB, "alice"): [
+        topics.reply_topic(LAB, "alice", "n1"): [
             encode(Reply(id="0" * 16, node="n1", status=status)) for status in ("accepted", "done", "failed")
         ],
     }

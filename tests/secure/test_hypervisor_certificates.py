@@ -7,10 +7,13 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.live import HANG_S
 
+from testbed.box.hypervisor import Libvirtd
+from testbed.box.spec import NodeSpec
 from testbed.bus.tls import server_context
 from testbed.secure.authority import Authority
 from testbed.secure.hypervisor import FILES
@@ -112,3 +115,23 @@ def test_qemu_takes_the_certificates_of_a_node(lab: Authority, tmp_path: Path, e
     assert "No such file" in words(folder)  # the image: the credentials were read and found good before
     (folder / "ca-cert.pem").write_bytes((lab.folder / "controllers-ca.pem").read_bytes())
     assert "ertificate" in words(folder)
+
+
+def test_a_daemon_that_was_told_something_else_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lab of an earlier release counts as one by TLS, while its libvirtd listens to everybody."""
+    monkeypatch.setattr("testbed.box.spec.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("testbed.box.hypervisor.is_on_network", lambda *_: True)
+    monkeypatch.setattr(Libvirtd, "answers", lambda _self: True)
+    nodes = [NodeSpec("l", name, 1.0, 100, "libvirt", f"10.77.255.{at}/16") for at, name in enumerate("ab")]
+    daemon = Libvirtd(nodes[0], SimpleNamespace(state=SimpleNamespace(nodes=nodes), process=lambda _name: None))
+    folder = nodes[0].run_dir / "etc"
+    assert not daemon.there()
+    folder.mkdir(parents=True)
+    for path, text in daemon._files().items():
+        path.write_text(text, encoding="utf-8")
+    assert daemon.there()
+    for name in ("libvirtd.conf", "qemu.conf"):
+        before = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(before.replace("tls", "tcp"), encoding="utf-8")
+        assert not daemon.there()
+        (folder / name).write_text(before, encoding="utf-8")

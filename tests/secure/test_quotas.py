@@ -78,11 +78,11 @@ async def ping_pong(doors: Doors) -> None:
     ):
         await agent.subscribe(topics.node_topic(LAB, "n2", "command"), hear)
         await controller.subscribe(topics.node_topic(LAB, "n2", "event"), hear)
-        await controller.subscribe(topics.reply_topic(LAB, controller.party), hear)
+        await controller.subscribe(topics.reply_topic(LAB, controller.party, topics.ANY), hear)
         for sender, topic in (
             (controller, topics.node_topic(LAB, "n2", "command")),
             (agent, topics.node_topic(LAB, "n2", "event")),
-            (agent, topics.reply_topic(LAB, "alice")),
+            (agent, topics.reply_topic(LAB, "alice", "n2")),
         ):
             await sender.publish(topic, topic.encode())
             assert await asyncio.wait_for(heard.get(), HANG_S) == topic.encode()
@@ -104,9 +104,9 @@ def test_retained_messages_stay_on_the_few_topics_that_a_node_has(doors: Doors) 
             await load.settled()
             before = load.values["retained messages/count"]
             for number in range(200):
-                await n1.publish(topics.reply_topic(LAB, f"junk-{number}"), bytes(200_000), 1, retain=True)
+                await n1.publish(topics.reply_topic(LAB, f"junk-{number}", "n1"), bytes(200_000), 1, retain=True)
             own = [topics.node_topic(LAB, "n1", kind) for kind in ("status", "telemetry", "event")]
-            for topic in [*own, topics.reply_topic(LAB, "alice")]:
+            for topic in [*own, topics.reply_topic(LAB, "alice", "n1")]:
                 await n1.publish(topic, b"mine", 1, retain=True)
             while load.values["retained messages/count"] < before + 4:
                 await load.settled()
@@ -188,3 +188,43 @@ def test_persistence_is_no_load(doors: Doors) -> None:
     saved = [line for line in (doors.log.parent / "mosquitto.conf").read_text().splitlines() if "autosave" in line]
     assert saved == [f"autosave_interval {SAVE_EVERY_S}"]
     assert quotas.MOST_QUEUED_BYTES / SAVE_EVERY_S < 2 * _MIB, "bytes per second for each client that is away"
+
+
+def subscribe_packet(number: int, topics_each: int = 300, levels: int = 199) -> bytes:
+    """Return a SUBSCRIBE of MQTT 3.1.1 for topics that are all different, level by level."""
+    wanted = ["/".join(f"{number:x}{topic:x}" for _ in range(levels))[:60_000] for topic in range(topics_each)]
+    body = (1).to_bytes(2) + b"".join(len(each).to_bytes(2) + each.encode() + b"\x00" for each in wanted)
+    length, octets = len(body), bytearray()
+    while length > 0x7F:
+        octets.append(length & 0x7F | 0x80)
+        length >>= 7
+    return b"\x82" + bytes([*octets, length]) + body
+
+
+def test_subscriptions_to_what_a_node_may_not_read_take_no_memory_of_the_broker(doors: Doors) -> None:
+    """Each level of a topic costs the broker some 700 bytes: of a megabyte of SUBSCRIBE it would come to its end."""
+    folder = doors.agent("n1").tls_dir
+
+    def flood() -> None:
+        context = client_context(folder)
+        with (
+            socket.create_connection((doors.address, doors.agent_port), HANG_S) as plain,
+            context.wrap_socket(plain, server_hostname=doors.address) as n1,
+        ):
+            name = b"dfrs.n1"
+            hello = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(name).to_bytes(2) + name
+            n1.sendall(b"\x10" + bytes([len(hello)]) + hello)
+            assert n1.recv(4) == b"\x20\x02\x00\x00"
+            for number in range(10):
+                n1.sendall(subscribe_packet(number))
+                answer = n1.recv(1 << 16)
+                while len(answer) < 3 + 302:
+                    more = n1.recv(1 << 16)
+                    assert more, "the broker hung up"
+                    answer += more
+                assert answer[-300:] == b"\x80" * 300, "each is refused"
+
+    flood()
+    assert doors.broker.poll() is None
+    assert peak_mib(doors.broker.pid) < 64
+    play(ping_pong(doors))

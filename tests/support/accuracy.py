@@ -1,13 +1,18 @@
 """Checks of accuracy: judged on a machine that had idle CPU time meanwhile, only reported on a busy one.
 
 How near a CPU cap comes to what was asked says something about the testbed only while nothing else takes the CPU time.
-`Window` reads the machine's counters around a measurement. The fixture `accuracy` compares: it fails the test if the
-machine was idle enough, and adds a line to the summary at the end of the session if it was not.
+`Window` reads the machine's counters all the time that a measurement takes, as half a busy second is lost in the mean
+of a longer window. The fixture `accuracy` compares: it fails the test if the machine was idle enough throughout, and
+adds a line to the summary at the end of the session if it was not.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +21,8 @@ import psutil
 LEAST_IDLE_FRAC = 0.4  # of all CPU time of the machine: with less, a guest may have waited for a CPU
 LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine stood still
 MOST_STEAL_FRAC = 0.02  # of all CPU time: what the machine's own hypervisor gave to others
+LOOK_EVERY_S = 0.5  # the counters have steps of 10 ms
+MOST_LATE_S = 0.5  # of a look: with more, this process waited for a CPU
 
 
 class Judge(Protocol):
@@ -26,32 +33,65 @@ class Judge(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Look:
+    """The machine's counters at one moment, in seconds."""
+
+    at_s: float
+    counted_s: float
+    """What all CPUs have counted, over their number."""
+    idle_s: float
+    steal_s: float
+
+
+def look() -> Look:
+    """Return what the counters say now."""
+    found, cpus = psutil.cpu_times(), psutil.cpu_count() or 1
+    counted_s = sum(found) - found.guest - found.guest_nice  # guest time is part of user time
+    return Look(time.monotonic(), counted_s / cpus, (found.idle + found.iowait) / cpus, found.steal / cpus)
+
+
+def disturbance(looks: Sequence[Look]) -> str:
+    """Return why the machine was too busy between the first look and the last, an empty string if it was not."""
+    first, last = looks[0], looks[-1]
+    total_s = last.counted_s - first.counted_s
+    counted_frac = total_s / max(last.at_s - first.at_s, 1e-9)
+    if counted_frac < LEAST_COUNTED_FRAC:
+        return f"the machine's CPUs counted {counted_frac:.0%} of the time that passed"
+    steal_frac = (last.steal_s - first.steal_s) / total_s
+    if steal_frac > MOST_STEAL_FRAC:
+        return f"{steal_frac:.1%} of the CPU time was stolen, more than {MOST_STEAL_FRAC:.0%}"
+    for one, other in itertools.pairwise(looks):
+        elapsed_s = other.at_s - one.at_s
+        if elapsed_s > LOOK_EVERY_S + MOST_LATE_S:
+            return f"the test itself stood still for {elapsed_s - LOOK_EVERY_S:.1f} s"
+        idle_frac = (other.idle_s - one.idle_s) / max(elapsed_s, 1e-9)
+        if idle_frac < LEAST_IDLE_FRAC:
+            return f"{idle_frac:.0%} of the CPU time was idle for {elapsed_s:.1f} s, less than {LEAST_IDLE_FRAC:.0%}"
+    return ""
+
+
 class Window:
     """The time from its creation to each `busy`: whether the machine was too busy to judge accuracy."""
 
     def __init__(self) -> None:
-        self._begin = psutil.cpu_times()
-        self._begin_s = time.monotonic()
+        self._looks = [look()]
+        gone = threading.Event()
+        weakref.finalize(self, gone.set)
+        threading.Thread(target=_watch, args=(self._looks, gone), name="accuracy", daemon=True).start()
 
     def busy(self) -> str:
         """Return why the machine was too busy since the window began, an empty string if it was not."""
-        now = psutil.cpu_times()
-        spent = {name: getattr(now, name) - getattr(self._begin, name) for name in ("idle", "iowait", "steal")}
-        # guest time is part of user time
-        total = (
-            sum(now)
-            - sum(self._begin)
-            - sum(getattr(now, name) - getattr(self._begin, name) for name in ("guest", "guest_nice"))
-        )
-        counted_frac = total / (psutil.cpu_count() or 1) / max(time.monotonic() - self._begin_s, 1e-9)
-        if counted_frac < LEAST_COUNTED_FRAC:
-            return f"the machine's CPUs counted {counted_frac:.0%} of the time that passed"
-        idle_frac, steal_frac = (spent["idle"] + spent["iowait"]) / total, spent["steal"] / total
-        if idle_frac < LEAST_IDLE_FRAC:
-            return f"{idle_frac:.0%} of the CPU time was idle, less than {LEAST_IDLE_FRAC:.0%}"
-        if steal_frac > MOST_STEAL_FRAC:
-            return f"{steal_frac:.1%} of the CPU time was stolen, more than {MOST_STEAL_FRAC:.0%}"
-        return ""
+        looks, now = list(self._looks), look()
+        # the last two are one stretch: a shorter one would say little
+        if len(looks) > 1 and now.at_s - looks[-1].at_s < LOOK_EVERY_S / 2:
+            looks.pop()
+        return disturbance([*looks, now])
+
+
+def _watch(looks: list[Look], gone: threading.Event) -> None:
+    while not gone.wait(LOOK_EVERY_S):
+        looks.append(look())
 
 
 @dataclass

@@ -14,7 +14,9 @@ import os
 import re
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from node_agent.drivers.containers.criu_records import fields, inner, numbers, records
 from node_agent.drivers.protocol import SuspectError
@@ -43,11 +45,31 @@ _USERS, _GROUPS = (1, 3, 5, 7), (2, 4, 6, 8, 14)  # real, effective, saved, of f
 _CAPABILITIES = (9, 10, 11, 12)
 _SECURE_BITS, _PROFILE, _NO_NEW_PRIVILEGES = 13, 15, 18
 _OWN_PROFILE = b"docker-default"
-_KIND, _FLAGS, _ROOT, _PLACE, _PLUGIN, _EXTERNAL, _SUPER_FLAGS, _KEY = 1, 5, 6, 7, 12, 13, 17, 18  # of a mount
+_KIND, _ID, _PARENT, _FLAGS, _ROOT, _PLACE, _SOURCE, _OPTIONS = 1, 2, 4, 5, 6, 7, 8, 9  # of a mount
+_SHARED, _MASTER, _PLUGIN, _EXTERNAL, _INTERNAL, _DELETED, _SUPER_FLAGS, _KEY = 10, 11, 12, 13, 15, 16, 17, 18
 _LIMITING = 0xF  # read-only, no set-user-id, no devices, no programs [mount(2)]
 _CONTAINER = re.compile("[0-9a-f]{64}")
 
-Mounts = Counter[tuple[str, int, int, str]]
+
+class Mount(NamedTuple):
+    """One mount as CRIU would make it, without what differs from node to node: numbers, and a container's id.
+
+    CRIU mounts what has a `key` from wherever this node's engine says under that key, whatever else is written there:
+    then root, source and options are of the file system that it lies on, and do not count.
+    """
+
+    place: str
+    kind: int
+    limits: int
+    part: str
+    key: str
+    below: tuple[str, ...]  # places of the mount with its parent's number
+    source: str
+    options: str
+    ties: tuple[bool, ...]  # to other mounts: shared, subordinate, by another namespace; its root was deleted
+
+
+Mounts = Counter[Mount]
 
 
 def is_left_out(name: str) -> bool:
@@ -71,16 +93,16 @@ def check_rights(folder: Path) -> None:
 
 
 def mounts_of(folder: Path) -> Mounts:
-    """Return the mounts that CRIU would make from a folder; raises `SuspectError`.
-
-    Each is its place, the kind of its file system, how it is limited, and which part of the file system it is, or
-    that whoever makes the container says so.
-    """
+    """Return the mounts that CRIU would make from a folder; raises `SuspectError`."""
     found: Mounts = Counter()
     for path in _matching(folder, _MOUNTS):
         try:
-            for record in records(path, _MOUNTS_MAGIC):
-                found[_mount(record)] += 1
+            # the last of a kind counts, as for CRIU
+            told = [dict(fields(record)) for record in records(path, _MOUNTS_MAGIC)]
+            places: dict[int, set[str]] = {}
+            for each in told:
+                places.setdefault(_number(each, _ID), set()).add(_text(each, _PLACE))
+            found.update(_mount(each, places) for each in told)
         except (ValueError, struct.error, IndexError) as error:
             raise SuspectError(f"an image holds {path.name!r}, which are no mounts of CRIU's: {error}") from None
     return found
@@ -90,9 +112,11 @@ def check_mounts(folder: Path, own: Mounts) -> None:
     """Raise `DriverError` unless the mounts that CRIU would make from a folder are those of a container of ours."""
     found = mounts_of(folder)
     for strange, words in ((found - own, "which a container of ours has not"), (own - found, "is missing")):
-        for place, kind, limits, part in strange:
+        for mount in strange:
+            part = f"{mount.key or mount.part}, options {shown(mount.options, 80)}"
             raise SuspectError(
-                f"an image's mounts: {shown(place, 80)} (kind {kind}, flags {limits}, of {shown(part, 80)}) {words}"
+                f"an image's mounts: {shown(mount.place, 80)} (kind {mount.kind}, flags {mount.limits}, of "
+                f"{shown(part, 200)}) {words}"
             )
 
 
@@ -130,14 +154,22 @@ def _wrong(field: int, value: int | bytes) -> str:
     return "" if set(numbers(value)) <= {right} else f"{what} {numbers(value)}: expected {right}"
 
 
-def _mount(record: bytes) -> tuple[str, int, int, str]:
-    told = dict(fields(record))  # the last of a kind counts, as for CRIU
+def _mount(told: dict[int, int | bytes], places: Mapping[int, set[str]]) -> Mount:
     if told.get(_PLUGIN):
         raise ValueError("a mount by a plug-in")
     limits = (_number(told, _FLAGS) | _number(told, _SUPER_FLAGS)) & _LIMITING
-    given = bool(told.get(_EXTERNAL)) or bool(told.get(_KEY))
-    part = "what the engine gives" if given else _CONTAINER.sub("ID", _text(told, _ROOT))
-    return _text(told, _PLACE), _number(told, _KIND), limits, part
+    place, key = _text(told, _PLACE), _text(told, _KEY)
+    given = bool(told.get(_EXTERNAL)) or bool(key)
+    own = not given and place != "./"  # the root is the engine's, whatever is written
+    return Mount(
+        place, _number(told, _KIND), limits,
+        "what the engine gives" if given else _CONTAINER.sub("ID", _text(told, _ROOT)),
+        f"{bool(told.get(_EXTERNAL))}:{_CONTAINER.sub('ID', key)}" if given else "",
+        tuple(sorted(places.get(_number(told, _PARENT), ()))),
+        _CONTAINER.sub("ID", _text(told, _SOURCE)) if own else "",
+        _CONTAINER.sub("ID", _text(told, _OPTIONS)) if own else "",
+        tuple(bool(_number(told, field)) for field in (_SHARED, _MASTER, _INTERNAL, _DELETED)),
+    )  # fmt: skip
 
 
 def _number(told: dict[int, int | bytes], field: int) -> int:

@@ -88,6 +88,16 @@ class PmiLink(asyncio.Protocol):
             self.close()
             self._on_trouble(str(error))
 
+    def pause_writing(self) -> None:
+        """Read nothing more of a rank that does not read its answers: they would fill this process's memory."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def _say(self, answer: str) -> None:
         if self._transport is not None:
             self._transport.write(answer.encode() + b"\n")

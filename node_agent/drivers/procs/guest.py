@@ -32,6 +32,7 @@ from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
 from testbed.bus.telemetry import GuestSample, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
+_MOST_SEGMENTS = 64  # files of shared memory that MPI makes for one rank: there are a few
 _BACK_WITHIN_S = 10.0  # a program that was parked, and could not be written
 
 
@@ -386,8 +387,8 @@ class ProcessGuest:
                 self._done = (time.monotonic_ns(), fields)
                 self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
-            case "joined":
-                self._note_segments(Path(str(name)) for name in fields["segments"])
+            case "joined" if not self._segments:  # MPI starts once in a life
+                self._note_segments(Path(str(name)) for name in fields["segments"][:_MOST_SEGMENTS])
             case "error":
                 self._trouble = self._trouble or str(fields["message"])
             case _:

@@ -17,6 +17,8 @@ import msgspec
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
+from node_agent.drivers.virt.console import tail_of
+from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform
@@ -34,6 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
+_LISTENED_CHARS = 65_536  # of all lines that whoever started a process hears
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
@@ -76,9 +79,11 @@ class VirtualGuest:
         self._channel = GuestChannel(self.name, self._hear)
         self.rank = GuestRank(spec, self._order, tell, self.fail)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._listeners: list[Callable[[str], None]] = []
-        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._listen: Callable[[str], None] = lambda _line: None
+        self._listened_chars = 0
+        self._exits = Exits()
         self._said: list[str] = []
+        self._progress_due = True  # a host has attached, or the program was let go: the first progress since is told
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
         self._recovery = Recovery(self._loop.time(), platform.patience)
@@ -104,6 +109,7 @@ class VirtualGuest:
     async def attach(self, deadline_s: float) -> None:
         """Open the control channel and catch up with what the guest told meanwhile."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
+        self._progress_due = True
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
         self._recovery.expected(self._loop.time())
 
@@ -125,13 +131,16 @@ class VirtualGuest:
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._cap.apply()
+        self._progress_due = True
         await self._order("go", [])
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
-        """Start a process in the guest; `listen` hears its lines. Returns its process id in the guest."""
-        if listen is not None:
-            self._listeners.append(listen)
-        return (await self._order("run", [("arg", word) for word in argv])).count("pid")
+        """Start a process in the guest; `listen` hears its first lines. Returns its process id in the guest."""
+        self._listen = listen or self._listen
+        self._exits.starts()
+        pid = (await self._order("run", [("arg", word) for word in argv])).count("pid")
+        self._exits.started(pid)
+        return pid
 
     async def join(self, program: str, session: str) -> None:
         """Start its rank of an MPI job; return when that has its memory."""
@@ -141,7 +150,7 @@ class VirtualGuest:
 
     async def exit_of(self, pid: int) -> int:
         """Wait for a process of `run` to end and return its status."""
-        return await self._exits.setdefault(pid, self._loop.create_future())
+        return await self._exits.of(pid)
 
     async def _order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
         return await self._channel.order(kind, fields, self._patience.order_s)
@@ -295,7 +304,8 @@ class VirtualGuest:
                 self._told(units, now_ns)
                 self._progress = (units, now_ns)
                 self._steps = supersteps_of(_steps_in(frame), self._steps)
-                if frame.kind == "progress":
+                if frame.kind == "progress" and self._progress_due:  # each is an event, a guest may send any number
+                    self._progress_due = False
                     self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
             case "ready":
                 if not self._ready.done():
@@ -303,8 +313,9 @@ class VirtualGuest:
             case "out":
                 text = frame.text("text")
                 self._said = [*self._said[-_TAIL_LINES:], text]
-                for listen in self._listeners:
-                    listen(text)
+                self._listened_chars += len(text)
+                if self._listened_chars <= _LISTENED_CHARS:
+                    self._listen(text)
             case "exit":
                 self._exited(frame.count("pid"), frame.count("status"))
             case "done":
@@ -332,9 +343,7 @@ class VirtualGuest:
         self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
-        future = self._exits.setdefault(pid, self._loop.create_future())
-        if not future.done():
-            future.set_result(status)
+        self._exits.ended(pid, status)
         if status and self.state is not State.ENDED:
             self.fail(f"a process in it ended with status {status}")
 
@@ -401,7 +410,7 @@ class VirtualGuest:
         """Return the last lines of the guest's processes and of its console, for a message."""
         console = self._channel.overheard
         with contextlib.suppress(OSError):
-            data = self._console.read_bytes()[-_TAIL_BYTES:]
+            data = tail_of(self._console, _TAIL_BYTES)
             console = data.decode(errors="replace").replace("\r", "").strip().splitlines()
         lines = [*self._said[-_TAIL_LINES:], *[line for line in console if not is_frame(line)][-_TAIL_LINES:]]
         return f"; it printed: {' | '.join(lines)}" if lines else ""

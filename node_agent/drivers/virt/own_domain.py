@@ -18,12 +18,14 @@ from node_agent.drivers.protocol import SuspectError
 from node_agent.drivers.virt.domain import METADATA
 from testbed.errors import shown
 
-MOST_CHARS = 1 << 20  # of a file's domain; one of ours has 3,000
+_MOST_ELEMENTS, _MOST_DEPTH = 500, 16  # one of ours has 80, and 5
 _SHOWN_CHARS = 100
+_BLANK = " \t\r\n"  # what may be between elements
 _KIB = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _GUEST = re.escape(f"{{{METADATA}}}guest")
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.,+-]{0,63}"
 _NUMBER = r"-?(0x)?[0-9a-fA-F]{1,20}"
+_SMALL = r"(0x)?[0-9a-fA-F]{1,4}"  # libvirt makes room for as many buses and ports as numbers of devices say
 _SWITCH = r"on|off|yes|no"
 _TEXT = r"[^\n]{0,4096}"
 
@@ -50,12 +52,13 @@ _ADDED: Mapping[str, str] = {
     "pm": "", "pm/(suspend-to-mem|suspend-to-disk)": "", "pm/(suspend-to-mem|suspend-to-disk)@enabled": _SWITCH,
     "devices/[a-z]+/alias": "", "devices/[a-z]+/alias@name": _WORD,
     "devices/[a-z]+/address": "", "devices/[a-z]+/address@type": "pci|virtio-serial|isa|usb|xenbus",
-    "devices/[a-z]+/address@(domain|bus|slot|function|controller|port)": _NUMBER,
+    "devices/[a-z]+/address@(domain|bus|slot|function|controller|port)": _SMALL,
     "devices/[a-z]+/address@multifunction": _SWITCH,
     "devices/controller": "", "devices/controller@type": "pci|virtio-serial|usb|ide|xenbus",
     "devices/controller@model": "pci-root|none|piix3-uhci",
-    "devices/controller@(index|ports|vectors|maxGrantFrames|maxEventChannels)": _NUMBER,
-    "devices/interface/target": "", "devices/interface/target@dev": r"(vnet|vif)[0-9]+(\.[0-9]+)?(-emu)?",
+    "devices/controller@index": "[0-9]{1,2}", "devices/controller@(ports|vectors)": "[0-9]{1,3}",
+    "devices/controller@(maxGrantFrames|maxEventChannels)": "[0-9]{1,6}",
+    "devices/interface/target": "", "devices/interface/target@dev": r"(vnet|vif)[0-9]{1,7}(\.[0-9]{1,3})?(-emu)?",
     "devices/interface/model": "", "devices/interface/model@type": "netfront",
     "devices/serial/source@append": _SWITCH,
     "devices/serial/target@type": "isa-serial",
@@ -77,26 +80,59 @@ Fact = tuple[str, str]
 
 def parsed(xml: str) -> ET.Element:
     """Return the domain in a file; raises `SuspectError` if it is none, or more than libvirt would write."""
-    if len(xml) > MOST_CHARS or "<!DOCTYPE" in xml:
-        raise SuspectError(f"its domain is none that libvirt has written: {len(xml)} characters")
+    return _parsed(xml, "domain")
+
+
+def check_cookie(xml: str) -> None:
+    """Raise `SuspectError` unless what libvirt keeps beside a domain tells of its processor alone."""
+    if not xml:
+        return
+    for path, value in _facts(_parsed(xml, "cookie")):
+        ours = path in ("", "slirpHelper") or path.split("@")[0].split("/")[0] == "cpu"
+        if not ours or not _fits((path, value), {**_ADDED, "": "", "slirpHelper": ""}):
+            raise SuspectError(f"its cookie has {path} = {shown(value, _SHOWN_CHARS)}: expected a processor")
+
+
+def _parsed(xml: str, tag: str) -> ET.Element:
+    """Return the root of a text that libvirt and we read alike: only elements and ASCII, few and not deep."""
+    if strange := re.search("<[!?]", xml):  # declarations, entities, comments; libvirt writes none
+        raise SuspectError(f"its {tag} has {strange[0]!r}: expected elements alone")
+    if (marks := xml.count("<")) > 2 * _MOST_ELEMENTS:
+        raise SuspectError(f"its {tag} has {marks} marks of elements: expected {2 * _MOST_ELEMENTS} at most")
     try:
         root = ET.fromstring(xml)  # noqa: S314  # without a document type, so without entities
     except ET.ParseError as error:
-        raise SuspectError(f"its domain cannot be read: {error}") from error
-    if root.tag != "domain":
-        raise SuspectError(f"it holds a {shown(root.tag, _SHOWN_CHARS)}: expected a domain")
+        raise SuspectError(f"its {tag} cannot be read: {error}") from error
+    if root.tag != tag:
+        raise SuspectError(f"it holds a {shown(root.tag, _SHOWN_CHARS)}: expected a {tag}")
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise SuspectError(f"its {tag} has elements more than {_MOST_DEPTH} deep")
+        level = [child for element in level for child in element]
+    for text in _texts(root):
+        if not text.isascii():
+            raise SuspectError(f"its {tag} has {shown(text, _SHOWN_CHARS)}: expected ASCII")
     return root
+
+
+def _texts(root: ET.Element) -> Iterator[str]:
+    for element in root.iter():
+        yield from (element.tag, element.text or "", element.tail or "", *element.keys(), *element.attrib.values())
 
 
 def check_same(own: ET.Element, found: ET.Element, emulator: str, *, elsewhere: bool) -> None:
     """Raise `DriverError` that names the first fact in which a file's domain differs from our own.
 
     `emulator` is the form of the hypervisor's program here. With `elsewhere` the file may be of another node, whose
-    place is not taken over; else the two must have the same.
+    place is not taken over; else the two must have the same, and nothing is made anew.
     """
     ours, theirs = list(_facts(own)), list(_facts(found))
     free = {**_LIFE, **(_PLACE if elsewhere else {}), **_WRITTEN_OUT}
     allowed = {**_ADDED, **free, "devices/emulator": emulator, **_beside(own)}
+    if not elsewhere:
+        allowed = {path: form for path, form in allowed.items() if not path.startswith("seclabel")}
     left = Counter(ours)
     for fact in theirs:
         if left[fact] > 0:
@@ -149,20 +185,22 @@ def _facts(root: ET.Element) -> Iterator[Fact]:
     """Yield the facts of a domain in their order; memory is in KiB, as libvirt writes it."""
 
     def walk(element: ET.Element, path: str) -> Iterator[Fact]:
-        text, attributes = (element.text or "").strip(), dict(element.attrib)
+        text, attributes = element.text or "", dict(element.attrib)
+        if len(element) or not text.strip(_BLANK):  # else each character counts, as it does for libvirt
+            text = "".join([text, *(inner.tail or "" for inner in element)]).strip(_BLANK)
         if path in ("memory", "currentMemory"):
             text = _kib(text, attributes.pop("unit", "KiB"))
         yield path, text
         for name, value in attributes.items():
             yield f"{path}@{name}", value
-        for child in element:
-            yield from walk(child, f"{path}/{child.tag}".lstrip("/"))
+        for inner in element:
+            yield from walk(inner, f"{path}/{inner.tag}".lstrip("/"))
 
     return walk(root, "")
 
 
 def _kib(text: str, unit: str) -> str:
-    if not text.isdecimal() or len(text) > 15 or unit not in _KIB:
+    if not text.isascii() or not text.isdecimal() or len(text) > 15 or unit not in _KIB:
         return f"{text} {unit}"
     return str(int(text) * _KIB[unit])
 

@@ -24,8 +24,9 @@ from node_agent.drivers.virt.domain import (
 )
 from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
-from node_agent.drivers.virt.own_domain import check_same, own_again, parsed
+from node_agent.drivers.virt.own_domain import check_cookie, check_same, own_again, parsed
 from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.saved_file import qemu_texts
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
 
@@ -113,13 +114,16 @@ class Qemu:
         domain.save(str(image))
 
     def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
-        """See `Platform.saved_guest`."""
-        return parsed(connection.saveImageGetXMLDesc(str(image), 0)).findtext("name", "")
+        """See `Platform.saved_guest`; libvirt writes the header last."""
+        del connection
+        return parsed(qemu_texts(image).domain).findtext("name", "")
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """See `Platform.restore`."""
-        own, found = parsed(self.domain_xml(spec, node)), parsed(connection.saveImageGetXMLDesc(str(image), 0))
+        """See `Platform.restore`. libvirt runs programs that a file names as soon as it reads it, so we read first."""
+        own, texts = ET.fromstring(self.domain_xml(spec, node)), qemu_texts(image)  # noqa: S314  # our own
+        found = parsed(texts.domain)
         check_same(own, found, re.escape(_emulator(connection, own.get("type", ""))), elsewhere=True)
+        check_cookie(texts.cookie)
         connection.restoreFlags(str(image), own_again(own, found), libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
 

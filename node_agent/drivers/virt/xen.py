@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -17,19 +16,18 @@ from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
-from node_agent.drivers.virt.own_domain import MOST_CHARS, check_same, parsed
+from node_agent.drivers.virt.own_domain import check_same, parsed
 from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.saved_file import xen_text
 from node_agent.guests.image import GuestImage, command_line
 from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
 
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
 _SCHEDULERS = ("credit", "credit2")
-_HEADER = struct.Struct("<16sII40x")  # libvirt, src/libxl/libxl_conf.h: magic, version, length of the XML
 _log = logging.getLogger(__name__)
 # Where distributions install it. Paravirtual guests have none, though libvirt may name it.
 _EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
-_MAGIC = b"libvirt-xml\n \0 \r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +177,12 @@ class Xen:
     def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
         """See `Platform.saved_guest`; Xen ends a domain only once it is written."""
         del connection
-        return parsed(image_xml(image)).findtext("name", "")
+        return parsed(xen_text(image)).findtext("name", "")
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
         """See `Platform.restore`. The domain stays as it was written: libvirt changes none for Xen."""
-        check_same(parsed(self.domain_xml(spec, node)), parsed(image_xml(image)), _EMULATOR, elsewhere=False)
+        own = ET.fromstring(self.domain_xml(spec, node))  # noqa: S314  # our own
+        check_same(own, parsed(xen_text(image)), _EMULATOR, elsewhere=False)
         connection.restoreFlags(str(image), None, libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
     def _made(self) -> _Guests:
@@ -202,23 +201,6 @@ def _set_up_dom0(connection: libvirt.virConnect, for_guests_cores: float) -> str
     _schedule(domain, int(domain.schedulerParameters()["cap"]), weight)
     _log.info("Xen's domain 0 has weight %d, as guests may use %g cores", weight, for_guests_cores)
     return scheduler
-
-
-def image_xml(image: Path) -> str:
-    """Return the domain in a file that libvirt's Xen driver saved; raises `DriverError`."""
-    try:
-        with image.open("rb") as file:
-            magic, _version, length = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC:
-                raise DriverError("it was not saved by libvirt from Xen")
-            if length > MOST_CHARS:
-                raise DriverError(f"its domain has {length} bytes: expected {MOST_CHARS} at most")
-            text = file.read(length)
-    except (OSError, struct.error) as error:
-        raise DriverError(f"it cannot be read: {error}") from error
-    if len(text) < length:
-        raise DriverError(f"its domain is cut off after {len(text)} of {length} bytes")
-    return text.rstrip(b"\0").decode(errors="replace")
 
 
 class XenDriver(LibvirtDriver):
