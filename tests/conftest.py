@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.accuracy import Accuracy
+from support.folds import folds_compared
 
 from node_agent.programs.segments import abandoned_segments
 
@@ -48,6 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker(name):
                     item.add_marker(unless)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Fail a test in which the state of a controller differs from the fold of its journal."""
+    with folds_compared() as different:
+        result = yield
+    assert different == [], "\n".join(different)
+    return result
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import msgspec
 import numpy as np
 
 from testbed.bus.messages import GuestSpec, ImageRef
-from testbed.control.planner import JobStatus, PlannedAction, Target, Verb, stable_nodes
+from testbed.control.planner import JobStatus, PlannedAction, Target, Verb
 from testbed.control.reschedulings import Rescheduling
 from testbed.failure_codes import Failure
 from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, JobState
+from testbed.run.phases import ENDED, Phase, stable_nodes
 from testbed.workload.jobs import Job
-
-
-class Phase(StrEnum):
-    """Where a job is in its life, as far as the controller knows."""
-
-    COMING = "coming"
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    SAVING = "saving"
-    SAVED = "saved"
-    TRANSFERRING = "transferring"
-    RESTORING = "restoring"
-    MIGRATING = "migrating"
-    DONE = "done"
-    FAILED = "failed"
-
-
-ENDED = frozenset({Phase.DONE, Phase.FAILED})
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +78,10 @@ class LiveJob:
     def guests(self) -> tuple[str, ...]:
         """Names of its guests, by task."""
         return tuple(spec.guest for spec in self.specs)
+
+    def image_names(self, number: int) -> tuple[str, ...]:
+        """Names of the images of its save of this number, by task: a late deletion of older images misses them."""
+        return tuple(f"{guest}-s{number}.img" for guest in self.guests)
 
     @property
     def memory_mib(self) -> int:

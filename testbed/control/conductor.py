@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.decisions import decision_event
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
@@ -24,6 +24,7 @@ from testbed.control.tracker import Tracker
 from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 from testbed.run import events
+from testbed.run.phases import Phase
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -119,7 +120,6 @@ class Conductor:
             self._recorder.failed_job(live, why)
             return
         live.phase, live.intended = Phase.FAILED, None
-        live.end_trace_s = self.clock.trace_s()
         self._recorder.failed_job(live, why)
         self._completed.append(live.job_id)
         self.executor.bury(live)
@@ -139,9 +139,8 @@ class Conductor:
         if live.ended or len(live.finished_tasks) < len(live.specs):
             return
         live.phase, live.intended, live.running_on, live.migrating_to = Phase.DONE, None, None, None
-        live.end_trace_s = self.clock.trace_s()
         self._recorder.job(live, "done")
-        self.executor.aside(self.executor.forget(live), f"forget job {live.job_id}")
+        self.executor.aside(self.executor.drop_images(live), f"drop images of job {live.job_id}")
         self._completed.append(live.job_id)
         self._wake.set()
 
@@ -225,7 +224,6 @@ class Conductor:
                 continue
             if not live.was_started:
                 live.was_started = True
-                live.start_trace_s = self.clock.trace_s()
                 self._recorder.job(live, "running", self._where(after))
             elif before is None:
                 self._recorder.job(live, "resumed", self._where(after))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
 from testbed.control.live_migration import LiveMigration, LostError, StaysError
 from testbed.control.operations import NoRoomThereError, Operations, SaveError
@@ -17,6 +17,7 @@ from testbed.control.reschedulings import LIVE, Rescheduling
 from testbed.errors import TestbedError
 from testbed.failure_codes import Failure, FailureCode
 from testbed.run import events
+from testbed.run.phases import Phase
 
 _CODES = {
     Verb.START: FailureCode.START_FAILED,
@@ -197,17 +198,18 @@ class Executor:
             Verb.MIGRATE: Phase.MIGRATING,
         }[action.verb]
         live.flight = action
-        self._recorder.intent(number, action, live.guests)
+        self._recorder.intent(number, action, live.guests, _images(live, action))
         task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
         self._flights[action.job_id] = Flight(action, self._recorder.now_s(), task)
 
     async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
         action = pending.action
-        begin_s = self._recorder.now_s()
+        begin_s, earlier = self._recorder.now_s(), len(live.reschedulings)
         phases: dict[str, float] = {}
         caps_cores: list[float] = []
         error: str | None = None
         code = _CODES[action.verb]
+        ended_by: str | None = None  # as a code of the outcome
         stays = lost = False
         full: NoRoomThereError | None = None
         moved = 0
@@ -215,12 +217,13 @@ class Executor:
             for attempt in range(1, self._tries + 1):
                 try:
                     moved = await self._do(live, action, phases, caps_cores)
-                    error = None
+                    error = ended_by = None
                     break
                 except TestbedError as failure:
                     error, code = str(failure), failure.failure_code or _CODES[action.verb]
                     stays, lost = isinstance(failure, StaysError), isinstance(failure, LostError)
                     full = failure if isinstance(failure, NoRoomThereError) else None
+                    ended_by = events.STAYS if stays else events.NO_ROOM if full else code.value
                     hopeless = isinstance(failure, SaveError) or stays or lost or full or attempt == self._tries
                     if live.finished_tasks or live.failure is not None or hopeless:
                         break
@@ -231,7 +234,7 @@ class Executor:
                     )
                     await asyncio.sleep(0.2 * 2**attempt)
         except asyncio.CancelledError:
-            error = "cancelled"
+            error = ended_by = events.CANCELLED
             raise
         finally:
             del self._flights[action.job_id]
@@ -239,7 +242,9 @@ class Executor:
             self._room.over(number, int(asyncio.get_running_loop().time() * 1e9))
             self._recorder.outcome(
                 number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
-                moved=moved, error=error, phases=phases, caps_cores=caps_cores,
+                moved=moved, error=error, code=ended_by, phases=phases, caps_cores=caps_cores,
+                record=next(iter(live.reschedulings[earlier:]), None),
+                images=live.images if action.verb is Verb.SAVE and error is None else (),
             )  # fmt: skip
         if error is not None:
             self._undo(live, action)
@@ -371,7 +376,7 @@ class Executor:
             return
         record.progress_s = max(live.progress_s, record.back_s)
         self._recorder.rescheduling(live, record)
-        self.aside(self._operations.drop_images(live), f"drop images of job {live.job_id}")
+        self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
     def _cut_off(self, live: LiveJob, record: Rescheduling | None, at_s: float) -> None:
         """The job was interrupted again before it had progressed."""
@@ -391,7 +396,7 @@ class Executor:
 
     async def _bury(self, live: LiveJob) -> None:
         await self.withdraw(live)
-        await self._operations.drop_images(live)
+        await self.drop_images(live)
         self.pump()
 
     async def withdraw(self, live: LiveJob) -> None:
@@ -407,10 +412,13 @@ class Executor:
             if live.migrating_to is not None:  # after the source, so that none arrives later
                 await self._operations.stop(live, live.migrating_to)
             live.running_on = live.migrating_to = None
+            self._recorder.journal(events.Cleared(*self._recorder.times(), job=live.job_id))
 
-    async def forget(self, live: LiveJob) -> None:
-        """Remove what an ended job leaves behind."""
-        await self._operations.drop_images(live)
+    def drop_images(self, live: LiveJob) -> Coroutine[None, None, None]:
+        """Let the copies of a job's images count as gone from now on; what is returned deletes them."""
+        if live.image_holders:
+            self._recorder.journal(events.ImagesDropped(*self._recorder.times(), job=live.job_id))
+        return self._operations.drop_images(live)
 
     async def close(self) -> None:
         """Give up everything in flight and wait until it has let go."""
@@ -425,6 +433,16 @@ def _then_to(actions: Sequence[PlannedAction], index: int) -> tuple[int, ...] | 
     """Return where the images of the save at this place of a plan are transferred to, None if they stay."""
     moves = (action.nodes for action in actions if action.verb is Verb.TRANSFER and index in action.after)
     return next(moves, None)
+
+
+def _images(live: LiveJob, action: PlannedAction) -> tuple[str, ...]:
+    """Return the names of the images that an action writes, copies or reads, by task."""
+    match action.verb:
+        case Verb.SAVE:
+            return live.image_names(len(live.reschedulings) + 1)
+        case Verb.TRANSFER | Verb.RESTORE:
+            return tuple(image.image for image in live.images)
+    return ()
 
 
 def _touched(live: LiveJob, action: PlannedAction) -> set[int]:

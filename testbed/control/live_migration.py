@@ -119,6 +119,7 @@ class LiveMigration:
                 raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
         live.running_on = tuple(target if index == task else node for index, node in enumerate(self._running_on(live)))
         if task in live.finished_tasks:
+            self.tell(job=live.job_id, task=task, source=source, target=target, ended=True)
             return None
         elapsed_s = loop.time() - begin_s
         moved = moved or Moved(bytes=0, elapsed_s=elapsed_s, downtime_s=elapsed_s)

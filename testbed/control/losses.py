@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
 from testbed.control.liveness import Change, Standing
@@ -14,6 +14,7 @@ from testbed.control.recorder import Recorder
 from testbed.errors import TestbedError
 from testbed.failure_codes import Failure, FailureCode
 from testbed.run import events
+from testbed.run.phases import Phase
 
 
 class Losses:
@@ -69,11 +70,19 @@ class Losses:
             await self._operations.stop_guests(node.index, self._strangers(node.index, guests))
         except TestbedError as error:
             self._recorder.journal(events.Welcome(*self._recorder.times(), node=node.name, error=str(error)))
+            missing: set[str] = set()
         else:
-            for live in self._cluster.active():
-                self._miss_images(live, node, images)
+            held = {holder for live in self._cluster.active() for holder in live.image_holders}
+            missing = {image for where, image in held if where == node.index} - images
+        self._cluster.node_reachable[node.index] = node.online
+        self._recorder.journal(
+            events.Returned(
+                *self._recorder.times(), node=node.name, reachable=node.online, missing=tuple(sorted(missing))
+            )
+        )
+        for live in self._cluster.active() if missing else ():
+            self._miss_images(live, node, missing)
         if node.online:
-            self._cluster.node_reachable[node.index] = True
             self._executor.pump()
             self._on_change()
 
@@ -87,8 +96,8 @@ class Losses:
         }
         return (guests & self._names) - expected
 
-    def _miss_images(self, live: LiveJob, node: Node, images: frozenset[str]) -> None:
-        gone = {(index, name) for index, name in live.image_holders if index == node.index and name not in images}
+    def _miss_images(self, live: LiveJob, node: Node, missing: set[str]) -> None:
+        gone = {(index, name) for index, name in live.image_holders if index == node.index and name in missing}
         live.image_holders -= gone
         if live.phase is not Phase.SAVED or live.saved_on is None:
             return
@@ -122,11 +131,11 @@ class Losses:
         await self._executor.withdraw(live)
         images_on = self._whole_images(live)
         if images_on is None:
-            await self._operations.drop_images(live)
+            await self._executor.drop_images(live)
         live.begin_again(images_on)
         self._names |= set(live.guests)
         self._on_new_life(live)
-        self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning")
+        self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
         self._on_change()
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
@@ -149,20 +158,22 @@ class Losses:
         active = self._cluster.active()
         for live in active:
             lost = [self._lost[node] for node in live.saved_on or () if node in self._lost]
+            why: Failure | None = None
             if lost:
-                live.stranded = Failure(lost[0].code, f"its image is away: {lost[0].text}")
-            elif can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
-                live.stranded = None
-            else:
-                live.stranded = Failure(FailureCode.DOES_NOT_FIT, f"does not fit on the {nodes} nodes that are left")
+                why = Failure(lost[0].code, f"its image is away: {lost[0].text}")
+            elif not can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes):
+                why = Failure(FailureCode.DOES_NOT_FIT, f"does not fit on the {nodes} nodes that are left")
+            if why != live.stranded:
+                live.stranded = why
+                self._recorder.stranded(live, why)
         stranded = [(live, live.stranded) for live in active if live.stranded is not None and not live.withdrawn]
         if not more and not self._suspect and len(stranded) == len(active):
-            for live, why in stranded:
+            for live, reason in stranded:
                 if (
                     self._restarts
                     and live.saved_on is not None
                     and can_ever_run(live.job.tasks, live.job.mem_req_frac, nodes)
                 ):
-                    self._lose_guests(live, why)
+                    self._lose_guests(live, reason)
                 else:
-                    self._on_failed(live, why)
+                    self._on_failed(live, reason)

@@ -19,10 +19,11 @@ from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.control.replies import Nodes
 from testbed.errors import RunError, TestbedError, shown
 from testbed.failure_codes import FailureCode
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 
 MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of what the broker lets through

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -294,13 +294,12 @@ class Operations:
         placed = self._placed(live)
         deadline_s = self._bulk_s(live.memory_mib)
         begin_s = asyncio.get_running_loop().time()
-        # a name of its own a save: a late deletion of an older image cannot hit this one
-        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
+        names = live.image_names(len(live.reschedulings))
+        live.image_holders.update((node, names[spec.task]) for node, spec in placed)
         held = await self._hold(placed, names if store in ("", DISK) else ())
         hold_s = asyncio.get_running_loop().time() - begin_s
         points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
-        live.image_holders.update((node, names[spec.task]) for node, spec in placed)
         together = max((point for point in points if point is not None), default=None)
         saved = await self._save_all(
             {
@@ -448,10 +447,13 @@ class Operations:
             return_exceptions=True,
         )
 
-    async def drop_images(self, live: LiveJob) -> None:
-        """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""
+    def drop_images(self, live: LiveJob) -> Coroutine[None, None, None]:
+        """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up.
+
+        The copies count as gone from the call on, so that images that a save writes meanwhile are not among them.
+        """
         holders, live.image_holders = live.image_holders, set()
-        await self._drop(holders)
+        return self._drop(holders)
 
     async def _drop(self, holders: Iterable[tuple[int, str]]) -> None:
         """Delete images, by node and name, as far as the nodes can be reached."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from testbed.bus.messages import AgentLimit
+from testbed.bus.messages import AgentLimit, ImageRef
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
@@ -189,20 +189,40 @@ class Recorder:
             },
         )
 
-    def job(self, live: LiveJob, state: JobState, text: str = "") -> None:
-        """A job changed its state; one that failed has a function of its own."""
-        self._job(live, state, detail=text or None)
+    def job(self, live: LiveJob, state: JobState, text: str = "", images_on: Sequence[int] = ()) -> None:
+        """A job changed its state; one that failed has a function of its own.
+
+        The times of its start and of its end are those of the entry. `images_on` are the nodes of the images from which
+        it runs again.
+        """
+        times = self.times()
+        if state == "running":
+            live.start_trace_s = times[1]
+        elif state == "done":
+            live.end_trace_s = times[1]
+        self._job(live, state, times, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
     def failed_job(self, live: LiveJob, why: Failure) -> None:
-        """A job failed: its entry always has a code."""
-        self._job(live, "failed", code=why.code.value, detail=why.text)
+        """A job failed: its entry always has a code, and its end is the time of it, unless it had ended before."""
+        times = self.times()
+        if live.end_trace_s is None:
+            live.end_trace_s = times[1]
+        self._job(live, "failed", times, code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 
+    def stranded(self, live: LiveJob, why: Failure | None) -> None:
+        """A job cannot be placed while nodes are lost, or can be placed again."""
+        code, detail = (None, None) if why is None else (why.code.value, why.text)
+        self.journal(events.Stranded(*self.times(), job=live.job_id, code=code, detail=detail))
+
     def _job(
-        self, live: LiveJob, state: JobState | Literal["failed"], *, code: str | None = None, detail: str | None
-    ) -> None:
-        self.journal(events.Job(*self.times(), job=live.job_id, state=state, code=code, detail=detail))
+        self, live: LiveJob, state: JobState | Literal["failed"], times: tuple[float, float], *,
+        code: str | None = None, detail: str | None, images_on: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.journal(
+            events.Job(*times, job=live.job_id, state=state, code=code, detail=detail, images_on=tuple(images_on))
+        )
         fields: dict[str, Value] = {
             "state": state,
             "trace_s": self.trace_s(),
@@ -226,12 +246,14 @@ class Recorder:
         """Show one line to whoever watches."""
         self.watch(self.trace_s(), text)
 
-    def intent(self, number: int, action: PlannedAction, guests: Sequence[str]) -> None:
+    def intent(
+        self, number: int, action: PlannedAction, guests: Sequence[str], images: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         """An operation is about to begin; written before its first command. Raises `RunError` if it cannot be."""
         self.journal(
             events.Intent(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
-                yield_frac=action.yield_frac, guests=tuple(guests),
+                yield_frac=action.yield_frac, guests=tuple(guests), images=tuple(images),
             )
         )  # fmt: skip
         if self.directory.failure is not None:
@@ -258,13 +280,19 @@ class Recorder:
 
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,
-        phases: Mapping[str, float], caps_cores: Sequence[float] = (),
+        phases: Mapping[str, float], code: str | None = None, caps_cores: Sequence[float] = (),
+        record: Rescheduling | None = None, images: Sequence[ImageRef] = (),
     ) -> None:  # fmt: skip
-        """An operation ended; `caps_cores` are the caps in force after it by task, as read back, if it set some."""
+        """An operation ended, with `code` if it failed.
+
+        `caps_cores` are the caps in force after it by task, as read back, if it set some; `record` is the rescheduling
+        that it began; `images` are those that it wrote.
+        """
         self.journal(
             events.Outcome(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
-                ok=error is None, error=error,
+                ok=error is None, error=error, code=code, reason=None if record is None else record.reason,
+                images=tuple([events.Image(name=each.image, bytes=each.bytes, digest=each.digest) for each in images]),
                 elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
                 caps_cores=tuple([round(cores, 6) for cores in caps_cores]), **_rounded(phases),
             )
@@ -305,7 +333,7 @@ class Recorder:
         """
         event = events.Migration(*self.times(), job=job, task=task, source=source, target=target, **entry)
         self.journal(event)
-        if event.error is not None:
+        if event.error is not None or event.ended:
             return
         tags = {"job": str(job), "task": str(task), "source": self._name(source), "node": self._name(target)}
         fields: dict[str, Value] = {name: value for name, value in entry.items() if value is not None}

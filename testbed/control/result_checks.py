@@ -22,8 +22,9 @@ from secrets import SystemRandom
 import msgspec
 
 from testbed.bus.messages import GuestSpec
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.run.events import Results
+from testbed.run.phases import Phase
 
 _MESSAGE_S = 40e-6  # to work out what a rank receives in a message, and for each byte of it
 _BYTE_S = 1e-9

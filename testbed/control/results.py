@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.reschedulings import LIVE
 from testbed.control.scenario import BoundTable
 from testbed.measure.bound import bound
+from testbed.run.phases import Phase
 
 if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
     from testbed.control.recorder import CapWindow, Recorder

@@ -26,7 +26,7 @@ from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
@@ -342,7 +342,11 @@ class _Session:
         begin_s = recorder.now_s()
         clock.start()
         self._write_manifest(fleet, rates)
-        recorder.journal(events.Replay(*recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, self._jobs))))
+        recorder.journal(
+            events.Replay(
+                *recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, jobs)), nodes=tuple(recorder.node_names)
+            )
+        )
         recorder.stage("prepare", begin_s)
         beside = [
             asyncio.create_task(fleet.watch(), name="watch nodes"),
@@ -468,8 +472,9 @@ class _Session:
         ) from error
 
 
-def _trace_job(job: Job) -> events.TraceJob:
+def _trace_job(live: LiveJob) -> events.TraceJob:
     """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
+    job = live.job
     return events.TraceJob(
         job=job.job_id,
         submit_time_s=job.submit_time_s,
@@ -477,6 +482,8 @@ def _trace_job(job: Job) -> events.TraceJob:
         cpu_need_frac=job.cpu_need_frac,
         mem_req_frac=job.mem_req_frac,
         run_time_s=job.run_time_s,
+        memory_mib=live.memory_mib,
+        cpu_cores=live.specs[0].cpu_cores,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from testbed.control.cluster import Cluster, Phase
+from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
 from testbed.control.fleet import Fleet
+from testbed.run.phases import Phase
 
 
 @dataclass(frozen=True, slots=True)

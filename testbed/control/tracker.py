@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestEvent
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.failure_codes import Failure, FailureCode, known_code
 from testbed.run import events
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0

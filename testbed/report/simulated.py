@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from testbed.control.planner import stable_nodes
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
 from testbed.policies.batch import BatchPolicy
@@ -21,6 +20,7 @@ from testbed.policies.view import Policy
 from testbed.report.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
 from testbed.run.events import Decision, Rescheduling, View
 from testbed.run.journal import is_decision, never, read_events
+from testbed.run.phases import stable_nodes
 from testbed.simulation.batch import batch_run, schedule_batch
 from testbed.simulation.by_views import Placement, simulate_by_views
 from testbed.simulation.overheads import Overheads, constant

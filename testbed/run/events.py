@@ -11,34 +11,30 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-VERSION: Final = 2
+from testbed.run.decision_entry import Choice as Choice  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import Decision as Decision  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import Trigger as Trigger  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import View as View  # noqa: PLC0414  # one of the names of this module
+from testbed.run.entry import (
+    ActionNumber,
+    Error,
+    ImageName,
+    JobId,
+    LaterCode,
+    NodeIndex,
+    NodeName,
+    Reason,
+    Task,
+    TaskNodes,
+    VerbName,
+    about,
+)
+from testbed.run.entry import Entry as Entry  # noqa: PLC0414  # one of the names of this module
+
+VERSION: Final = 3
 """Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
-
-
-def about(meaning: str, unit: str = "") -> Meta:
-    """Describe a field; without `unit` the unit follows from the end of the field's name."""
-    return Meta(description=meaning, extra={"unit": unit} if unit else None)
-
-
-JobId: TypeAlias = Annotated[int, about("id of the job in the trace")]
-Task: TypeAlias = Annotated[int, about("number of the task in its job, from 0")]
-NodeIndex: TypeAlias = Annotated[int, about("number of the node")]
-NodeName: TypeAlias = Annotated[str, about("name of the node")]
-TaskNodes: TypeAlias = Annotated[tuple[int, ...], about("node of each task, by number")]
-ActionNumber: TypeAlias = Annotated[int, about("number of the operation in this run")]
-VerbName: TypeAlias = Annotated[str, about("`start`, `cap`, `save`, `transfer`, `restore` or `migrate`")]
-Error: TypeAlias = Annotated[str, about("what went wrong, for a person")]
-LaterCode: TypeAlias = Annotated[str | None, about("why, as a code; this version does not write it")]
-Reason: TypeAlias = Annotated[str, about("why, for a person")]
-
-
-class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
-    """Base of all events."""
-
-    t_s: Annotated[float, about("wall seconds since the run began, by the controller's monotonic clock")]
-    trace_s: Annotated[float, about("trace time", "trace s")]
 
 
 # --- the run -----------------------------------------------------------------------------------------------
@@ -65,7 +61,7 @@ class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
     ]
 
 
-class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job of the trace; seconds are trace seconds."""
 
     job: JobId
@@ -74,6 +70,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     cpu_need_frac: Annotated[float, about("CPU need of a task, as a share of a node")]
     mem_req_frac: Annotated[float, about("memory requirement of a task, as a share of a node")]
     run_time_s: Annotated[float, about("run time on dedicated nodes", "trace s")]
+    memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
+    cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
@@ -81,6 +79,9 @@ class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
 
     jobs: Annotated[int, about("number of jobs in the trace")]
     trace: Annotated[tuple[TraceJob, ...], about("the jobs of the trace; older journals do not have them")] = ()
+    nodes: Annotated[
+        tuple[str, ...], about("names of the nodes, in the order of their numbers; journals before version 3 lack it")
+    ] = ()
 
 
 class Teardown(Entry, frozen=True, kw_only=True, tag="teardown"):
@@ -104,49 +105,6 @@ class Aborted(Entry, frozen=True, kw_only=True, tag="aborted"):
 # --- decisions and jobs ------------------------------------------------------------------------------------
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy saw: one row per job in the system in the columns of jobs, to the last bit."""
-
-    time_s: Annotated[float, about("time of the decision", "trace s")]
-    node_available: Annotated[tuple[bool, ...], about("whether a node can be used, per node")]
-    job_id: Annotated[tuple[int, ...], about("ids of the jobs")]
-    submit_time_s: Annotated[tuple[float, ...], about("times of submission", "trace s")]
-    tasks: Annotated[tuple[int, ...], about("numbers of tasks")]
-    cpu_need_frac: Annotated[tuple[float, ...], about("CPU needs of a task, as shares of a node")]
-    mem_req_frac: Annotated[tuple[float, ...], about("memory requirements of a task, as shares of a node")]
-    virtual_time_s: Annotated[tuple[float, ...], about("work done so far", "trace s on dedicated nodes")]
-    state: Annotated[tuple[int, ...], about("states: 0 waiting, 1 running, 2 paused")]
-    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a task without one")]
-    start_time_s: Annotated[tuple[float | None, ...], about("times of the first start, null before", "trace s")]
-    estimate_s: Annotated[tuple[float | None, ...], about("estimated run times, null without", "trace s")]
-
-
-class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy was asked for."""
-
-    completed: Annotated[tuple[int, ...], about("ids of jobs that ended since the last decision")]
-    submitted: Annotated[tuple[int, ...], about("ids of jobs that were submitted, or are tried again")]
-    periodic: Annotated[bool, about("whether it is the policy's periodic pass")]
-    changed: Annotated[bool, about("whether the available nodes changed, or an operation failed")]
-
-
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy chose; the rows are those of the view."""
-
-    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a job that shall wait")]
-    yield_frac: Annotated[tuple[float, ...], about("yields of the jobs, as shares of their CPU needs")]
-
-
-class Decision(Entry, frozen=True, kw_only=True, tag="decision"):
-    """The policy decided what runs where."""
-
-    decide_s: Annotated[float, about("time that the policy took")]
-    policy: Annotated[str, about("name of the scheduling policy")]
-    view: Annotated[View, about("what the policy saw")]
-    event: Annotated[Trigger, about("what the policy was asked for")]
-    decision: Annotated[Choice, about("what the policy chose")]
-
-
 class Job(Entry, frozen=True, kw_only=True, tag="job"):
     """A job changed its state."""
 
@@ -160,6 +118,17 @@ class Job(Entry, frozen=True, kw_only=True, tag="job"):
     ]
     code: Annotated[str | None, about("why it failed, as one of the codes below; only of failed jobs")] = None
     detail: Annotated[str | None, about("the nodes, or the reason, for a person")] = None
+    images_on: Annotated[
+        tuple[int, ...], about("node of the image of each task, by number; only of jobs that run `again` from images")
+    ] = ()
+
+
+class Stranded(Entry, frozen=True, kw_only=True, tag="stranded"):
+    """A job cannot be placed while nodes are lost, and is hidden from the policy; or can be placed again."""
+
+    job: JobId
+    code: Annotated[str | None, about("why, as one of the codes below; without it the job can be placed again")] = None
+    detail: Annotated[str | None, about("why, for a person")] = None
 
 
 class Results(Entry, frozen=True, kw_only=True, tag="results"):
@@ -198,6 +167,9 @@ class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
     nodes: TaskNodes
     yield_frac: Annotated[float, about("yield that it brings, as a share of the CPU need; 0 for none")]
     guests: Annotated[tuple[str, ...], about("names of the guests")]
+    images: Annotated[
+        tuple[str, ...], about("names of the images that it writes, copies or reads, per task; none before version 3")
+    ] = ()
 
 
 class NoRoom(Entry, frozen=True, kw_only=True, tag="no-room"):
@@ -220,6 +192,19 @@ class Retry(Entry, frozen=True, kw_only=True, tag="retry"):
     code: LaterCode = None
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """The image of one saved guest."""
+
+    name: ImageName
+    bytes: Annotated[int, about("its size")]
+    digest: Annotated[str, about("its checksum")]
+
+
+CANCELLED: Final = "cancelled"
+STAYS: Final = "stays"
+NO_ROOM: Final = "no-room"
+
+
 class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
     """An operation ended. Its phases are those of the slowest guest, as the agents measured them."""
 
@@ -232,7 +217,19 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
     elapsed_s: Annotated[float, about("from the first command to the last answer")]
     waited_s: Annotated[float, about("from the plan to the first command")]
     bytes: Annotated[int, about("image bytes written, sent or read, or bytes sent by a live migration")]
-    code: LaterCode = None
+    code: Annotated[
+        str | None,
+        about(
+            "why it failed: one of the codes below, `cancelled` (given up), `stays` (guests run where they were) or "
+            "`no-room` (for images); journals before version 3 do not have it"
+        ),
+    ] = None
+    reason: Annotated[
+        str | None, about("`preemption` or `migration`, if it interrupted the job; journals before version 3 lack it")
+    ] = None
+    images: Annotated[
+        tuple[Image, ...], about("the images that a save wrote, per task; journals before version 3 lack them")
+    ] = ()
     caps_cores: Annotated[tuple[float, ...], about("CPU caps in force after it, as read back, per task")] = ()
     hold_s: Annotated[float | None, about("until the guest was held")] = None
     hold_skew_s: Annotated[float | None, about("between the first and the last guest held, by the nodes' clocks")] = (
@@ -247,6 +244,15 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
     downtime_s: Annotated[float | None, about("for which a guest stood still in a live migration")] = None
     migrate_s: Annotated[float | None, about("until the guest had migrated live")] = None
 
+    @property
+    def failure_code(self) -> str | None:
+        """Why it failed, as a code; that of a journal before version 3 follows from its text, as far as it does."""
+        if self.ok or self.code is not None:
+            return self.code
+        if self.error == "cancelled":
+            return CANCELLED
+        return STAYS if self.verb == "migrate" else None
+
 
 class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
     """One guest migrated live, or did not: then `error` says why, and the keys after it where the guest was."""
@@ -256,6 +262,7 @@ class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
     source: Annotated[int, about("number of the node that it left")]
     target: Annotated[int, about("number of the node that it went to")]
     error: Annotated[str | None, about("why it did not migrate, for a person")] = None
+    ended: Annotated[bool, about("whether the guest ended instead; it counts as at its target")] = False
     at_source: Annotated[bool | UnsetType | None, about("whether the source had the guest then; null if unknown")] = (
         UNSET
     )
@@ -269,6 +276,18 @@ class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
     elapsed_s: Annotated[float | None, about("from the order until it ran at its new node")] = None
     downtime_s: Annotated[float | None, about("for which it stood still")] = None
     rounds: Annotated[int | None, about("passes over its memory")] = None
+
+
+class Cleared(Entry, frozen=True, kw_only=True, tag="cleared"):
+    """All guests of a job that failed or was withdrawn are destroyed: it holds no memory. Not before version 3."""
+
+    job: JobId
+
+
+class ImagesDropped(Entry, frozen=True, kw_only=True, tag="images-dropped"):
+    """All copies of the images of a job are to be deleted: they count as gone. Not before version 3."""
+
+    job: JobId
 
 
 class Penalty(Entry, frozen=True, kw_only=True):
@@ -380,6 +399,14 @@ class Welcome(Entry, frozen=True, kw_only=True, tag="welcome"):
     error: Error
 
 
+class Returned(Entry, frozen=True, kw_only=True, tag="returned"):
+    """A node that had come back was asked for its guests and images. Not before version 3."""
+
+    node: NodeName
+    reachable: Annotated[bool, about("whether it can be commanded; false if it went away again meanwhile")]
+    missing: Annotated[tuple[str, ...], about("names of images of this run that it does not have any more")] = ()
+
+
 # --- what records the run ----------------------------------------------------------------------------------
 
 
@@ -398,8 +425,9 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 
 Event: TypeAlias = (
-    Begin | Calibration | Replay | Decision | Job | Intent | NoRoom | Retry | Outcome | Migration | Rescheduling
-    | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Welcome | Results | Doubt | Unchecked
+    Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
+    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Welcome
+    | Returned | Results | Doubt | Unchecked
     | RecorderFailed | Refused | Aborted | Teardown | Clock
 )  # fmt: skip
 

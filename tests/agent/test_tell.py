@@ -14,8 +14,9 @@ from node_agent.drivers.protocol import Happening
 from node_agent.tell import tell
 from node_agent.verifier import Answer, Verifier
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.control.tracker import Tracker
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 

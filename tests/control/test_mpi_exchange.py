@@ -11,9 +11,10 @@ import pytest
 from testbed.bus.messages import GuestEvent, GuestSpec, MpiPass, ProgramSpec, Reply
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
 from testbed.control import mpi_exchange
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.control.mpi_exchange import PASS_TRIES, MpiExchange, MpiSession
 from testbed.errors import TestbedError
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 

@@ -16,7 +16,7 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.node_messages import MOST_TELEMETRY_BYTES, QUOTAS, Bucket, Gate, Quota
 from testbed.control.paced_lines import PacedLines
@@ -25,6 +25,7 @@ from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
 from testbed.workload.jobs import Job
 

@@ -16,7 +16,7 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
@@ -26,6 +26,7 @@ from testbed.control.step_meter import StepMeter
 from testbed.control.tracker import Tracker
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 FACTS = NodeFacts(

@@ -20,10 +20,11 @@ from node_agent.programs.task import TOPOLOGIES, Task
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.calibration.specimen import Specimen
 from testbed.control import session
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.control.dedicated import _waiter
 from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
 from testbed.control.work_rates import TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 UNTIL_DONE_S = 1e9
