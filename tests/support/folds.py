@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,16 @@ import pytest
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.session import RunResult, _Session
 from testbed.errors import TestbedError
-from testbed.run.history import History, fold
+from testbed.run.events import Known
+from testbed.run.history import History
 from testbed.run.job_history import Interruption, JobHistory
 from testbed.run.journal import read_events
-from testbed.run.phases import ENDED, Phase
+from testbed.run.phases import COURSES, ENDED, Phase
 
+_IN_MEMORY = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SAVING, Phase.RESTORING, Phase.MIGRATING})
+_UNDER_WAY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.RESTORING, Phase.MIGRATING})
+_FROM_IMAGES = frozenset({Phase.SAVED, Phase.TRANSFERRING, Phase.RESTORING})
+_WITHOUT_IMAGES = frozenset({Phase.WAITING, Phase.RUNNING, Phase.SAVING})
 # a guest that migrates live is between two lives: whether it progressed counts again when it has arrived
 _PROGRESS_KNOWN = frozenset(Phase) - ENDED - {Phase.MIGRATING}
 
@@ -150,6 +155,44 @@ def differences(cluster: Cluster, history: History) -> list[str]:
     return found
 
 
+def faults_of(history: History, memory_mib: Sequence[int]) -> list[str]:
+    """Return what no legal state has: places that do not go with the phase, or more memory held than there is."""
+    found = []
+    for job in history.jobs.values():
+        phase, held, told = job.phase, job.running_on is not None, job.withdrawn
+        course = None if job.flight is None else COURSES[job.flight.verb]
+        rules = {
+            "runs nowhere": held or told or phase not in _IN_MEMORY,
+            "runs although it does not": not held or phase in {*_IN_MEMORY, Phase.FAILED},
+            "has no images": job.saved_on is not None
+            or phase not in {Phase.SAVED, Phase.TRANSFERRING, Phase.RESTORING},
+            "has images although it runs": job.saved_on is None
+            or phase not in {Phase.WAITING, Phase.RUNNING, Phase.SAVING},
+            "is somewhere else": job.migrating_to is None or held,
+            "is not under way": course is None or job.ended or phase is course.during,
+            "is under way without an operation": course is not None or told or phase not in _UNDER_WAY,
+            "is done before its tasks": phase is not Phase.DONE or len(job.finished_tasks) == job.tasks,
+            "is wanted although it cannot run": job.wanted is None or job.active,
+            "failed without a reason": (phase is Phase.FAILED) == (job.failure_code is not None),
+        }
+        found += [f"job {job.job}, {job.described()}: it {rule}" for rule, holds in rules.items() if not holds]
+    for node, most_mib in enumerate(memory_mib):
+        held_mib = sum(history.jobs[job].memory_mib or 0 for job, _ in history.on_node(node))
+        if held_mib > most_mib:
+            found.append(f"node {node}: {held_mib} MiB are held: it has {most_mib} MiB")
+    return found
+
+
+def fold_each(journal: Iterable[Known], memory_mib: Sequence[int] = ()) -> History:
+    """Return the fold of a journal; raises `AssertionError` for the first event that leads to an illegal state."""
+    history = History()
+    for event in journal:
+        history.apply(event)
+        found = faults_of(history, memory_mib)
+        assert found == [], f"after {event}: {found}"
+    return history
+
+
 @contextlib.contextmanager
 def folds_compared() -> Iterator[list[str]]:
     """Compare the controller with its journal at the end of each run inside the block; yield what differs.
@@ -162,8 +205,9 @@ def folds_compared() -> Iterator[list[str]]:
     def compare(self: _Session, *, complete: bool) -> RunResult:
         directory = self._recorder.directory
         try:
-            history = fold(read_events(directory.path / "events.jsonl"))
-        except TestbedError as error:
+            memory_mib = [node.memory_mib for node in self._scenario.nodes]
+            history = fold_each(read_events(directory.path / "events.jsonl"), memory_mib)
+        except (TestbedError, AssertionError) as error:
             found.append(f"{directory.path}: {error}")
         else:
             if self.cluster is not None and history.replay is not None and directory.failure is None:
@@ -177,7 +221,7 @@ def folds_compared() -> Iterator[list[str]]:
 
 def check_directory(run: Path) -> History:
     """Compare the fold of the journal of a run, whose controller was a process of its own, with its results."""
-    history = fold(read_events(run / "events.jsonl"))
+    history = fold_each(read_events(run / "events.jsonl"))
     if not (run / "summary.json").exists():
         return history
     summary = json.loads((run / "summary.json").read_text())
