@@ -98,7 +98,7 @@ class Tracker:
         )
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
-        elif not live.ended and node in live.places(task):
+        elif not live.ended and not live.withdrawn and node in live.places(task):
             self._take(node, live, task, event)
         else:
             return

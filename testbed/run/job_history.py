@@ -216,11 +216,7 @@ class JobHistory:
             case "running" | "paused" | "resumed" | "moving":
                 self._choose(event)
             case "done":
-                if not self.active or self.flight is not None or len(self.finished_tasks) < self.tasks:
-                    reason = "expected a job without an operation under way, all of whose tasks have ended"
-                    raise self.illegal(event, Phase.DONE, reason)
-                self.phase, self.end_trace_s = Phase.DONE, event.trace_s
-                self.wanted = self.running_on = self.migrating_to = None
+                self._done(event)
             case "failed":
                 self._fail(event, cleared=cleared)
             case "withdrawn":
@@ -248,6 +244,14 @@ class JobHistory:
             self.was_started, self.start_trace_s = True, event.trace_s
         elif event.state == "resumed" and self.interruptions and self.interruptions[-1].wanted_s is None:
             self.interruptions[-1].wanted_s = event.t_s
+
+    def _done(self, event: events.Job) -> None:
+        over = self.flight is None and len(self.finished_tasks) >= self.tasks
+        if not self.active or self.withdrawn or not over:
+            reason = "expected a job without an operation under way, all of whose tasks have ended"
+            raise self.illegal(event, Phase.DONE, reason)
+        self.phase, self.end_trace_s = Phase.DONE, event.trace_s
+        self.wanted = self.running_on = self.migrating_to = None
 
     def _fail(self, event: events.Job, *, cleared: bool) -> None:
         legal = self.active or (self.phase is Phase.DONE and self.failure_code is None)
@@ -422,7 +426,7 @@ class JobHistory:
         if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
             del self.unchecked[task]
             return
-        if self.ended or event.node not in self.places(task):
+        if self.ended or self.withdrawn or event.node not in self.places(task):
             return
         units = event.detail.get("units")
         if event.event == "progress":

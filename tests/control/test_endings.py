@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rehearsal import Watcher, five_jobs, rehearse
+from test_outages import Disturbed
 
 from testbed.bus.messages import GuestEvent
 from testbed.control.cluster import LiveJob
@@ -48,3 +50,24 @@ def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
     assert result.summary["done"] == 4
     (reason,) = result.summary["failed"].values()
     assert reason == "task 0: killed"
+
+
+def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, reporting = Operations.stop, iter([True])
+
+    async def stop_late(self: Operations, live: LiveJob, nodes: Sequence[int]) -> None:
+        if live.withdrawn and next(reporting, False):
+            for node, guest in zip(nodes, live.guests, strict=True):
+                done = GuestEvent(node="node", guest=guest, event="done", mono_ns=1, detail={"checksum": "null"})
+                self._nodes.on_guest_event(node, done)
+        await stop(self, live, nodes)
+
+    monkeypatch.setattr(Operations, "stop", stop_late)
+    world = Disturbed(lambda world: world.kill("node-0", 5.0))
+    summary, journal = world.run(tmp_path, five_jobs(), on_guest_loss="restart")
+    assert next(reporting, None) is None, "a job was withdrawn"
+    ends = [entry["job"] for entry in journal if entry["kind"] == "job" and entry["state"] == "done"]
+    assert sorted(ends) == [1, 2, 3, 4, 5]
+    assert summary["done"] == 5
