@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
+from testbed.bus.guest_details import detail_of
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
 from testbed.bus.quotas import Bucket, Quota
 from testbed.bus.telemetry import Telemetry
@@ -85,4 +86,11 @@ class Gate:
             )
             raise SuspiciousError(ActKind.BAD_MESSAGE, what)
         detail = told(event.event, event.detail)
-        return msgspec.structs.replace(event, detail=detail), len(event.detail) - len(detail)
+        left_out = len(event.detail) - len(detail)
+        event = msgspec.structs.replace(event, detail=detail)
+        try:
+            detail_of(event)
+        except BadRecordError as error:
+            what = f"bad record on {topic}: detail of {event.event}: {error.reason}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what) from None
+        return event, left_out

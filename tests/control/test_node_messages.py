@@ -81,6 +81,15 @@ def test_real_details_are_kept_as_they_are() -> None:
         (event({}, guest="../x"), ActKind.BAD_MESSAGE, "guest '../x'"),
         (event({}, event="X" * 1000), ActKind.BAD_MESSAGE, "expected names"),
         (event({"x": "y" * MOST_EVENT_BYTES}), ActKind.BAD_MESSAGE, f"expected at most {MOST_EVENT_BYTES}"),
+        (
+            event({"units": "5"}),
+            ActKind.BAD_MESSAGE,
+            "detail of progress: Expected `int | null`, got `str`",
+        ),
+        (event({"units": -1}, event="ended"), ActKind.BAD_MESSAGE, "detail of ended: Expected `int` >= 0"),
+        (event({"reason": 7}, event="failed"), ActKind.BAD_MESSAGE, "detail of failed: Expected `str`, got `int`"),
+        (event({"found": 1e9}, event="drift"), ActKind.BAD_MESSAGE, "detail of drift: Expected `float` <="),
+        (event({"silent_s": True}, event="healed"), ActKind.BAD_MESSAGE, "detail of healed: Expected `float"),
         (event({}, node="n1"), ActKind.FALSE_REPORT, "a GuestEvent says node = 'n1': expected 'n0'"),
     ],
 )

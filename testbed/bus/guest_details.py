@@ -1,0 +1,77 @@
+"""What guests report with their events, typed: a union with one kind for each event, told apart by the event's name.
+
+Agents of earlier versions may leave fields out; fields that only a later version knows are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias, get_args
+
+import msgspec
+
+from testbed.bus.messages import GuestEvent
+from testbed.bus.numbers import Count, Seconds
+from testbed.bus.records import convert
+from testbed.limits import MOST_NODE_CORES
+
+Found: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=MOST_NODE_CORES)]
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all details."""
+
+
+class Progress(Detail, frozen=True, kw_only=True, tag="progress"):
+    """The first progress since a start or a restore."""
+
+    units: Count | None = None
+
+
+class Done(Detail, frozen=True, kw_only=True, tag="done"):
+    """A guest ended well; `verified` if its checksum was found right, else `unverified` may say why not."""
+
+    units: Count | None = None
+    checksum: str = ""
+    messages: Count = 0
+    steps: Count | None = None
+    longest_s: Seconds | None = None
+    compute_s: Seconds | None = None
+    comm_s: Seconds | None = None
+    verified: bool | None = None
+    unverified: str = ""
+
+
+class Ended(Done, frozen=True, kw_only=True, tag="ended"):
+    """A guest ended well, and its result is still being checked."""
+
+
+class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
+    """A guest ended with an error, or its result is wrong."""
+
+    reason: str = "it ended without a word"
+    code: str | None = None
+
+
+class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
+    """Another cap was in force than the wanted one, in cores; -1 if there was none."""
+
+    wanted: Found | None = None
+    found: Found | None = None
+
+
+class Healed(Detail, frozen=True, kw_only=True, tag="healed"):
+    """A guest reports again after so many seconds of silence."""
+
+    silent_s: Seconds | None = None
+    attachments: Count = 0
+
+
+GuestDetail: TypeAlias = Progress | Done | Ended | Failed | Drift | Healed
+EVENTS: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(GuestDetail))
+
+
+def detail_of(event: GuestEvent) -> GuestDetail | None:
+    """Return the typed detail of an event, None of an event of another kind; raises `BadRecordError`."""
+    if event.event not in EVENTS:
+        return None
+    return convert({**event.detail, "event": event.event}, GuestDetail)  # type: ignore[arg-type]  # a union
