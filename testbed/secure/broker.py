@@ -30,10 +30,11 @@ _ANYTHING = ("#", "$share/#", "+/#")  # the first leaves out what begins with $
 SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
 
 
-def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> str:
+def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parted: str = "") -> str:
     """Return the access rules of agents.
 
-    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease.
+    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease. In the name of
+    the node `parted`, if any, nothing but its status may be written: `testbed.secure.farewell` needs that.
     """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
@@ -43,6 +44,9 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> st
             *(f"topic read {each}" for each in topics.readable_by(lab, node)),
             *(f"topic write {topics.reply_topic(lab, controller, node)}" for controller in controllers),
         ]
+    if parted:
+        lines += ["", f"user {topics.check_name('node', parted)}"]
+        lines += [f"topic write {topics.node_topic(lab, parted, 'status')}"]
     return "\n".join(lines) + "\n"
 
 
