@@ -43,7 +43,7 @@ def hand_out(authority: Authority, path: Path, party: Party, name: str) -> tuple
         _to_head(authority, hosts, hosts.head, gone, reached, failed)
     let_in = authority.let_in("node")
     nodes = [host for host in hosts.hosts if host.name in let_in]
-    _note(everywhere(hosts, nodes, to_node(authority.folder / "nodes")), reached, failed)
+    _note(everywhere(hosts, nodes, to_node(authority.folder / "nodes", let_in)), reached, failed)
     if party != "controller":  # nodes do not check certificates of controllers
         unnamed = sorted(set(let_in) - {host.name for host in nodes})
         failed += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ class Machines:
         self.farewells: list[tuple[str, str, bool]] = []
         self.why_not = ""
         self.killed = False
+        self.deaf: set[str] = set()  # whose libvirtd does not read a list
 
     def everywhere(
         self, hosts: Hosts, chosen: list[Host], act: Callable[[Any], str], done: object = None
@@ -70,6 +70,8 @@ class Machine:
 
     def run(self, *words: str, within_s: float = 0) -> str:
         self.machines.ran.append((self.host.name, *words))
+        if words[0] == "sh" and self.host.name in self.machines.deaf:
+            raise RemoteError(self.host.name, "sh", "exit code 1: libvirtd: it has not read its list: Base64")
         return self.machines.path(self.host.name, words[1]).read_text() if words[0] == "cat" else ""
 
     def put(self, source: Path, target: str, mode: int = 0o644) -> None:
@@ -287,24 +289,23 @@ def test_a_broker_of_before_and_a_file_without_head_are_told(
     assert "hosts.toml: it has no [head]: expected the broker's machine" in done.output
 
 
+def test_a_hypervisor_that_does_not_read_its_list_is_a_failure_until_it_does(
+    machines: Machines, authority: Authority, tmp_path: Path
+) -> None:
+    path = hosts_file(tmp_path, head={"ssh": "root@head"})
+    machines.deaf.add("n2")
+    for _ in range(2):
+        done = revoke(authority, path)
+        assert done.return_value == 1
+        assert "not reached: n2: sh: exit code 1: libvirtd: it has not read its list: Base64" in done.output
+    machines.deaf.clear()
+    assert revoke(authority, path).return_value == 0
+    asked = [words[5:] for host, *words in machines.ran if host == "n2"]
+    assert set(map(tuple, asked)) == {("n2", "n3")}, "connections of all others are ended"
+
+
 def test_a_head_is_read_and_kept_by_the_file(tmp_path: Path) -> None:
     path = hosts_file(tmp_path, head={"ssh": "root@head", "reload": ["kill", "-HUP", "7"]})
     assert load_hosts(path).head == Head(ssh="root@head", reload=("kill", "-HUP", "7"))
     with pytest.raises(UserError, match=r"head\.ssh = 'root@-oProxyCommand=x'"):
         load_hosts(hosts_file(tmp_path, head={"ssh": "root@-oProxyCommand=x"}))
-
-
-def test_hypervisors_that_trust_the_labs_agents_get_the_list_too(tmp_path: Path, authority: Authority) -> None:
-    from testbed.remote.lists import _HYPERVISOR
-
-    pki = tmp_path / "pki"
-    for place in (pki / "CA", pki / "qemu"):
-        place.mkdir(parents=True)
-    node = authority.folder / "nodes/n2"
-    (pki / "qemu/ca-cert.pem").write_bytes((node / "peers.pem").read_bytes())
-    (pki / "CA/cacert.pem").write_text("another authority\n")
-    script = _HYPERVISOR.replace("/etc/pki", str(pki))
-    done = subprocess.run(["sh", "-ec", script, node], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, [f"{pki}/qemu/ca-crl.pem"]), done.stderr
-    assert (pki / "qemu/ca-crl.pem").read_bytes() == (node / "peers.crl").read_bytes()
-    assert not (pki / "CA/cacrl.pem").exists(), "a list of an authority that it does not trust shuts everybody out"
