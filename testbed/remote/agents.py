@@ -42,7 +42,7 @@ case "${{1:-}}" in
     rm -f "$pid" "$pid.began"
     from=$(($(wc -c < "$log" 2>/dev/null || echo 0) + 1))
     setsid sh -c 'echo $$ > agent.pid; cut -d" " -f22 /proc/$$/stat > agent.pid.began
-                  exec {command} >> agent.log 2>&1' < /dev/null &
+                  exec "$@" >> agent.log 2>&1' sh {command} < /dev/null &
     for _ in $(seq {within}); do
       sleep 0.2
       if [ -s "$pid.began" ]; then
