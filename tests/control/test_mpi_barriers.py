@@ -39,7 +39,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie, *, before: bool, joins: boo
             return await perform(self, action)
 
         def tell(guest: str, detail: dict[str, object]) -> None:
-            self._happenings.put_nowait(Happening(guest, "mpi-barrier", 0, detail))
+            self._events.put(Happening(guest, "mpi-barrier", 0, detail))
 
         rank = int(action.guest.rpartition("-t")[2])
         if before:
