@@ -192,10 +192,10 @@ class Agent:
 
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
-        async with (
-            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts),
-            self._background(bus, listener, lease),
-        ):
+        responder = Responder(
+            bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts
+        )  # fmt: skip
+        async with responder, self._background(bus, listener, lease, responder):
             _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
 
@@ -240,13 +240,15 @@ class Agent:
         )
 
     @contextlib.asynccontextmanager
-    async def _background(self, bus: Bus, listener: Listener, lease: LeaseWatch) -> AsyncIterator[None]:
+    async def _background(
+        self, bus: Bus, listener: Listener, lease: LeaseWatch, responder: Responder
+    ) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
         self._bounds.relieve = post.set_aside
         tasks = [
-            asyncio.create_task(self._report(post), name="telemetry"),
+            asyncio.create_task(self._report(post, responder), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
             asyncio.create_task(self._events.run(bus, listener), name="guest events"),
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
@@ -271,7 +273,7 @@ class Agent:
         free_mib = self._room.free_mib()
         return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
 
-    async def _report(self, post: Post) -> None:
+    async def _report(self, post: Post, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._virtual else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
@@ -281,7 +283,8 @@ class Agent:
             await asyncio.sleep(next_s - loop.time())
             await self._driver.refresh()
             self._bounds.look(loop.time())
-            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
+            refused = responder.lost_replies + self._events.refused
+            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""

@@ -1,10 +1,15 @@
-"""Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it."""
+"""Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it.
+
+Events wait while too much waits for the broker: they are few, and a run without one of them goes wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from node_agent.drivers.protocol import Happening
 from node_agent.ends import ENDS, Ends
@@ -14,18 +19,23 @@ from node_agent.verifier import Verifier
 from testbed.bus import topics
 from testbed.bus.event_details import told
 from testbed.bus.messages import MPI_BARRIER, GuestEvent, encode
-from testbed.bus.protocol import Bus
+from testbed.bus.protocol import Bus, BusError, FullError
 from testbed.failure_codes import FailureCode
+
+AGAIN_AFTER_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class GuestEvents:
     """Takes what happens to guests by `put`, and publishes it as events of the node once the bus is open.
 
-    `gone(guest)` is called for a guest that has ended, before its end is published.
+    `gone(guest)` is called for a guest that has ended, before its end is published. `refused` counts how often a full
+    outbox took no event.
     """
 
     def __init__(self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None]) -> None:
         self.ends = Ends()
+        self.refused = 0
         self._node = node
         self._topic = topics.node_topic(lab, node, "event")
         self._verifier = verifier
@@ -44,14 +54,11 @@ class GuestEvents:
     def open(self, bus: Bus, listener: Listener) -> None:
         """Note losses of this bus from now on, for the listener as well."""
 
-        async def publish(event: bytes) -> None:
-            await bus.publish(self._topic, event)
-
         def lost() -> None:
             listener.lost()
             self.ends.lost()
 
-        self.ends.open(publish)
+        self.ends.open(partial(self._publish, bus))
         bus.on_lost = lost
 
     async def run(self, bus: Bus, listener: Listener) -> None:
@@ -69,6 +76,22 @@ class GuestEvents:
             elif happening.event == MPI_BARRIER:
                 await self.ends.tell_barrier(event.guest, event.detail, encode(event))
             else:
-                await bus.publish(self._topic, encode(event), qos=1)
+                await self._publish(bus, encode(event))
 
         await tell(self._happenings, self._verifier, publish, self._gone)
+
+    async def _publish(self, bus: Bus, event: bytes) -> None:
+        """Publish an event, however long the outbox is full; one that can never be published is logged and left out."""
+        while True:
+            try:
+                await bus.publish(self._topic, event)
+            except FullError as error:
+                self.refused += 1
+                if not self.refused & (self.refused - 1):  # each time that their number has doubled
+                    _log.warning("an event of a guest is sent later, after %d tries by now: %s", self.refused, error)
+                await asyncio.sleep(AGAIN_AFTER_S)
+            except BusError as error:
+                _log.error("an event of a guest is left out: %s", error)
+                return
+            else:
+                return

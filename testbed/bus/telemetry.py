@@ -59,7 +59,9 @@ class Telemetry(Record, frozen=True):
 
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
     they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
-    samples of this boot that had to be given up, as too many waited. `core_units_per_s` is how fast a core is, by a
+    samples of this boot that had to be given up, as too many waited. `refused` counts what the
+    agent of this boot could not send at once, as too much waited for the broker: replies, which are lost until they are
+    asked for again, and events, which are sent later. `core_units_per_s` is how fast a core is, by a
     short probe; 0 if that was not measured. `image_free_mib` is the room for images where the node keeps them, or what
     its budget leaves if that is less; saves under way count once they are complete. None if nothing limits it, or if
     the agent does not report it.
@@ -79,5 +81,6 @@ class Telemetry(Record, frozen=True):
     boot: str = ""
     late: bool = False
     dropped: Count = 0
+    refused: Count = 0
     core_units_per_s: Amount = 0.0
     image_free_mib: DiskSpace | None = None
