@@ -14,8 +14,22 @@ import stat
 import sys
 from pathlib import Path
 
+from testbed.errors import printable
+
 MOST_BYTES = 16 << 20
+MOST_LINE_CHARS = 4000
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class OneLine(logging.Formatter):
+    """A formatter of single lines: what guests, other nodes and controllers say forges none, and no control codes.
+
+    The traceback of a fault in the agent itself stays as it is.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # a name of logging
+        """Return the record's line, with its message cut to 4000 characters."""
+        return printable(super().formatMessage(record), MOST_LINE_CHARS)
 
 
 class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
@@ -93,7 +107,7 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
 def log_to_stderr(level: int) -> None:
     """Log to standard error, bounded; called once, when the agent's process begins."""
     handler = BoundedLog()
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(OneLine(_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -8,10 +8,10 @@ from collections import Counter, deque
 
 from testbed.bus.protocol import Handler
 from testbed.bus.topics import check_pattern, matches
-from testbed.errors import shown
+from testbed.errors import printable
 
 _UNCLAIMED = 1000
-_SHOWN_CHARS = 80
+_SHOWN_CHARS = 200
 _TRACEBACK_EVERY_S = 60.0  # of one pattern
 MOST_WAITING_BYTES = 16 << 20  # on one topic, and of all that nobody claims
 EACH_BYTES = 256  # for a message beside its topic and payload: objects and queue take some 150
@@ -97,7 +97,7 @@ class Inbox:
             try:
                 await handler(topic, payload)
             except Exception as error:  # noqa: BLE001  one handler must not end the others
-                self._failed(pattern, f"{topic} ({len(payload)} bytes)", error)
+                self._failed(pattern, f"{printable(topic, _SHOWN_CHARS)} ({len(payload)} bytes)", error)
 
     def _keep(self, topic: str, payload: bytes) -> None:
         """Let a message wait for a handler; the oldest such messages make room."""
@@ -110,7 +110,7 @@ class Inbox:
 
     def _drop(self, topic: str, why: str) -> None:
         if not self.dropped[topic]:
-            _log.warning("%s: %s: some are dropped", shown(topic, _SHOWN_CHARS), why)
+            _log.warning("%s: %s: some are dropped", printable(topic, _SHOWN_CHARS), why)
         self.dropped[topic] += 1
 
     def _failed(self, pattern: str, message: str, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from testbed.bus.messages import Record, Value, convert
+from testbed.bus.messages import Record, Value, convert, make_printable
 from testbed.bus.numbers import Amount, Count, DiskSpace
 
 
@@ -43,7 +43,8 @@ class GuestSample(Value, frozen=True):
     wanted_cores: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Correct the sample of an older agent."""
+        """Correct the sample of an older agent, and make what a person reads printable."""
+        make_printable(self, "guest", "state")
         if self.wanted_cores is None:
             msgspec.structs.force_setattr(self, "wanted_cores", self.cap_cores)
             msgspec.structs.force_setattr(self, "cap_cores", None)
@@ -84,3 +85,7 @@ class Telemetry(Record, frozen=True):
     refused: Count = 0
     core_units_per_s: Amount = 0.0
     image_free_mib: DiskSpace | None = None
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "boot")

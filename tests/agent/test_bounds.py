@@ -261,6 +261,16 @@ def test_a_log_that_cannot_be_emptied_takes_no_more_lines_until_it_can_be(tmp_pa
     assert (tmp_path / "agent.log.1").stat().st_size <= 10_300
 
 
+def test_a_line_of_the_log_is_one_line_whatever_a_guest_says() -> None:
+    program = "import logging; from node_agent.log_file import log_to_stderr; log_to_stderr(20); "
+    says = "logging.warning('guest %s: %s', 'g', 'a\\x1b[2J\\nb\\u2028c' * 10_000)"
+    done = subprocess.run([sys.executable, "-c", program + says], capture_output=True, check=True)
+    text = done.stderr.decode().rstrip("\n")
+    assert "WARNING root: guest g: a" in text
+    assert text.isprintable()
+    assert len(text) < 4100
+
+
 def test_what_is_no_file_is_left_alone() -> None:
     done = subprocess.run([sys.executable, "-c", WRITER, "5000"], capture_output=True, check=True)
     assert (done.stdout, done.stderr.count(b"\n")) == (b"0\n", 5000)
