@@ -22,6 +22,7 @@ OtherProtocolError = records.OtherProtocolError
 encode = records.encode
 decode = records.decode
 convert = records.convert
+make_printable = records.make_printable
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
@@ -343,6 +344,10 @@ class Reply(Record, frozen=True):
     elapsed_s: float = 0.0
     code: str = ""
 
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "error", "code")
+
     @property
     def final(self) -> bool:
         """Whether no other reply follows."""
@@ -374,6 +379,12 @@ class NodeFacts(Value, frozen=True):
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
 
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(
+            self, "cpu_model", "kernel", "driver", "capabilities", "versions", "address", "programs", "image_stores"
+        )
+
 
 class NodeStatus(Record, frozen=True):
     """Retained presence of a node: online with facts, or offline by its own word (`left`) or by its last will."""
@@ -385,6 +396,10 @@ class NodeStatus(Record, frozen=True):
     reason: str = ""
     left: bool = False
     release: str = ""  # of the agent
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "boot", "reason", "release")
 
 
 MPI_BARRIER = "mpi-barrier"
@@ -407,6 +422,10 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make names printable; `testbed.bus.event_details` does this for the detail."""
+        make_printable(self, "node", "guest", "event")
 
 
 ITSELF = "agent"  # in place of a guest: those of ours have a prefix
@@ -443,3 +462,7 @@ class Lease(Record, frozen=True):
     released_by: str = ""
     token: str = ""  # once it is released, and of no use any more
     release: str = ""  # of the holder's testbed
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "holder", "released_by", "release")
