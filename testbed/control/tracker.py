@@ -92,7 +92,7 @@ class Tracker:
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
-        elif not live.ended and node in live.places(task):
+        elif not live.ended and not live.withdrawn and node in live.places(task):
             self._take(node, live, task, event)
         else:
             return
