@@ -177,6 +177,7 @@ class LibvirtDriver:
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
+            await self._reached()[1].find_own(spec.guest, self._patience.call_s)
             if image is None:
                 await self._create(guest)
             else:
@@ -306,7 +307,7 @@ class LibvirtDriver:
         """See `Driver.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
-            if await hypervisor.find(spec.guest, self._patience.call_s) is None:
+            if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
             if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
@@ -326,7 +327,7 @@ class LibvirtDriver:
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and _GUEST_NAME.fullmatch(guest):
-            domain = await self._hypervisor.find(guest, self._patience.call_s)
+            domain = await self._hypervisor.find_own(guest, self._patience.call_s)
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)
