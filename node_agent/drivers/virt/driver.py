@@ -23,6 +23,7 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
     SuspectError,
+    check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.domain import Place, network_of, owner_of
@@ -226,6 +227,7 @@ class LibvirtDriver:
     async def mpi_join(self, guest: str, session: str) -> None:
         """See `Driver.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
         member = self._get(guest)
+        check_rank(member.spec)
         if not network_of(member.spec.address):
             raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
         await member.join(PROGRAMS[member.spec.program.name], session)
@@ -291,7 +293,7 @@ class LibvirtDriver:
         """See `Driver.migrate`."""
         going = self._get(guest)
         if self._transport is None:
-            raise DriverError(f"guest {guest}: guests of this node do not migrate live")
+            raise SuspectError(f"guest {guest}: guests of this node do not migrate live")
         migration = self._migrations[guest] = Migration(
             going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
         )
