@@ -70,6 +70,11 @@ def puts(key: str, value: str) -> Lie:
     return lie
 
 
+def suspected(journal: list[dict[str, object]]) -> set[tuple[str, str]]:
+    """Return whom the controller saw at what."""
+    return {(act["node"], act["kind"]) for entry in journal if entry["kind"] == "suspicious" for act in entry["acts"]}
+
+
 LAUNCH = "/usr/bin/hydra_pmi_proxy --control-port 203.0.113.9:1 --proxy-id 0"
 LIES = [
     (says(keys="all"), "expected `object`, got `str`"),
@@ -95,12 +100,13 @@ def test_a_lie_about_a_barrier_fails_the_job_with_a_line_that_names_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie, words: str
 ) -> None:
     heard = lying(monkeypatch, lie, before=True, joins=False)
-    result, _ = rehearse(tmp_path, five_jobs())
+    result, journal = rehearse(tmp_path, five_jobs())
     failed = result.summary["failed"]
     assert set(failed) == PARALLEL
     assert all(f"node {LIAR}: guest dfrs-" in text and words in text for text in failed.values()), failed
     assert all(len(text.splitlines()) == 1 and len(text) < 500 for text in failed.values())
     assert set(result.summary["failure_codes"].values()) == {"start-failed"}
+    assert suspected(journal) == {(LIAR, "false-report")}
     assert not [action for action in heard if isinstance(action, MpiPass) and "alone" not in action.guest]
 
 
@@ -109,13 +115,14 @@ def test_a_barrier_at_the_wrong_time_fails_a_job_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     lying(monkeypatch, says(number=number), before=False, joins=True)
-    result, _ = rehearse(tmp_path, five_jobs())
+    result, journal = rehearse(tmp_path, five_jobs())
     failed = result.summary["failed"]
     assert set(failed) == PARALLEL
     assert all(
         f"node {LIAR}: guest dfrs-" in text and f"MPI barrier {number} of rank" in text for text in failed.values()
     )
     assert set(result.summary["failure_codes"].values()) == {"guest-failed"}
+    assert suspected(journal) == {(LIAR, "false-report")}
 
 
 def test_a_barrier_that_is_told_again_and_again_is_answered_a_few_times(
