@@ -23,13 +23,12 @@ from node_agent.drivers.protocol import (
     Driver,
     DriverError,
     DriverFacts,
-    Happening,
     MigrationReport,
     NodeBudget,
     SaveReport,
 )
-from node_agent.ends import ENDS, Ends
 from node_agent.facts import node_facts
+from node_agent.guest_events import GuestEvents
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
 from node_agent.image_starts import ImageStarts
@@ -42,17 +41,14 @@ from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
-from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
-from testbed.bus.event_details import told
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     MOST_NATIVE_RANKS,
-    MPI_BARRIER,
     Adopt,
     AnyAction,
     Calibrate,
@@ -60,7 +56,6 @@ from testbed.bus.messages import (
     Command,
     DropImage,
     FetchImage,
-    GuestEvent,
     GuestSpec,
     Hold,
     ListGuests,
@@ -129,15 +124,14 @@ class Agent:
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
         self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
-        self._ends = Ends()
         self._verifier = Verifier()
         self._verifies = False
-        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone)
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
         self._acts = ActLog(self._report_acts, now_s=asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
-        self._bounds = Bounds(config.agent_memory_mib, self._happenings.put_nowait)
+        self._bounds = Bounds(config.agent_memory_mib, self._events.put)
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
@@ -162,7 +156,7 @@ class Agent:
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
-            found = await self._driver.open(config.budget, self._happenings.put_nowait)
+            found = await self._driver.open(config.budget, self._events.put)
             self._virtual = self._starts.virtual = self._room.stands_for_more = found.virtual
             self._verifies = "checksums" in found.capabilities
             able = set(found.capabilities)  # programs read their own images, and check them
@@ -184,13 +178,7 @@ class Agent:
     async def _serve(self, bus: Bus) -> None:
         config = self._config
         listener = Listener(bus)
-        self._ends.open(partial(bus.publish, topics.node_topic(config.lab, config.node, "event")))
-
-        def lost() -> None:
-            listener.lost()
-            self._ends.lost()
-
-        bus.on_lost = lost
+        self._events.open(bus, listener)
         lease = LeaseWatch(self._lease, self._kept_images.keep, self._abandon, self)
 
         async def on_lease(topic: str, payload: bytes) -> None:
@@ -204,10 +192,10 @@ class Agent:
 
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
-        async with (
-            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts),
-            self._background(bus, listener, lease),
-        ):
+        responder = Responder(
+            bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts
+        )  # fmt: skip
+        async with responder, self._background(bus, listener, lease, responder):
             _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
 
@@ -252,16 +240,18 @@ class Agent:
         )
 
     @contextlib.asynccontextmanager
-    async def _background(self, bus: Bus, listener: Listener, lease: LeaseWatch) -> AsyncIterator[None]:
+    async def _background(
+        self, bus: Bus, listener: Listener, lease: LeaseWatch, responder: Responder
+    ) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
         self._bounds.relieve = post.set_aside
         tasks = [
-            asyncio.create_task(self._report(post), name="telemetry"),
+            asyncio.create_task(self._report(post, responder), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
-            asyncio.create_task(self._tell(bus, listener), name="guest events"),
-            asyncio.create_task(self._ends.run(listener.ready), name="ends of guests"),
+            asyncio.create_task(self._events.run(bus, listener), name="guest events"),
+            asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
         for task in tasks:
@@ -283,7 +273,7 @@ class Agent:
         free_mib = self._room.free_mib()
         return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
 
-    async def _report(self, post: Post) -> None:
+    async def _report(self, post: Post, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._virtual else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
@@ -293,26 +283,8 @@ class Agent:
             await asyncio.sleep(next_s - loop.time())
             await self._driver.refresh()
             self._bounds.look(loop.time())
-            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
-
-    async def _tell(self, bus: Bus, listener: Listener) -> None:
-        topic = topics.node_topic(self._config.lab, self._config.node, "event")
-
-        async def publish(happening: Happening) -> None:
-            event = GuestEvent(
-                node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=told(happening.event, happening.detail),
-            )  # fmt: skip
-            if not bus.connected.is_set():
-                await listener.ready()
-            if happening.event in ENDS:
-                await self._ends.tell(encode(event))
-            elif happening.event == MPI_BARRIER:
-                await self._ends.tell_barrier(event.guest, event.detail, encode(event))
-            else:
-                await bus.publish(topic, encode(event), qos=1)
-
-        await tell(self._happenings, self._verifier, publish, self._gone)
+            refused = responder.lost_replies + self._events.refused
+            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
@@ -320,15 +292,14 @@ class Agent:
 
     def lost(self, guest: str, why: str) -> None:
         """See `Guests.lost`."""
-        detail: dict[str, object] = {"reason": why, "code": FailureCode.LEASE_LOST.value}
-        self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), detail))
+        self._events.put_failed(guest, why, FailureCode.LEASE_LOST)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
-        self._ends.forget()
+        self._events.ends.forget()
         if doing := set(self._doing):
             _log.warning("%s: giving up %d commands", why, len(doing))
             for task in doing:
@@ -368,7 +339,7 @@ class Agent:
             return await self._perform(action)
         self._doing.add(task)
         try:
-            await self._ends.again()  # before an answer that a guest is not here
+            await self._events.ends.again()  # before an answer that a guest is not here
             return await self._perform(action)
         finally:
             self._doing.discard(task)
@@ -408,7 +379,7 @@ class Agent:
     async def _pass(self, action: MpiPass) -> None:
         await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
         if action.last:
-            self._ends.passed(action.guest, action.session, action.number)
+            self._events.ends.passed(action.guest, action.session, action.number)
 
     async def _list(self, action: ListGuests) -> dict[str, object]:
         for guest in action.settled:
@@ -501,7 +472,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
-        self._ends.gone(guest)
+        self._events.ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)

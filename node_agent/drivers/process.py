@@ -30,6 +30,7 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
     SuspectError,
+    check_rank,
 )
 from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
@@ -141,7 +142,9 @@ class ProcessDriver:
 
     async def mpi_join(self, guest: str, session: str) -> None:
         """See `Driver.mpi_join`; all processes of a node are reached at the node's address."""
-        await join_job(self._get(guest), session, self._opened()[0].address)
+        member = self._get(guest)
+        check_rank(member.spec)
+        await join_job(member, session, self._opened()[0].address)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Driver.mpi_pass`."""
@@ -165,14 +168,14 @@ class ProcessDriver:
         return await self._get(guest).save(at, image)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Driver.migrate`; raises `DriverError`: it has not the capability `live`."""
+        """See `Driver.migrate`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
         del to, budget_s, no_progress_s
-        raise DriverError(f"guest {guest} is a tree of processes, which cannot migrate live")
+        raise SuspectError(f"guest {guest} is a tree of processes, which cannot migrate live")
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
-        """See `Driver.adopt`; raises `DriverError`: it has not the capability `live`."""
+        """See `Driver.adopt`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
         del cap_cores
-        raise DriverError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
+        raise SuspectError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""

@@ -31,6 +31,13 @@ class SuspectError(DriverError):
     suspicious = True
 
 
+def check_rank(spec: GuestSpec) -> None:
+    """Raise `SuspectError` unless a guest, which is told to join its MPI job, is a rank of one."""
+    if spec.program.ranks < 2:
+        found = spec.program.ranks
+        raise SuspectError(f"guest {spec.guest} has ranks = {found}: expected 2 or more, to join an MPI job")
+
+
 class ImageLostError(DriverError):
     """A saved image is missing, or is not the one that was saved."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.box.commands import CommandError, program, run
+from testbed.box.commands import HANG_S, CommandError, program, run
 from testbed.box.control_group import within
 from testbed.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
 from testbed.box.room import enter, is_on_network
@@ -18,9 +18,10 @@ from testbed.errors import RunError, TestbedError
 from testbed.secure.hypervisor import libvirtd_settings, qemu_settings
 
 _PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # by default it is where another daemon's may be
-_SOCKET_WITHIN_S = 20.0
-_ANSWER_WITHIN_S = 30.0  # it looks at every emulator before its first answer
-_CALL_WITHIN_S = 10.0
+_SOCKET_WITHIN_S = HANG_S
+_ANSWER_WITHIN_S = HANG_S  # it looks at every emulator before its first answer
+_CALL_WITHIN_S = HANG_S
+_SILENT_AFTER_S = 30.0  # then it is taken for one that does not answer
 _STOP_GRACE_S = 8.0
 _HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
 
@@ -93,7 +94,7 @@ class Libvirtd:
         """The daemon, as it was written down."""
         return self.journal.process(self.name)
 
-    def answers(self, timeout_s: float = _CALL_WITHIN_S) -> bool:
+    def answers(self, timeout_s: float = _SILENT_AFTER_S) -> bool:
         """Whether it does what it is asked."""
         try:
             run("virsh", "-c", self.node.libvirt_uri, "version", timeout_s=timeout_s)

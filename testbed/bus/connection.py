@@ -26,6 +26,7 @@ from testbed.bus.protocol import NoBrokerError, Presence
 from testbed.bus.refusal import refusal
 from testbed.bus.tls import client_context
 from testbed.bus.topics import CLIENT_PREFIX, never_retained
+from testbed.errors import printable
 
 # Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -133,7 +134,7 @@ async def connect(
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
             if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all that waited as retained
-                _log.warning("%s: a retained message is ignored: none is due there", item.topic.value)
+                _log.warning("%s: a retained message is ignored: none is due there", printable(item.topic.value, 200))
             else:
                 deliver(item.topic.value, bytes(item.payload))
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from testbed.bus.messages import MPI_BARRIER, GuestEvent
+from testbed.errors import printable
 
 MOST_EVENT_BYTES = 64 << 10
 MOST_REASON_CHARS = 2000  # of a guest's failure: the last words of a program
@@ -17,7 +18,7 @@ _REASON = "reason"
 
 
 def fitting(detail: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields that fit, with a long reason cut."""
+    """Return the fields that fit, with a long reason cut, and texts as single lines without control codes."""
     fits = {name: value for name, value in detail.items() if _WORD.fullmatch(name) and _fits(name, value)}
     return {name: _cut(fits[name]) for name in sorted(fits, key=lambda name: name != _REASON)[:_MOST_FIELDS]}
 
@@ -41,6 +42,7 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _cut(value: object) -> object:
-    if isinstance(value, str) and len(value) > MOST_REASON_CHARS:
-        return f"{value[:MOST_REASON_CHARS]}… ({len(value)} characters)"
-    return value
+    if not isinstance(value, str):
+        return value
+    more = f"… ({len(value)} characters)" if len(value) > MOST_REASON_CHARS else ""
+    return printable(value[:MOST_REASON_CHARS], MOST_REASON_CHARS) + more

@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.bus import records
 from testbed.bus.migration import Destination
-from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
+from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank, Ranks, Workers
 
 # Part of this module as well: whoever uses records needs them.
 Record = records.Record
@@ -22,9 +22,15 @@ OtherProtocolError = records.OtherProtocolError
 encode = records.encode
 decode = records.decode
 convert = records.convert
+make_printable = records.make_printable
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
+
+GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
+ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
+Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
 
 
 class ProgramSpec(Value, frozen=True):
@@ -36,16 +42,16 @@ class ProgramSpec(Value, frozen=True):
     reserved and never touched.
     """
 
-    name: str
+    name: ProgramName
     work_units: Count
     units_per_iteration: Count
-    seed: int
+    seed: Count
     workers: Workers = 1
     rank: Rank = 0
     ranks: Ranks = 1
-    topology: str = "ring"
-    imbalance: str = "uniform"
-    message_bytes: int = 4096
+    topology: Topology = "ring"
+    imbalance: Imbalance = "uniform"
+    message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
     touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
@@ -57,10 +63,10 @@ class GuestSpec(Value, frozen=True):
     `lease` names the lease that the guest was last started or adopted under; the agent writes it, whatever it was told.
     """
 
-    guest: str
+    guest: GuestName
     run: str
-    job: int
-    task: int
+    job: Count
+    task: Count
     program: ProgramSpec
     cpu_cores: Cores
     memory_mib: Memory
@@ -122,7 +128,7 @@ class MpiJoin(Action, frozen=True):
     enters a barrier of MPI, and the rank waits there for `MpiPass`. `session` names this life of the job's processes.
     """
 
-    guest: str
+    guest: GuestName
     session: SessionName
 
 
@@ -132,7 +138,7 @@ class MpiPass(Action, frozen=True):
     `keys` is what other ranks published in it, or a part of that: the rank passes with the `last` part.
     """
 
-    guest: str
+    guest: GuestName
     session: SessionName
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     keys: tuple[RankKeys, ...] = ()
@@ -145,7 +151,7 @@ class SetCaps(Action, frozen=True):
     A cap that is lifted while the guest is made, held or saved is all that the guest can use; it is set later.
     """
 
-    caps: dict[str, Cores]
+    caps: dict[GuestName, Cores]
 
 
 class Hold(Action, frozen=True):
@@ -156,14 +162,14 @@ class Hold(Action, frozen=True):
     written, or the guest is released or gone.
     """
 
-    guest: str
+    guest: GuestName
     image: str = ""
 
 
 class Release(Action, frozen=True):
     """Let a held guest go on; the reply carries `wall_ns`, Unix time by the node's clock at which it went on."""
 
-    guest: str
+    guest: GuestName
 
 
 class Save(Action, frozen=True):
@@ -173,7 +179,7 @@ class Save(Action, frozen=True):
     of a node, so that whoever restores, fetches or drops one need not say where it is.
     """
 
-    guest: str
+    guest: GuestName
     image: str
     at: int | None = None
     store: str = ""
@@ -186,10 +192,10 @@ class Migrate(Action, frozen=True):
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
-    guest: str
+    guest: GuestName
     to: Destination
-    budget_s: Annotated[float, msgspec.Meta(gt=0)]
-    no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
+    budget_s: Positive
+    no_progress_s: Positive
 
 
 class Adopt(Action, frozen=True):
@@ -234,7 +240,7 @@ class DropImage(Action, frozen=True):
 class Stop(Action, frozen=True):
     """Destroy a guest; one that is not there is no error."""
 
-    guest: str
+    guest: GuestName
 
 
 class Calibrate(Action, frozen=True):
@@ -247,7 +253,7 @@ class CapChange(Value, frozen=True):
     """New CPU caps, in cores, for some of the guests of a `Watch`, `after_s` seconds after it began."""
 
     after_s: Annotated[float, msgspec.Meta(ge=0)]
-    caps: dict[str, float]
+    caps: dict[GuestName, float]
 
 
 class Watch(Action, frozen=True):
@@ -259,7 +265,7 @@ class Watch(Action, frozen=True):
     read back, one for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
     """
 
-    guests: tuple[str, ...]
+    guests: tuple[GuestName, ...]
     every_s: Annotated[float, msgspec.Meta(ge=0.005)]
     for_s: Annotated[float, msgspec.Meta(gt=0, le=120)]
     caps: tuple[CapChange, ...] = ()
@@ -278,7 +284,7 @@ class Native(Action, frozen=True):
 
     program: ProgramSpec
     seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
-    cap_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    cap_cores: Cores = 0.0
 
 
 MOST_NATIVE_RANKS = 64
@@ -287,7 +293,7 @@ MOST_NATIVE_RANKS = 64
 class ListGuests(Action, frozen=True):
     """Tell every guest that this node really holds and its state, once no command for those in `settled` runs."""
 
-    settled: tuple[str, ...] = ()
+    settled: tuple[GuestName, ...] = ()
 
 
 class Ping(Action, frozen=True):
@@ -343,6 +349,10 @@ class Reply(Record, frozen=True):
     elapsed_s: float = 0.0
     code: str = ""
 
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "error", "code")
+
     @property
     def final(self) -> bool:
         """Whether no other reply follows."""
@@ -374,6 +384,12 @@ class NodeFacts(Value, frozen=True):
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
 
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(
+            self, "cpu_model", "kernel", "driver", "capabilities", "versions", "address", "programs", "image_stores"
+        )
+
 
 class NodeStatus(Record, frozen=True):
     """Retained presence of a node: online with facts, or offline by its own word (`left`) or by its last will."""
@@ -385,6 +401,10 @@ class NodeStatus(Record, frozen=True):
     reason: str = ""
     left: bool = False
     release: str = ""  # of the agent
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "boot", "reason", "release")
 
 
 MPI_BARRIER = "mpi-barrier"
@@ -407,6 +427,10 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make names printable; `testbed.bus.event_details` does this for the detail."""
+        make_printable(self, "node", "guest", "event")
 
 
 ITSELF = "agent"  # in place of a guest: those of ours have a prefix
@@ -443,3 +467,7 @@ class Lease(Record, frozen=True):
     released_by: str = ""
     token: str = ""  # once it is released, and of no use any more
     release: str = ""  # of the holder's testbed
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "holder", "released_by", "release")

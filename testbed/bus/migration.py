@@ -19,21 +19,24 @@ TRANSPORTS: tuple[Transport, ...] = ("tls", "tcp")
 HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
 PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
 BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
-_URI = re.compile(
-    rf"(?P<hypervisor>[a-z]+)\+(?P<transport>[a-z]+)://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
+URI_PATTERN = (
+    rf"(?P<hypervisor>qemu|xen)\+(?P<transport>{'|'.join(TRANSPORTS)})://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
     r"(:(?P<port>[1-9][0-9]{0,4}))?/system"
 )
+_URI = re.compile(URI_PATTERN)
+_NO_LIBVIRT = r"null://[a-z0-9][a-z0-9-]{0,62}/system"  # of a dry run, whose guests are nothing
 _SHOWN_CHARS = 120
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """Where a live migration goes, as the controller knows it: no node has a say in it.
 
-    `uri` is the target's libvirt at `host`. `partition` and `bridge` are control group and
-    bridge of guests there; with an empty one libvirt chooses the group, or the guest keeps the bridge's name.
+    `uri` is the target's libvirt at `host`; a command with a URI of another form is malformed, whatever the driver.
+    `partition` and `bridge` are control group and bridge of guests there; with an empty one libvirt chooses the group,
+    or the guest keeps the bridge's name.
     """
 
-    uri: Annotated[str, msgspec.Meta(max_length=320)]
+    uri: Annotated[str, msgspec.Meta(pattern=rf"\A({URI_PATTERN}|{_NO_LIBVIRT})\Z", max_length=320)]
     host: Annotated[str, msgspec.Meta(pattern=rf"\A({HOST_PATTERN}|[0-9a-f:.]+)\Z", max_length=253)]
     node: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
     partition: Annotated[str, msgspec.Meta(pattern=rf"\A({PARTITION_PATTERN})?\Z", max_length=255)] = ""

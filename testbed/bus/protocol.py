@@ -18,6 +18,10 @@ class BusError(TestbedError):
     """The bus cannot be reached, refuses this client, or cannot take more."""
 
 
+class FullError(BusError):
+    """Too many messages wait for the broker already; a later try may succeed."""
+
+
 class NoBrokerError(BusError):
     """There is no connection to a broker at the address that was given (exit code 2, as it is wrong)."""
 
@@ -81,7 +85,7 @@ class Bus(Protocol):
         QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages
         leave in the order of the calls. If the caller is cancelled before the message left, it never leaves.
         QoS 0: returns once it left; what is sent without a connection is lost, for it would be stale.
-        Raises `BusError` if too much waits already, or the bus is closed.
+        Raises `FullError` if too much waits already, `BusError` if the bus is closed.
         """
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:

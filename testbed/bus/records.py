@@ -10,17 +10,18 @@ from typing import TypeVar
 
 import msgspec
 
+from testbed.bus.numbers import MOST_TEXT_CHARS
 from testbed.bus.version import PROTOCOL, named
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, printable
 
 
 class BadRecordError(TestbedError):
     """A payload that is no valid record of its type; `topic` says where it came from."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
-        super().__init__(f"bad record on {topic}: {reason}")
+        self.topic = printable(topic)
+        self.reason = printable(reason)  # of a decoder: it may repeat a value that somebody else chose
+        super().__init__(f"bad record on {self.topic}: {self.reason}")
 
 
 class OtherProtocolError(BadRecordError):
@@ -43,6 +44,28 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what is nested in a record."""
+
+
+def make_printable(struct: msgspec.Struct, *fields: str) -> None:
+    """Make texts of a struct, and those in its tuples and tables, single lines of bounded length without control codes.
+
+    For `__post_init__`: what a node says gets onto screens, into logs and reports, however it was read.
+    """
+    for name in fields:
+        value = getattr(struct, name)
+        printed = _printable(value)
+        if printed != value:
+            msgspec.structs.force_setattr(struct, name, printed)
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value, MOST_TEXT_CHARS)
+    if isinstance(value, tuple):
+        return tuple(map(_printable, value))
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return value
 
 
 T = TypeVar("T")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.envelope import decode_envelope
@@ -30,6 +31,8 @@ from testbed.errors import TestbedError, shown
 from testbed.failure_codes import FailureCode
 from testbed.suspicious_acts import ActKind, ActLog
 
+MOST_PENDING_REPLIES = 1000  # that wait for the broker: a tenth of what a bus keeps, so that events have room
+MOST_PENDING_BYTES = 16 << 20
 _CLOSE_TIMEOUT_S = 2.0
 _HONEST_REPEATS = 4  # of a command that was answered: a controller that hears no answer gives up after as many tries
 _REPEATS_KEPT = 1000  # ids of answered commands that came again
@@ -72,6 +75,9 @@ class Responder:
     (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
     `refuse(command)` returns why a command must not be done (its lease), or None. What is refused or cannot be read is
     noted in `acts`. Closing cancels what runs.
+
+    At most 1000 replies and 16 MiB of them wait for the broker. What is beyond is lost, counted in `lost_replies`, and
+    remembered in the journal as any: whoever waits for it asks again.
     """
 
     def __init__(
@@ -95,6 +101,8 @@ class Responder:
         self._runs: dict[str, _Run] = {}
         self._repeats: dict[str, int] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._pending_bytes = 0
+        self.lost_replies = 0
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -239,16 +247,29 @@ class Responder:
         if not is_reply_topic(self._lab, reply_to, self._node):
             self._suspect(f"no answer to {shown(reply.id, 40)}: {shown(reply_to, 80)} is no topic of replies")
             return
+        payload = encode(reply)
+        full = self._pending_bytes + len(payload) > MOST_PENDING_BYTES and self._sending
+        if full or len(self._sending) >= MOST_PENDING_REPLIES:
+            self._lose(reply.id, f"{len(self._sending)} replies wait for the broker already")
+            return
         # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
-        self._spawn(self._publish(reply_to, reply), f"reply {reply.id}")
-
-    async def _publish(self, topic: str, reply: Reply) -> None:
-        try:
-            await self._bus.publish(topic, encode(reply))
-        except BusError as error:
-            _log.warning("%s: reply to %s lost: %s", self._node, reply.id, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+        self._pending_bytes += len(payload)
+        task = asyncio.create_task(self._publish(reply_to, reply.id, payload), name=f"reply {reply.id}")
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(partial(self._sent, len(payload)))
+
+    def _sent(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        self._pending_bytes -= size_bytes
+
+    async def _publish(self, topic: str, reply_id: str, payload: bytes) -> None:
+        try:
+            await self._bus.publish(topic, payload)
+        except BusError as error:
+            self._lose(reply_id, str(error))
+
+    def _lose(self, reply_id: str, why: str) -> None:
+        """Count a reply that is lost, and log one each time that their number has doubled."""
+        self.lost_replies += 1
+        if not self.lost_replies & (self.lost_replies - 1):
+            _log.warning("%s: reply to %s lost, %d by now: %s", self._node, shown(reply_id, 40), self.lost_replies, why)

@@ -12,7 +12,7 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.secure.authority import Authority
+    from testbed.secure.authority import Authority, Party
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 
@@ -86,15 +86,19 @@ def issue(
 @click.argument("name", required=False, default="")
 @click.option(
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=Path("hosts.toml"),
-    help="The lab's machines, which get the list over ssh if this file is there.",
+    help="The lab's machines, which get the list over ssh; it must be of the same lab as FOLDER.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def revoke(*, folder: Path, party: str, name: str, path: Path, as_json: bool) -> int:
+def revoke(*, folder: Path, party: Party, name: str, path: Path, as_json: bool) -> int:
     """Put a party out: its certificates count no more, at the broker and between nodes.
 
-    The list of revoked certificates goes to the broker and all other nodes over ssh if there is a file of the lab's
-    machines; else the command says where it must be. Again is harmless, and completes what could not be reached. Only
-    `testbed ca issue --readmit` lets the party in again. Exit code 1 if a machine could not be reached.
+    The list of revoked certificates goes to the broker and all other nodes over ssh by the file of the lab's machines.
+    Without that file the command says where the list must be. Again is harmless, and completes what could not be
+    reached or ended. Only `testbed ca issue --readmit` lets the party in again.
+
+    Exit code 1 if something is left to do: a machine was not reached, the node's connection goes on, or there is no
+    file. Exit code 2, with nothing sent, if the file is that of another lab or cannot be read. The certificates are
+    revoked in FOLDER in any case.
 
     \b
     Examples:
@@ -108,8 +112,12 @@ def revoke(*, folder: Path, party: str, name: str, path: Path, as_json: bool) ->
     _check_named(party, name)
     authority = _authority(folder)
     with _writing(folder):
-        done = authority.revoke(party, name)  # type: ignore[arg-type]  # click.Choice allows only the names of parties
-    reached, failed = hand_out(authority, path, party, name, new=bool(done.new))
+        done = authority.revoke(party, name)
+    refused: UserError | None = None
+    try:
+        reached, failed = hand_out(authority, path, party, name)
+    except UserError as error:  # the revocation counts all the same, and is told first
+        reached, failed, refused = [], [str(error)] if as_json else [], error
     if as_json:
         click.echo(json.dumps({
             "party": party, "name": name, "new": done.new, "revoked": done.new + done.before,
@@ -118,6 +126,8 @@ def revoke(*, folder: Path, party: str, name: str, path: Path, as_json: bool) ->
     else:
         for line in told(authority, f"{party} {name}".strip(), done, reached, failed):
             click.echo(line)
+    if refused is not None:
+        raise refused
     return 1 if failed else 0
 
 

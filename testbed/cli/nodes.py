@@ -41,10 +41,10 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     for status in found:
         facts = status.facts
         if facts is None:
-            table.add_row(status.node, told(f"offline: {status.reason}"), *["-"] * 6)
+            table.add_row(told(status.node), told(f"offline: {status.reason}"), *["-"] * 6)
         else:
             table.add_row(
-                status.node, "online", told(facts.driver), f"{facts.cpus:g} of {facts.machine_cores}",
+                told(status.node), "online", told(facts.driver), f"{facts.cpus:g} of {facts.machine_cores}",
                 f"{facts.memory_mib} of {facts.machine_memory_mib}", told(" ".join(facts.capabilities)),
                 told(facts.kernel), told(facts.cpu_model),
             )  # fmt: skip

@@ -6,62 +6,95 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from testbed.errors import UserError
 from testbed.remote.hosts import load_hosts
 
 if TYPE_CHECKING:
     from testbed.remote.everywhere import Outcome
     from testbed.remote.hosts import Head, Hosts
-    from testbed.secure.authority import Authority, Revoked
+    from testbed.secure.authority import Authority, Party, Revoked
 
 _ANSIBLE = "ansible-playbook site.yml --tags certificates,broker,agent"
 
 
-def hand_out(authority: Authority, path: Path, party: str, name: str, *, new: bool) -> tuple[list[str], list[str]]:
-    """Give the lists to the broker's machine and to all other nodes of the file at `path`; nothing without a file.
+def hand_out(authority: Authority, path: Path, party: Party, name: str) -> tuple[list[str], list[str]]:
+    """Give the lists to the broker's machine and to all other nodes of the file at `path`.
 
-    A node that was revoked just now (`new`) loses the connection that it has. Returns what was reached and what
-    failed, a line each.
+    A node that was revoked loses the connection that it has, unless an earlier call has ended it. Returns what was
+    reached and what failed, a line each. Raises `UserError`, before anything is sent, for a file of another lab.
     """
     from testbed.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
     from testbed.remote.lists import to_node  # noqa: PLC0415  # as above
 
+    failed = list(_beyond_ssh(authority, party))
     if not path.exists():
-        return [], []
+        return [], [f"{path}: no such file: no machine has the list from this command", *failed]
     hosts = load_hosts(path)
+    if hosts.lab != authority.lab:
+        raise UserError(
+            f"{path}: lab = {hosts.lab!r}: expected {authority.lab!r}, the lab of {authority.folder / 'lab.json'}; "
+            "nothing was sent"
+        )
     reached: list[str] = []
-    failed: list[str] = []
     if hosts.head is None:
         failed.append(f'{path}: it has no [head]: expected the broker\'s machine, as ssh = "root@192.0.2.1"')
     else:
-        _to_head(authority, hosts, hosts.head, name if party == "node" and new else "", reached, failed)
-    known = set(authority.let_in("node"))
-    nodes = [host for host in hosts.hosts if host.name in known]
-    _note(everywhere(hosts, nodes, to_node(authority.folder / "nodes")), reached, failed)
+        gone = name if party == "node" and authority.farewell_due(name) else ""
+        _to_head(authority, hosts, hosts.head, gone, reached, failed)
+    let_in = authority.let_in("node")
+    nodes = [host for host in hosts.hosts if host.name in let_in]
+    _note(everywhere(hosts, nodes, to_node(authority.folder / "nodes", let_in)), reached, failed)
+    if party != "controller":  # nodes do not check certificates of controllers
+        unnamed = sorted(set(let_in) - {host.name for host in nodes})
+        failed += [
+            f"{each}: {path} does not name it: expected its machine there, or the list by hand" for each in unnamed
+        ]
     return reached, failed
 
 
+def _beyond_ssh(authority: Authority, party: Party) -> Iterator[str]:
+    """Yield what no command of ours can bring where it must be: the list of brokers for controllers."""
+    if party == "broker":
+        for name in authority.let_in("controller"):
+            path = authority.folder / "controllers" / name / "ca.crl"
+            yield f"controller {name}: expected {path} beside its certificate"
+
+
 def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached: list[str], failed: list[str]) -> None:
-    """Give the broker its lists and rules; a node that is `gone` since just now is parted from it in between."""
+    """Give the broker its lists and rules; a node that is `gone` is parted from it in between."""
     from testbed.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
     from testbed.remote.lists import to_broker  # noqa: PLC0415  # as above
     from testbed.secure.broker import agents_acl, controllers_acl  # noqa: PLC0415  # as above
-    from testbed.secure.farewell import say_farewell  # noqa: PLC0415  # as above
 
     folder = authority.folder / "broker"
+
+    def rules(parted: str) -> dict[str, str]:
+        controllers = authority.let_in("controller")
+        return {
+            "agents.acl": agents_acl(authority.lab, authority.let_in("node"), controllers, parted),
+            "controllers.acl": controllers_acl(authority.lab, controllers),
+        }
+
     if gone:
-        outcomes = everywhere(hosts, [head.host], to_broker(folder, head, {}))  # its rules still name the node
+        outcomes = everywhere(hosts, [head.host], to_broker(folder, head, rules(gone)))
         if not outcomes[0].error:
-            why_not = say_farewell(authority, hosts.broker, gone)
-            if why_not:
-                failed.append(f"the connection of {gone} goes on, but says and hears nothing: {why_not}")
-            else:
-                reached.append(f"{gone}: its connection was ended")
+            _part(authority, hosts.broker, gone, reached, failed)
+    _note(everywhere(hosts, [head.host], to_broker(folder, head, rules(""))), reached, failed)
+
+
+def _part(authority: Authority, broker: str, gone: str, reached: list[str], failed: list[str]) -> None:
+    """End the connection that a revoked node has at the broker."""
+    from testbed.secure.farewell import say_farewell  # noqa: PLC0415  # --help stays quick
+
+    try:
+        why_not = say_farewell(authority, broker, gone)
+    finally:
         authority.revoke("node", gone)  # the certificate by which that was done
-    rules = {
-        "agents.acl": agents_acl(authority.lab, authority.let_in("node"), authority.let_in("controller")),
-        "controllers.acl": controllers_acl(authority.lab, authority.let_in("controller")),
-    }
-    _note(everywhere(hosts, [head.host], to_broker(folder, head, rules)), reached, failed)
+    if why_not:
+        failed.append(f"the connection of {gone} goes on, but says and hears nothing: {why_not}")
+    else:
+        authority.farewell_said(gone)
+        reached.append(f"{gone}: its connection was ended")
 
 
 def _note(outcomes: Sequence[Outcome[str]], reached: list[str], failed: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
+import logging
 import os
 import socket
 import time
@@ -16,13 +17,14 @@ from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.lease import LeaseGuard, token_digest
 from testbed.bus.messages import Lease, OnControllerLoss, encode
-from testbed.bus.protocol import Bus
+from testbed.bus.protocol import Bus, BusError
 from testbed.control.ended_by import ended_by
 from testbed.errors import RunError, UserError
 
 RETAINED_PATIENCE_S = 0.3
 _ECHO_WITHIN_S = 10.0
 _NOBODY = "local"  # of a lab without certificates
+_log = logging.getLogger(__name__)
 
 
 class LeaseTakenError(RunError):
@@ -72,7 +74,10 @@ async def hold_lease(
         while not lost:
             await asyncio.sleep(ttl_s / 3)
             if not lost:
-                await own.publish()
+                try:
+                    await own.publish()
+                except BusError as error:  # the next one may find room, and the lease lasts for three
+                    _log.warning("the lease of lab %s is not renewed: %s", lab, error)
 
     async with ended_by() as end:
         held = False

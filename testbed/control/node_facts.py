@@ -54,6 +54,7 @@ def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) ->
     check("image_free_mib", 0 <= facts.image_free_mib <= MOST_DISK_MIB, f"0 to {MOST_DISK_MIB} MiB")
     check("image_port", 0 <= facts.image_port <= 65535, "a port from 0 to 65535")
     check("address", _is_address(facts.address), "a host name or IP address")
+    check("versions", len(facts.versions) <= _MOST_WORDS, f"at most {_MOST_WORDS} of them")
     for name in ("capabilities", "programs", "image_stores"):
         words = getattr(facts, name)
         check(name, len(words) <= _MOST_WORDS and all(map(_WORD.fullmatch, words)), f"at most {_MOST_WORDS} names")

@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.bus.messages import AnyAction, GuestEvent, NodeFacts
 from testbed.bus.telemetry import GuestSample
-from testbed.errors import RunError, shown
+from testbed.errors import RunError, printable, shown
 from testbed.suspicious_acts import ActKind
 
 _SHOWN_CHARS = 80
@@ -80,7 +80,7 @@ def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
         place = _PLACE.fullmatch(str(error))
         what, path = (place["what"], place["path"] or "") if place is not None else (str(error), "")
         path, found = _follow(reply, path)
-        raise ReplyError(node, action, path, found, what[:1].lower() + what[1:]) from error
+        raise ReplyError(node, action, path, found, printable(what[:1].lower() + what[1:], _SHOWN_CHARS)) from error
 
 
 def _follow(reply: object, path: str) -> tuple[str, object]:

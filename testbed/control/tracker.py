@@ -65,7 +65,7 @@ class Tracker:
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
-        self._dropped: dict[tuple[int, str], int] = {}  # samples that were given up, by node and boot
+        self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # given up, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
     def follow(self, live: LiveJob) -> None:
@@ -165,8 +165,8 @@ class Tracker:
         if since_ns < 0:
             return  # before this run
         self.work_rates.probe(node.index, record.core_units_per_s)
-        if record.dropped:
-            self._note_dropped(node, record)
+        if record.dropped or record.refused:
+            self._note_unsent(node, record)
         time_ns = self._recorder.anchor_ns + since_ns
         self._recorder.point(
             "node",
@@ -241,13 +241,21 @@ class Tracker:
             tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
             self._recorder.point("superstep", tags, fields)
 
-    def _note_dropped(self, node: Node, record: Telemetry) -> None:
+    def _note_unsent(self, node: Node, record: Telemetry) -> None:
+        """Journal samples that a node gave up, and what it could not send at once, since the last such entry."""
         key = node.index, record.boot
-        more = record.dropped - self._dropped.get(key, 0)
-        if more > 0 and (key in self._dropped or len(self._dropped) < _MOST_BOOTS):
-            self._dropped[key] = record.dropped
-            self._recorder.journal(events.Telemetry(*self._recorder.times(), node=node.index, dropped=more))
-            self._recorder.say_of(node.name, f"node {node.name} lost {more} samples: too many waited for the bus")
+        if key not in self._unsent and len(self._unsent) >= _MOST_BOOTS:
+            return
+        dropped, refused = self._unsent.get(key, (0, 0))
+        self._unsent[key] = max(dropped, record.dropped), max(refused, record.refused)
+        dropped, refused = record.dropped - dropped, record.refused - refused
+        if dropped > 0:
+            self._recorder.journal(events.Telemetry(*self._recorder.times(), node=node.index, dropped=dropped))
+            self._recorder.say_of(node.name, f"node {node.name} lost {dropped} samples: too many waited for the bus")
+        if refused > 0:
+            self._recorder.journal(events.Unsent(*self._recorder.times(), node=node.index, refused=refused))
+            text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
+            self._recorder.say_of(node.name, text)
 
     def _advance(self, live: LiveJob, task: int, units: object) -> None:
         if isinstance(units, int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
@@ -41,7 +42,7 @@ case "${{1:-}}" in
     rm -f "$pid" "$pid.began"
     from=$(($(wc -c < "$log" 2>/dev/null || echo 0) + 1))
     setsid sh -c 'echo $$ > agent.pid; cut -d" " -f22 /proc/$$/stat > agent.pid.began
-                  exec {command} >> agent.log 2>&1' < /dev/null &
+                  exec "$@" >> agent.log 2>&1' sh {command} < /dev/null &
     for _ in $(seq {within}); do
       sleep 0.2
       if [ -s "$pid.began" ]; then
@@ -81,6 +82,8 @@ def install(
             unit(hosts.lab, hosts.broker, host)  # raises for what its unit could not reach
     if hosts.broker.startswith("mqtts://") and certificates is None:
         raise UserError("a broker at mqtts:// wants certificates: --certificates FOLDER (testbed ca)")
+    if certificates is not None:
+        _check_lab(hosts, certificates)
 
     def act(shell: Shell) -> str:
         host = shell.host
@@ -95,6 +98,22 @@ def install(
         return _serve(hosts, shell)
 
     return act
+
+
+def _check_lab(hosts: Hosts, certificates: Path) -> None:
+    """Refuse the authority of another lab: with its certificates an agent would be that lab's node."""
+    path = certificates / "lab.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["lab"]
+    except FileNotFoundError:
+        return  # a copy of folders of nodes, without the authority
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: expected the lab's name, as `testbed ca init` writes it: {error}") from None
+    if found != hosts.lab:
+        raise UserError(
+            f"--certificates {certificates}: {path}: lab = {shown(found)}: expected {hosts.lab!r}, the lab of the "
+            "hosts file"
+        )
 
 
 def _install_package(shell: Shell, wheel: Path) -> None:

@@ -15,26 +15,64 @@ ssh = "root@192.0.2.1"
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
-from testbed.errors import UserError, nearest
+from testbed.errors import UserError, nearest, shown
 from testbed.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 DEFAULT_FILE = Path("hosts.toml")
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
+
+def _like(pattern: str, expected: str) -> AfterValidator:
+    """Return what checks that a text is like `pattern` as a whole; `expected` says that to a person.
+
+    The values go into units of systemd and into command lines. So none may hold a blank, a quote, a backslash, a dollar
+    sign or a control character; a percent sign is doubled in units.
+    """
+    whole = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not whole.fullmatch(value):
+            raise PydanticCustomError("like", "expected {expected}", {"expected": expected})
+        return value
+
+    return AfterValidator(check)
+
+
+_FOLDER = r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._-]*)+"
+_IN_URL = r"([A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})+"
+Name = Annotated[
+    str, _like(r"[a-z0-9][a-z0-9-]{0,62}", "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit")
+]
 # no shell and no option of ssh can be smuggled in by a name
-Target = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
-OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-OptionValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:/.,@%+=?&-]+$")]  # no quoting for sh and systemd
-
-
-Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
-FolderOrNone = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/-]+)?$")]
+Target = Annotated[
+    str,
+    _like(r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}", "a name or an address, as root@192.0.2.11"),
+]
+Address = Annotated[str, _like(r"[A-Za-z0-9:][A-Za-z0-9.:-]{0,253}", "a name or an address, as 192.0.2.11")]
+Broker = Annotated[
+    str,
+    _like(
+        rf"(mqtt|mqtts|insecure\+mqtt)://({_IN_URL}(:{_IN_URL})?@)?([A-Za-z0-9][A-Za-z0-9.-]{{0,253}}|\[[0-9A-Fa-f:.]+\])"
+        r"(:[0-9]{1,5})?/?",
+        "mqtts://[user[:password]@]host[:port], other characters of user and password than a-z, A-Z, 0-9, ., _, ~ and "
+        "- as %40 for @",
+    ),
+]
+OptionName = Annotated[str, _like(r"[a-z][a-z0-9_]*", "a-z, 0-9 and _, beginning with a letter")]
+OptionValue = Annotated[str, _like(r"[A-Za-z0-9_:/.,@%+=?&-]+", "a word of a-z, A-Z, 0-9 and _:/.,@%+=?&-")]
+Folder = Annotated[str, _like(_FOLDER, "an absolute path of a-z, A-Z, 0-9, ., _ and -, without .. and .")]
+FolderOrNone = Annotated[
+    str, _like(f"({_FOLDER})?", "an absolute path of a-z, A-Z, 0-9, ., _ and -, without .. and ., or nothing")
+]
+Word = Annotated[str, _like(r"[ -~]+", "a word of printable ASCII characters")]
 
 
 class _Table(BaseModel):
@@ -47,7 +85,7 @@ class Host(_Table):
     name: Name
     ssh: Target
     port: Annotated[int, Field(ge=1, le=65535)] = 22
-    address: str
+    address: Address
     cpus: Annotated[float, Field(ge=LEAST_NODE_CORES, le=MOST_NODE_CORES, allow_inf_nan=False)]
     memory_mib: Annotated[int, Field(gt=0, le=MOST_NODE_MEMORY_MIB)]
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
@@ -94,7 +132,7 @@ class Head(_Table):
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     certificates: Folder = "/etc/mosquitto/dfrs/certificates"
     rules: Folder = "/etc/mosquitto/dfrs"
-    reload: Annotated[tuple[str, ...], Field(min_length=1)] = ("systemctl", "reload", "mosquitto")
+    reload: Annotated[tuple[Word, ...], Field(min_length=1)] = ("systemctl", "reload", "mosquitto")
 
     @property
     def host(self) -> Host:
@@ -107,7 +145,7 @@ class Hosts(_Table):
     """All machines of a lab. `known_hosts` has their keys, `identity` is our own; by default those of ssh's user."""
 
     lab: Name
-    broker: str
+    broker: Broker
     known_hosts: Path | None = None
     identity: Path | None = None
     hosts: tuple[Host, ...] = ()
@@ -152,7 +190,10 @@ def check_hosts(data: dict[str, object], path: Path) -> Hosts:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(step) for step in first["loc"])
-        raise UserError(f"{path}: {key} = {first['input']!r}: {first['msg']}") from None
+        found = first["input"]
+        if isinstance(found, str) and key == "broker":
+            found = re.sub(r"//.*@", "//…@", found, flags=re.DOTALL)  # it may hold a password
+        raise UserError(f"{path}: {key} = {shown(found)}: {first['msg']}") from None
     names = [host.name for host in hosts.hosts]
     if len(set(names)) != len(names):
         raise UserError(f"{path}: hosts: expected different names, found {sorted(names)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from testbed.remote.hosts import Head
@@ -36,27 +37,18 @@ def to_broker(folder: Path, head: Head, rules: dict[str, str]) -> Callable[[Shel
     return act
 
 
-# Where libvirt and QEMU trust the lab's agents, they get the list by the name under which each looks for it.
-_HYPERVISOR = """
-cd "$0"
-for pair in /etc/pki/CA/cacert.pem:/etc/pki/CA/cacrl.pem /etc/pki/qemu/ca-cert.pem:/etc/pki/qemu/ca-crl.pem; do
-  cmp -s peers.pem "${pair%%:*}" || continue
-  install -m 644 peers.crl "${pair#*:}"
-  echo "${pair#*:}"
-done
-if cmp -s peers.pem /etc/pki/CA/cacert.pem && command -v virt-admin >/dev/null; then
-  virt-admin server-update-tls libvirtd >/dev/null
-fi
-"""
+def to_node(folder: Path, let_in: Sequence[str]) -> Callable[[Shell], str]:
+    """Return what gives a node the lists of its subfolder of `folder`; its agent reads them for the next connection.
 
-
-def to_node(folder: Path) -> Callable[[Shell], str]:
-    """Return what gives a node the lists of its subfolder of `folder`; its agent reads them for the next connection."""
+    Where libvirt and QEMU trust the lab's agents, they get the list as well, and libvirtd's connections of nodes other
+    than those that are `let_in` are ended (`hypervisor-lists`, beside this module).
+    """
+    script = (files("testbed.remote") / "hypervisor-lists").read_text(encoding="utf-8")
 
     def act(shell: Shell) -> str:
         for name in NODE_LISTS:
             shell.put(folder / shell.host.name / name, f"{shell.host.certificate_folder}/{name}", 0o600)
-        others = shell.run("sh", "-ec", _HYPERVISOR, shell.host.certificate_folder).split()
-        return "has the list" + (f", also as {' and '.join(others)}" if others else "")
+        changed = shell.run("sh", "-c", script, "hypervisor-lists", shell.host.certificate_folder, *let_in)
+        return "; ".join(["has the list", *changed.splitlines()])
 
     return act

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
-from testbed.errors import UserError
+from testbed.errors import UserError, shown
 from testbed.remote.hosts import Host
 
 _RUNTIME = "/run/"
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
 _ELSEWHERE = frozenset({"libvirt", "xen", "docker", "null"})  # drivers whose guests are no processes below the unit
+
+_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # what systemd takes as it is, but for the percent sign
 
 _UNIT = """# Written by the testbed; change it by `systemctl edit dfrs-agent`.
 [Unit]
@@ -83,11 +86,18 @@ def unit(lab: str, broker: str, host: Host) -> str:
                 "does not see"
             )
     hypervisor = " libvirtd.service" if host.driver in {"libvirt", "xen"} else ""
-    words = [word.replace("%", "%%") for word in command_of(lab, broker, host)]
+    words = [_word(host, each) for each in command_of(lab, broker, host)]
     return _UNIT.format(
         node=host.name, lab=lab, after=f"network-online.target{hypervisor}", command=" ".join(words),
         folders="\n".join(_folders(host)), memory=_memory(host),
     )  # fmt: skip
+
+
+def _word(host: Host, word: str) -> str:
+    """Return a word of the command as systemd reads it; raises `UserError` for one that it would read as another."""
+    if not _PLAIN.fullmatch(word):
+        raise UserError(f"node {host.name}: {shown(word)}: expected a word of a unit, without blanks, quotes, \\ and $")
+    return word.replace("%", "%%")
 
 
 def _folders(host: Host) -> list[str]:

@@ -392,6 +392,13 @@ class Telemetry(Entry, frozen=True, kw_only=True, tag="telemetry"):
     dropped: Annotated[int, about("number of samples, since the last entry of this kind")]
 
 
+class Unsent(Entry, frozen=True, kw_only=True, tag="unsent"):
+    """An agent could not send at once: replies were lost until they were asked for again, events were sent later."""
+
+    node: NodeIndex
+    refused: Annotated[int, about("number of times, since the last entry of this kind")]
+
+
 class Welcome(Entry, frozen=True, kw_only=True, tag="welcome"):
     """A node that had come back could not be asked for its guests and images."""
 
@@ -426,9 +433,8 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 Event: TypeAlias = (
     Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
-    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Welcome
-    | Returned | Results | Doubt | Unchecked
-    | RecorderFailed | Refused | Aborted | Teardown | Clock
+    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Unsent | Welcome
+    | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}

@@ -8,7 +8,8 @@ pass for a controller, whatever it calls itself. Certificates are by elliptic cu
     {broker,agents,controllers}-ca.{pem,key,crl}
     issued.jsonl                    every certificate that was issued (`testbed.secure.revocation`)
     broker/                         cert.pem, key.pem, {agents,controllers}-ca.{pem,crl}
-    nodes/NAME/                     cert.pem, key.pem, ca.{pem,crl} (the broker's), peers.{pem,crl} (the other agents')
+    nodes/NAME/                     cert.pem, key.pem, ca.{pem,crl} (the broker's), peers.{pem,crl} (the other agents'),
+                                    farewell-due (empty) from its revocation until the lab was told of it
     controllers/NAME/               cert.pem, key.pem, ca.{pem,crl}
 
 The `.crl` beside an authority's `.pem` is its list of revoked certificates.
@@ -41,6 +42,7 @@ DAYS = 397
 _CA_DAYS = 3650
 _SKEW = dt.timedelta(minutes=5)  # clocks of nodes may be behind
 _CA_OF: dict[Party, str] = {"broker": "broker-ca", "node": "agents-ca", "controller": "controllers-ca"}
+_FAREWELL = "farewell-due"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -136,6 +138,8 @@ class Authority:
             self._hand_out(party, folder)
             return found, False
         self._make(party, name, folder, wanted, days)
+        if party == "node":
+            self.farewell_said(name)  # a node that is let in again is not parted from the broker
         made = self._held(party, folder)
         if made is None:
             raise UserError(f"{folder}: the certificate that was written there cannot be read")
@@ -184,11 +188,22 @@ class Authority:
             )
         stem = _CA_OF[party]
         path = self.folder / f"{stem}.crl"
+        if party == "node" and not serials <= set(revocation.revoked(path)):
+            self._farewell(name).parent.mkdir(mode=0o700, exist_ok=True)
+            _write(self._farewell(name), b"")  # first: a command that was killed in between is completed by the next
         new = revocation.revoke_serials(path, *self._load(stem), serials)
         written = [path] if new else []
         for held in self.held():
             written += self._hand_out(held.party, held.folder)
         return Revoked(len(new), len(serials) - len(new), tuple(written))
+
+    def farewell_due(self, name: str) -> bool:
+        """Whether a node was revoked whose connection at the broker nobody has ended since then."""
+        return self._farewell(name).exists()
+
+    def farewell_said(self, name: str) -> None:
+        """Note that a node has no connection of before its revocation."""
+        self._farewell(name).unlink(missing_ok=True)
 
     def lists(self) -> None:
         """Make the revocation lists that are missing, of a lab from before there were any, for all who check them."""
@@ -228,10 +243,18 @@ class Authority:
         return serials if cert is None else serials | {cert.serial_number}
 
     def _out_since(self, party: Party, name: str) -> dt.datetime | None:
-        """Return when the last of a party's certificates was revoked (UTC), None if one of them counts."""
+        """Return when the last of a party's certificates was revoked (UTC), None if one of them counts.
+
+        The certificate of a farewell that was broken off counts for nobody.
+        """
         listed = revocation.revoked(self.folder / f"{_CA_OF[party]}.crl")
         serials = self._serials(party, name)
-        return max(listed[each] for each in serials) if serials and serials <= set(listed) else None
+        gone = serials & set(listed)
+        out = gone == serials or (party == "node" and self.farewell_due(name))
+        return max(listed[each] for each in gone) if gone and out else None
+
+    def _farewell(self, name: str) -> Path:
+        return self._folder("node", name) / _FAREWELL
 
     def _folder(self, party: Party, name: str) -> Path:
         if party == "broker":

@@ -15,11 +15,13 @@ agent can leave that many retained messages at the broker at most, as Mosquitto 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.bus import topics
 from testbed.bus.quotas import mosquitto_quotas
+from testbed.errors import UserError, shown
 from testbed.secure.authority import CONTROLLER_PREFIX
 from testbed.secure.broker_log import UNWANTED
 
@@ -30,10 +32,11 @@ _ANYTHING = ("#", "$share/#", "+/#")  # the first leaves out what begins with $
 SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
 
 
-def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> str:
+def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parted: str = "") -> str:
     """Return the access rules of agents.
 
-    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease.
+    Each writes under its own name, and replies to `controllers`; it reads its commands and the lease. In the name of
+    the node `parted`, if any, nothing but its status may be written: `testbed.secure.farewell` needs that.
     """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
@@ -43,6 +46,9 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str]) -> st
             *(f"topic read {each}" for each in topics.readable_by(lab, node)),
             *(f"topic write {topics.reply_topic(lab, controller, node)}" for controller in controllers),
         ]
+    if parted:
+        lines += ["", f"user {topics.check_name('node', parted)}"]
+        lines += [f"topic write {topics.node_topic(lab, parted, 'status')}"]
     return "\n".join(lines) + "\n"
 
 
@@ -103,8 +109,19 @@ def mosquitto_config(
 
     The rules are expected in `acl_dir` as agents.acl and controllers.acl, what agents may subscribe to as
     `SUBSCRIPTIONS`; `user` is whom Mosquitto becomes. With `log_denied` it logs what the rules deny, and a line or more
-    for every packet, for `filtered_command` to drop.
+    for every packet, for `filtered_command` to drop. Raises `UserError` for a value that Mosquitto would read as
+    something else, such as one of several lines.
     """
+    for key, value, pattern, expected in (
+        ("bind", bind, r"[A-Za-z0-9:][A-Za-z0-9.:-]{0,253}", "a name or an address, as 192.0.2.1"),
+        ("user", user, r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a user, as mosquitto"),
+        *(
+            (key, str(path), r"/([\w./@+=,~ -]*[\w./@+=,~-])?", "an absolute path of letters, digits and ./@+=,~_-")
+            for key, path in (("certificates", certificates), ("state-dir", state_dir), ("rules", acl_dir))
+        ),
+    ):
+        if not re.fullmatch(pattern, value):
+            raise UserError(f"mosquitto.conf: {key} = {shown(value)}: expected {expected}")
     lines = ["per_listener_settings true"]
     for door, port in (("agents", agent_port), ("controllers", controller_port)):
         lines += [

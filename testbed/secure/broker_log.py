@@ -26,6 +26,8 @@ _CLIENT = re.compile(r"New client connected from \S+ as (?P<client>\S+) \(p\d, c
 _DENIED = re.compile(r"Denied PUBLISH from (?P<client>\S+) \(d\d, q\d, r(?P<retain>\d), m\d+, '(?P<topic>.*)', .*\)")
 _TAKEN = re.compile(r"Client (?P<client>\S+) already connected, closing old connection\.")
 _LARGE = re.compile(r"Client (?P<client>\S+) disconnected due to (?P<why>oversize packet|out of memory)\.")
+_UNAUTHORISED = re.compile(r"Client (?P<client>\S+) disconnected, not authorised\.")
+_UNKNOWN = "<unknown>"  # a client before it is let in
 _TLS = re.compile(r"OpenSSL Error\[\d+\]: error:[0-9A-F]+:[^:]*:[^:]*:(?P<why>.+)")
 _CUT_OFF = "unexpected eof while reading"  # a client that was killed
 _ASKS = re.compile(r"Received SUBSCRIBE from (?P<client>\S+)")
@@ -70,6 +72,10 @@ class _Reader:
             return Act(self.users.get(denied["client"], denied["client"]), ActKind.DENIED_PUBLISH, what, unix_s)
         if large := _LARGE.fullmatch(text):
             return Act(large["client"], ActKind.FLOOD, f"it was disconnected: {large['why']}", unix_s)
+        if refused := _UNAUTHORISED.fullmatch(text):
+            if refused["client"] != _UNKNOWN:
+                return Act(refused["client"], ActKind.REFUSED_CONNECTION, "not authorised", unix_s)
+            return Act(SOMEBODY, ActKind.REFUSED_CONNECTION, f"from {self.came_from}: not authorised", unix_s)
         if (tls := _TLS.fullmatch(text)) and tls["why"] != _CUT_OFF:
             return Act(SOMEBODY, ActKind.REFUSED_CONNECTION, f"from {self.came_from}: {tls['why']}", unix_s)
         return None

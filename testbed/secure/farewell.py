@@ -31,7 +31,8 @@ _AGAIN_S = 0.2
 def say_farewell(authority: Authority, broker_url: str, name: str) -> str:
     """End the connection of a node whose revocation the broker is reading just now; returns why not, or nothing.
 
-    The broker's rules must still name the node. Afterwards the certificate that was used must be revoked as well.
+    The broker's rules must let the node write its status. Afterwards the certificate that was used must be revoked as
+    well, whatever came of it.
     """
     own = authority.folder / "nodes" / name
     try:

@@ -209,6 +209,68 @@ def test_a_log_file_is_bounded_and_keeps_the_last_lines(tmp_path: Path, mode: st
     assert {each.name for each in tmp_path.iterdir()} == {"agent.log", "agent.log.1"}
 
 
+@pytest.mark.parametrize("what", ["folder", "no copy", "no rename"])
+def test_a_log_whose_older_part_cannot_be_written_stays_bounded_and_says_so_once(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "agent.log"
+    if what == "folder":
+        (tmp_path / "agent.log.1").mkdir()
+        (tmp_path / "agent.log.1" / "keep").write_text("somebody's")
+    elif what == "no copy":
+        (tmp_path / "agent.log.1.part").mkdir()
+    else:
+        broken = "import pathlib\ndef no(*_): raise OSError(28, 'No space left on device')\npathlib.Path.replace = no\n"
+    program = (broken if what == "no rename" else "") + WRITER
+    with path.open("ab") as log:
+        done = subprocess.run([sys.executable, "-c", program, "5000"], stdout=subprocess.PIPE, stderr=log, check=True)
+    assert int(done.stdout) > 5
+    text = path.read_text()
+    assert path.stat().st_size <= 10_300
+    assert not [line for line in text.splitlines() if "Traceback" in line]
+    assert text.splitlines()[-1].endswith("line 004999"), "it goes on"
+    assert text.count("what was before is lost") == 1
+    assert "what was before is lost" in text.splitlines()[0]
+    assert {each.name for each in tmp_path.iterdir()} <= {"agent.log", "agent.log.1", "agent.log.1.part"}
+    part = tmp_path / "agent.log.1.part"
+    assert what == "no copy" or not part.exists(), "nothing is left behind"
+
+
+STUCK_WRITER = """
+import os
+cut = os.ftruncate
+calls = 0
+def stuck(*arguments):
+    global calls
+    calls += 1
+    if calls % 100:
+        raise OSError(1, "Operation not permitted")
+    cut(*arguments)
+os.ftruncate = stuck
+"""
+
+
+def test_a_log_that_cannot_be_emptied_takes_no_more_lines_until_it_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    with path.open("ab") as log:
+        program = [sys.executable, "-c", STUCK_WRITER + WRITER, "5000"]
+        done = subprocess.run(program, stdout=subprocess.PIPE, stderr=log, check=True)
+    assert int(done.stdout) > 2
+    assert path.stat().st_size <= 10_300
+    text = path.read_text()
+    assert "Traceback" not in text
+    assert text.count("98 lines were left out") == 1
+    assert (tmp_path / "agent.log.1").stat().st_size <= 10_300
+
+
+def test_a_line_of_the_log_is_one_line_whatever_a_guest_says() -> None:
+    program = "import logging; from node_agent.log_file import log_to_stderr; log_to_stderr(20); "
+    says = "logging.warning('guest %s: %s', 'g', 'a\\x1b[2J\\nb\\u2028c' * 10_000)"
+    done = subprocess.run([sys.executable, "-c", program + says], capture_output=True, check=True)
+    text = done.stderr.decode().rstrip("\n")
+    assert "WARNING root: guest g: a" in text
+    assert text.isprintable()
+    assert len(text) < 4100
+
+
 def test_what_is_no_file_is_left_alone() -> None:
     done = subprocess.run([sys.executable, "-c", WRITER, "5000"], capture_output=True, check=True)
     assert (done.stdout, done.stderr.count(b"\n")) == (b"0\n", 5000)

@@ -72,6 +72,8 @@ class Nothing:
     async def find(self, _name: str, _deadline_s: float) -> None:
         return None
 
+    find_own = find
+
     def read(self, _guest: str) -> float:
         raise KeyError
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -22,7 +24,7 @@ from testbed.bus.messages import GuestSpec, ProgramSpec
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt import channel as channel_module
-from node_agent.drivers.virt.channel import GuestChannel
+from node_agent.drivers.virt.channel import MOST_UNSENT_BYTES, GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_xml, mac_of, moved_xml, owner_of
 from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
@@ -325,6 +327,55 @@ def test_an_order_that_is_lost_is_repeated_with_its_id(tmp_path: Path, monkeypat
         assert runs[0].count("id") > guest.orders[0].count("id")
 
     with_guest(tmp_path, deaf_at_first, play)
+
+
+class Deaf:
+    """A guest's socket that accepts one host after the other, and reads nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._hosts: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self._listener.bind(str(self.path))
+        self._listener.listen(100)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._hosts):
+            each.close()
+
+
+def test_orders_to_a_guest_that_reads_nothing_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", 0.001)
+    most = 0
+
+    async def main() -> None:
+        nonlocal most
+        with Deaf(tmp_path / "ctl") as guest:
+            channel = GuestChannel("g", lambda _frame: None)
+            await channel._open(guest.path, asyncio.get_running_loop().time() + HANG_S)
+            writer = channel._writer
+            assert writer is not None
+            write = writer.write
+
+            def watched(data: bytes) -> None:
+                nonlocal most
+                write(data)
+                most = max(most, writer.unsent_bytes)
+
+            monkeypatch.setattr(writer, "write", watched)
+            for _ in range(100):
+                with pytest.raises(DriverError, match=r"guest g did not answer run within"):
+                    await channel.order("run", [("arg", "/bin/x"), ("arg", "y" * 15_000)], 0.02)
+            assert channel.attached
+            assert 0 < most <= MOST_UNSENT_BYTES
+            channel.detach()
+            await asyncio.sleep(0)
+            assert writer.unsent_bytes == 0, "what it did not read keeps no socket open"
+
+    asyncio.run(main())
 
 
 def test_an_attach_without_an_answer_opens_the_host_s_end_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -90,6 +90,32 @@ def test_what_is_no_wheel_of_ours_is_not_installed_as_root(package: str) -> None
         install(hosts, hosts.hosts, package, None, lambda _host, _line: None)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"lab": "lab-2"}', "lab = 'lab-2': expected 'lab-1', the lab of the hosts file"),
+        ("[]", "expected the lab's name"),
+    ],
+)
+def test_the_certificates_of_another_lab_are_not_installed(content: str, why: str, tmp_path: Path) -> None:
+    wheel = tmp_path / "dfrs_testbed-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    (tmp_path / "lab.json").write_text(content)
+    hosts = Hosts(lab="lab-1", broker=BROKER, hosts=(host(),))
+    with pytest.raises(UserError, match=re.escape(why)):
+        install(hosts, hosts.hosts, str(wheel), tmp_path, lambda _host, _line: None)
+    (tmp_path / "lab.json").write_text('{"lab": "lab-1"}')
+    install(hosts, hosts.hosts, str(wheel), tmp_path, lambda _host, _line: None)
+
+
+def test_the_playbook_asks_each_time_whose_authority_it_uses() -> None:
+    """By `testbed ca init`, which refuses a folder of another lab."""
+    (play,) = yaml.safe_load((PLAYBOOKS / "certificates.yml").read_text())
+    first = play["tasks"][0]["ansible.builtin.command"]
+    assert first["argv"][:3] == ["testbed", "ca", "init"]
+    assert "creates" not in first
+
+
 def rendered(**variables: object) -> str:
     """Return the file of machines that the role gives to `testbed node unit`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -46,47 +46,49 @@ from testbed.bus.version import PROTOCOL
 RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent, Lease]
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+guest = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", fullmatch=True)
+program = st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True)
 count = st.integers(0, 2**62)
 size = st.floats(0, 4096, allow_nan=False)
 mib = st.integers(0, 1 << 26)
 programs = st.builds(
-    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=st.integers(0, 1 << 20),
-    topology=text, touched_frac=st.floats(0, 1, exclude_min=True),
+    ProgramSpec, name=program, work_units=count, units_per_iteration=count, seed=count, rank=st.integers(0, 1 << 20),
+    topology=st.sampled_from(["ring", "tree"]), touched_frac=st.floats(0, 1, exclude_min=True),
 )  # fmt: skip
 specs = st.builds(
-    GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
+    GuestSpec, guest=guest, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
 )
 destinations = st.builds(
-    Destination, uri=st.text(max_size=300), host=st.sampled_from(["192.0.2.1", "n1.example", "fd00::1"]),
+    Destination, uri=st.just("xen+tls://n1:7/system"), host=st.sampled_from(["192.0.2.1", "n1.example", "fd00::1"]),
     node=st.just("n1"), partition=st.sampled_from(["", "/a/b.c"]), bridge=st.sampled_from(["", "br0"]),
 )  # fmt: skip
 images = st.builds(ImageRef, image=text, bytes=count, digest=text)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans()),
-    st.builds(SetCaps, caps=st.dictionaries(text, size)),
-    st.builds(Save, guest=text, image=text, at=st.none() | count, store=text),
+    st.builds(SetCaps, caps=st.dictionaries(guest, size)),
+    st.builds(Save, guest=guest, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
-    st.builds(MpiJoin, guest=text, session=st.from_regex("[0-9a-f]{16}", fullmatch=True)),
+    st.builds(MpiJoin, guest=guest, session=st.from_regex("[0-9a-f]{16}", fullmatch=True)),
     st.builds(Calibrate, cpu_s=st.floats(1e-3, 600)),
     st.builds(
         Watch,
-        guests=st.lists(text).map(tuple),
+        guests=st.lists(guest).map(tuple),
         every_s=st.floats(0.005, 10),
         for_s=st.floats(0.1, 120),
-        caps=st.lists(st.builds(CapChange, after_s=st.floats(0, 120), caps=st.dictionaries(text, size))).map(tuple),
+        caps=st.lists(st.builds(CapChange, after_s=st.floats(0, 120), caps=st.dictionaries(guest, size))).map(tuple),
     ),
     st.builds(Native, program=programs, seconds=st.floats(0.1, 600), cap_cores=size),
     st.builds(Cancel, command=text),
-    st.builds(ListGuests, settled=st.lists(text).map(tuple)),
+    st.builds(ListGuests, settled=st.lists(guest).map(tuple)),
     st.builds(
         MpiPass,
-        guest=text,
+        guest=guest,
         session=st.just("0" * 16),
         number=st.integers(1, 32),
         keys=st.lists(st.builds(RankKeys, rank=st.integers(0, 9), keys=st.dictionaries(text, text))).map(tuple),
         last=st.booleans(),
     ),
-    st.builds(Migrate, guest=text, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
+    st.builds(Migrate, guest=guest, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
     st.builds(Adopt, spec=specs, cap_cores=size),
 )
 commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)

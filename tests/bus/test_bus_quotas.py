@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tracemalloc
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from support.live import HANG_S
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus
 from testbed.bus.comebacks import FREE, LAST_DOUBTFUL_S, Comebacks
-from testbed.bus.inbox import Inbox
+from testbed.bus.inbox import EACH_BYTES, MOST_WAITING_BYTES, Inbox
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.bus.protocol import BusError
 
@@ -186,13 +187,81 @@ def test_whoever_sends_too_fast_loses_its_own_messages_only() -> None:
             inbox.put("flood", bytes(1 << 20))
             inbox.put("honest", bytes([number]))
         handling = asyncio.create_task(inbox.run())
-        await box.count(40 + 16)
+        await box.count(40 + 15)
         inbox.put("flood", b"again")
         await box.until(lambda payloads: b"again" in payloads)
         handling.cancel()
         await asyncio.gather(handling, return_exceptions=True)
         assert [payload for topic, payload in box.got if topic == "honest"] == [bytes([n]) for n in range(40)]
-        assert inbox.dropped == {"flood": 40 - 16}
+        assert inbox.dropped == {"flood": 40 - 15}, "fifteen with their topics, and what keeping them takes"
+
+    run(work())
+
+
+@pytest.mark.parametrize("topic", ["t", "t" * 60_000])
+@pytest.mark.parametrize("payload", [b"", b"x", b"x" * 100_000])
+def test_tiny_messages_count_with_what_keeping_them_takes(topic: str, payload: bytes) -> None:
+    async def work() -> None:
+        inbox = Inbox()
+        most = MOST_WAITING_BYTES // (len(topic) + len(payload) + EACH_BYTES)
+        tracemalloc.start()
+        try:
+            for number in range(most + 1000):
+                inbox.put(topic.encode().decode(), payload + b"%d" % number)  # as each comes from a packet
+            taken_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert 1000 <= inbox.dropped[topic] < 1000 + most
+        assert taken_bytes <= 1.2 * MOST_WAITING_BYTES
+
+    run(work())
+
+
+async def drained(inbox: Inbox) -> None:
+    while inbox.waiting:  # noqa: ASYNC110  # an inbox sets no event
+        await asyncio.sleep(0)
+
+
+def test_messages_that_nobody_claims_are_bounded_the_newest_are_kept_and_the_rest_is_counted() -> None:
+    async def work() -> None:
+        inbox, box = Inbox(), Mailbox()
+        handling = asyncio.create_task(inbox.run())
+        for number in range(100):
+            inbox.put("reply", bytes([number]) + bytes(1 << 20))
+            await drained(inbox)
+        assert inbox.unclaimed_bytes <= MOST_WAITING_BYTES
+        for number in range(3000):
+            inbox.put("tiny", b"%d" % number)
+            await asyncio.sleep(0)
+        await drained(inbox)
+        assert inbox.unclaimed_bytes <= MOST_WAITING_BYTES
+        inbox.add("tiny", box, 1)
+        assert await box.count(1000) == [b"%d" % number for number in range(2000, 3000)]
+        assert inbox.unclaimed_bytes == 0
+        assert inbox.dropped == {"reply": 100, "tiny": 2000}
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
+
+    run(work())
+
+
+def test_what_is_claimed_counts_again_until_it_was_handled() -> None:
+    async def work() -> None:
+        inbox, box = Inbox(), Mailbox()
+        handling = asyncio.create_task(inbox.run())
+        for _ in range(10):
+            inbox.put("late", bytes(1 << 20))
+        await drained(inbox)
+        inbox.add("late", box, 1)
+        for _ in range(10):
+            inbox.put("late", bytes(1 << 20))
+        assert inbox.dropped["late"] == 5, "ten of those that were claimed, and five more, are 16 MiB"
+        await box.count(15)
+        inbox.put("late", b"again")
+        await box.until(lambda payloads: b"again" in payloads)
+        assert inbox.waiting == 0
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
 
     run(work())
 
@@ -239,7 +308,7 @@ def test_a_connection_that_lasted_is_made_again_at_once(lasted_s: list[float]) -
         comebacks.lost("n1")
         wait_s = comebacks.wait_s()
         assert 0 < wait_s <= 1.5 * LAST_DOUBTFUL_S
-        assert wait_s < 0.1 or each_s < 3 * LAST_DOUBTFUL_S
+        assert wait_s < 0.1 or each_s < 3 * LAST_DOUBTFUL_S  # speed: by the test's own clock
         clock.now_s += wait_s
 
 

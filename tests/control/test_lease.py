@@ -11,6 +11,8 @@ from testbed.bus import topics
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import Lease, decode
+from testbed.bus.outbox import Outbox, Parcel
+from testbed.bus.protocol import FullError, Message
 from testbed.control.lease import LeaseTakenError, hold_lease
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
@@ -62,6 +64,37 @@ def test_a_lab_is_held_as_long_as_it_is_driven_and_then_free() -> None:
             await driving
             assert not lab.guard.live
             await lab.drive("two", ends)
+
+    run_in_virtual_time(main())
+
+
+class FullOutbox(Outbox):
+    """One that has no room while it is `full`."""
+
+    full = False
+
+    def put(self, message: Message) -> Parcel:
+        if self.full:
+            raise FullError(f"{message.topic}: 10000 messages wait for the broker already: this one is refused")
+        return super().put(message)
+
+
+def test_a_renewal_for_which_the_outbox_is_full_is_made_later(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        lab, outbox = Lab(), FullOutbox(10_000, 1)
+        async with lab.hub.client("agent") as bus, lab.hub.client("one") as own:
+            await lab.follow(bus)
+            own._outbox = outbox
+            own.lose()  # its sender is to take from the other outbox
+            lab.hub.resume("one")
+            async with hold_lease(own, "t", "one", TTL_S, party="one"):
+                for _ in range(5):
+                    outbox.full = True
+                    await asyncio.sleep(TTL_S / 2)
+                    outbox.full = False
+                    await asyncio.sleep(TTL_S / 2)
+                    assert lab.guard.allows("one")
+            assert "lease" in caplog.text
 
     run_in_virtual_time(main())
 

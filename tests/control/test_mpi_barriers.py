@@ -39,7 +39,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie, *, before: bool, joins: boo
             return await perform(self, action)
 
         def tell(guest: str, detail: dict[str, object]) -> None:
-            self._happenings.put_nowait(Happening(guest, "mpi-barrier", 0, detail))
+            self._events.put(Happening(guest, "mpi-barrier", 0, detail))
 
         rank = int(action.guest.rpartition("-t")[2])
         if before:
@@ -70,6 +70,11 @@ def puts(key: str, value: str) -> Lie:
     return lie
 
 
+def suspected(journal: list[dict[str, object]]) -> set[tuple[str, str]]:
+    """Return whom the controller saw at what."""
+    return {(act["node"], act["kind"]) for entry in journal if entry["kind"] == "suspicious" for act in entry["acts"]}
+
+
 LAUNCH = "/usr/bin/hydra_pmi_proxy --control-port 203.0.113.9:1 --proxy-id 0"
 LIES = [
     (says(keys="all"), "expected `object`, got `str`"),
@@ -95,12 +100,13 @@ def test_a_lie_about_a_barrier_fails_the_job_with_a_line_that_names_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie, words: str
 ) -> None:
     heard = lying(monkeypatch, lie, before=True, joins=False)
-    result, _ = rehearse(tmp_path, five_jobs())
+    result, journal = rehearse(tmp_path, five_jobs())
     failed = result.summary["failed"]
     assert set(failed) == PARALLEL
     assert all(f"node {LIAR}: guest dfrs-" in text and words in text for text in failed.values()), failed
     assert all(len(text.splitlines()) == 1 and len(text) < 500 for text in failed.values())
     assert set(result.summary["failure_codes"].values()) == {"start-failed"}
+    assert suspected(journal) == {(LIAR, "false-report")}
     assert not [action for action in heard if isinstance(action, MpiPass) and "alone" not in action.guest]
 
 
@@ -109,13 +115,14 @@ def test_a_barrier_at_the_wrong_time_fails_a_job_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     lying(monkeypatch, says(number=number), before=False, joins=True)
-    result, _ = rehearse(tmp_path, five_jobs())
+    result, journal = rehearse(tmp_path, five_jobs())
     failed = result.summary["failed"]
     assert set(failed) == PARALLEL
     assert all(
         f"node {LIAR}: guest dfrs-" in text and f"MPI barrier {number} of rank" in text for text in failed.values()
     )
     assert set(result.summary["failure_codes"].values()) == {"guest-failed"}
+    assert suspected(journal) == {(LIAR, "false-report")}
 
 
 def test_a_barrier_that_is_told_again_and_again_is_answered_a_few_times(
@@ -128,10 +135,31 @@ def test_a_barrier_that_is_told_again_and_again_is_answered_a_few_times(
     heard = lying(monkeypatch, lie, before=False, joins=True)
     result, _ = rehearse(tmp_path, five_jobs())
     assert set(result.summary["failed"]) == PARALLEL
-    assert all(f"again: expected at most {MOST_REPEATS} times" in text for text in result.summary["failed"].values())
+    for job, text in result.summary["failed"].items():
+        assert f"node {LIAR}: guest dfrs-" in text
+        assert f"-j{job}-" in text, "the name of a guest has its job"
+        assert f"again: expected at most {MOST_REPEATS} times" in text
+    assert set(result.summary["failure_codes"].values()) == {"guest-failed"}
+    assert result.summary["done"] == result.summary["jobs"] - len(PARALLEL), "the run goes on to its end"
     for guest in {action.guest for action in heard if isinstance(action, MpiPass)}:
         passes = [action for action in heard if isinstance(action, MpiPass) and action.guest == guest]
         assert len(passes) <= 1 + MOST_REPEATS
+
+
+def test_a_barrier_that_is_told_too_often_before_all_have_entered_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lie(tell: Tell, join: MpiJoin, rank: int) -> None:
+        for _ in range(2 + MOST_REPEATS):
+            says()(tell, join, rank)
+
+    lying(monkeypatch, lie, before=True, joins=False)
+    result, _ = rehearse(tmp_path, five_jobs())
+    assert set(result.summary["failed"]) == PARALLEL
+    for job, text in result.summary["failed"].items():
+        assert f"node {LIAR}: guest dfrs-" in text
+        assert f"-j{job}-" in text
+        assert f"again: expected at most {MOST_REPEATS} times" in text
 
 
 def test_a_node_has_no_say_about_ranks_of_others_and_about_earlier_lives(

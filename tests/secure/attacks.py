@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import orders
 import pytest
 from doors import LAB, Doors
 from support.deadlines import PATIENT_DEADLINES
-from support.live import ENDLESS_UNITS, HANG_S, until, wait_until
+from support.live import HANG_S, until, wait_until
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.protocol import Driver
@@ -24,41 +24,44 @@ from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import new_token, token_digest
 from testbed.bus.messages import (
-    Adopt,
     AnyAction,
+    Cancel,
     Command,
     DropImage,
     FetchImage,
+    GuestEvent,
     GuestSpec,
     ImageRef,
     Lease,
     ListGuests,
-    Migrate,
     MpiJoin,
-    MpiPass,
-    Native,
     NodeStatus,
     Ping,
-    ProgramSpec,
     Quit,
+    Reply,
     Save,
-    SetCaps,
     Start,
     Stop,
+    Watch,
     encode,
 )
-from testbed.bus.migration import Destination
 from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
-from testbed.bus.telemetry import GuestSample, guests_in
+from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.lease import hold_lease
+from testbed.errors import shown
 from testbed.secure.broker_log import acts_of
-from testbed.suspicious_acts import FILE, ActFile, ActKind
+from testbed.suspicious_acts import FILE, ActFile, ActKind, ActLog
 
 MESSAGES = 10_000  # of noise
+FORGED = 400  # replies to a command, and as many to commands that nobody gave
 COMMANDS = topics.node_topic(LAB, "n2", "command")
 REPLIES = topics.reply_topic(LAB, "alice", "n2")
+TELEMETRY = Telemetry(
+    node="n2", boot="b", mono_ns=1, cpu_frac=0.5, memory_used_mib=10.0, disk_read_mib=0.0, disk_written_mib=0.0,
+    net_received_mib=0.0, net_sent_mib=0.0, agent_cpu_s=1.0, agent_rss_mib=60.0, guests=(),
+)  # fmt: skip
 
 
 @dataclass
@@ -73,15 +76,16 @@ class World:
     token: str
     folder: Path
     memory_mib: int
-    bad_replies: Counter[tuple[str, ActKind]]
+    agent: Agent
+    seen: ActLog  # by the controller
 
     def spec(self, guest: str, **program: object) -> GuestSpec:
         """Return an endless guest."""
-        wanted = {"name": "eatcpu", "work_units": ENDLESS_UNITS, "units_per_iteration": 100, "seed": 1, **program}
-        return GuestSpec(
-            guest=guest, run="t", job=1, task=0, program=ProgramSpec(**wanted), cpu_cores=1.0,
-            memory_mib=self.memory_mib, address="10.77.1.9/16",
-        )  # fmt: skip
+        return orders.spec_of(guest, self.memory_mib, **program)
+
+    def refusals(self) -> int:
+        """Return how many commands the agent has noted as suspicious."""
+        return self.agent._acts.counts.get(("n2", ActKind.REFUSED_COMMAND), 0)
 
     async def guests(self) -> list[GuestSample]:
         """Return what the agent says that it holds."""
@@ -93,13 +97,13 @@ class World:
         told = [*acts_of(self.doors.log.read_text().splitlines(), LAB), *ActFile(self.folder / "n2" / FILE).read()]
         for act in told:
             seen[act.node, act.kind] += act.count
-        return seen + self.bad_replies
+        return seen + Counter(self.seen.counts)
 
 
 @asynccontextmanager
 async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> AsyncIterator[World]:
     """Have an agent of n2 at work on one guest; it must be at work on that guest alone in the end."""
-    token, bad_replies = new_token(), Counter[tuple[str, ActKind]]()
+    token, seen = new_token(), ActLog()
     config = AgentConfig(LAB, "n2", 2.0, 8 * memory_mib, folder / "n2", folder / "n2" / "images", telemetry_s=0.2)
     agent = Agent(config, driver, lambda presence: MqttBus(doors.agent("n2"), "n2", presence))
     async with (
@@ -109,13 +113,13 @@ async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> 
         hold_lease(controller, LAB, token, HANG_S),
         Requester(controller, LAB, "alice", lambda: token) as requester,
     ):
-        requester.on_bad_reply = lambda node, kind, _text: bad_replies.update([(node, kind)])
-        fleet = Fleet(controller, LAB, ["n2"], requester, rule_of(PATIENT_DEADLINES))
+        requester.on_bad_reply = seen.note
+        fleet = Fleet(controller, LAB, ["n2", "n1"], requester, rule_of(PATIENT_DEADLINES), acts=seen)
         await fleet.open()
         running = asyncio.create_task(agent.run())
         try:
-            await fleet.wait_for_all(HANG_S)
-            lab = World(doors, fleet, requester, controller, attacker, token, folder, memory_mib, bad_replies)
+            await until(lambda: fleet.nodes[0].online, "the honest agent")
+            lab = World(doors, fleet, requester, controller, attacker, token, folder, memory_mib, agent, seen)
             await fleet.call(0, Start(spec=lab.spec("dfrs-a"), cap_cores=0.1, verify=False), HANG_S)
             yield lab
             (left,) = await lab.guests()
@@ -138,7 +142,14 @@ async def forge_topics_of_others(world: World) -> None:
         await world.attacker.publish(topics.node_topic(LAB, "n2", kind), b"{}", retain=True)
     offline = encode(NodeStatus(node="n2", online=False, reason="forged"))
     await world.attacker.publish(topics.node_topic(LAB, "n2", "status"), offline, retain=True)
-    await world.attacker.publish(topics.node_topic(LAB, "n1", "status"), offline)  # its own topic, another's name
+    end = GuestEvent(node="n2", guest="dfrs-a", event="failed", mono_ns=1, detail={"reason": "forged"})
+    told: list[object] = []
+    world.fleet.on_guest_event = lambda _node, event: told.append(event)
+    for kind, record in (("status", offline), ("event", encode(end))):  # on its own topics, in another's name
+        await world.attacker.publish(topics.node_topic(LAB, "n1", kind), record)
+    await world.attacker.publish(topics.node_topic(LAB, "n1", "telemetry"), encode(TELEMETRY), qos=1)
+    await until(lambda: world.seen.counts.get(("n1", ActKind.FALSE_REPORT), 0) >= 3, "three false reports")
+    assert told == []
 
 
 async def command_with_a_stolen_token(world: World) -> None:
@@ -178,12 +189,25 @@ async def listen_to_everything(world: World) -> None:
 
 
 async def forge_replies(world: World) -> None:
-    asking = asyncio.create_task(world.fleet.call(0, Ping(), HANG_S))
-    for guess in range(1000):
-        forged = {"v": 1, "id": f"{guess:016x}", "node": "n2", "status": "failed", "error": "forged"}
-        for topic in (REPLIES, topics.reply_topic(LAB, "alice", "n1")):  # the first is that of n2
-            await world.attacker.publish(topic, json.dumps(forged).encode(), qos=0)
-    assert "mono_ns" in await asking
+    """The command is under way until it is cancelled, and the attacker knows its id: nothing else gives it an end."""
+    ids = set(world.requester._replies)
+    watch = Watch(guests=("dfrs-a",), every_s=1.0, for_s=120.0)
+    asking = asyncio.create_task(world.fleet.call(0, watch, HANG_S))
+    await until(lambda: set(world.requester._replies) - ids, "a command under way")
+    (command_id,) = set(world.requester._replies) - ids
+    asked_too = asyncio.create_task(world.requester.call("n1", Ping(), HANG_S))  # so that n1 may reply at all
+    for guess in range(FORGED):
+        status = ("failed", "done", "rejected", "accepted")[guess % 4]
+        for each in (command_id, f"{guess:016x}"):
+            forged = Reply(id=each, node=("n2", "n1")[guess // 4 % 2], status=status, result={"t_s": []})
+            for topic in (REPLIES, topics.reply_topic(LAB, "alice", "n1")):  # the first is that of n2
+                await world.attacker.publish(topic, encode(forged), qos=0)
+    await until(lambda: world.seen.counts.get(("n1", ActKind.FALSE_REPORT), 0) >= FORGED, "false reports")
+    asked_too.cancel()
+    assert not asking.done()
+    await world.controller.publish(COMMANDS, command(Cancel(command=command_id), world.token))
+    with pytest.raises(CommandFailedError, match="cancelled by its sender"):
+        await asking
 
 
 async def command_without_the_live_lease(world: World) -> None:
@@ -212,18 +236,13 @@ async def lead_out_of_its_folders(world: World) -> None:
     outside.write_bytes(b"precious")
     image = ImageRef(image="../../outside.img", bytes=8, digest="0" * 32)
     strange = "../../outside"
-    for action in (
+    await refused(world, (
         DropImage(image=image.image), DropImage(image=str(outside)), DropImage(image="..img/../../outside.img"),
         FetchImage(image=image, host="127.0.0.1", port=9), Save(guest="dfrs-a", image=image.image),
         Start(spec=world.spec(strange), cap_cores=0.5, image=image),
         Start(spec=world.spec("dfrs-c"), cap_cores=0.5, image=image),
         MpiJoin(guest=strange, session="0" * 16), Stop(guest=strange),
-    ):  # fmt: skip
-        try:
-            await world.fleet.call(0, action, HANG_S)
-        except CommandFailedError:
-            continue
-        assert isinstance(action, Stop), f"{action} was done"
+    ))  # fmt: skip
     assert outside.read_bytes() == b"precious"
     places = {path.name for path in world.folder.iterdir()}
     assert places == {"outside.img", "n2"}
@@ -261,74 +280,90 @@ async def send_noise(world: World) -> None:
         await sender.publish(COMMANDS, bytes(payload), qos=0)
 
 
-LAUNCH = "/usr/bin/hydra_pmi_proxy --control-port 203.0.113.9:1 --proxy-id 0"
-TARGETS = (
-    "qemu+ext://127.0.0.1/system?command=/bin/sh", "qemu+ssh://127.0.0.1/system?keyfile=/root/.ssh/id_rsa",
-    "qemu+unix:///system?socket=/tmp/x", "qemu+tls://203.0.113.9/system", "qemu+tls://127.0.0.1/system?no_verify=1",
-    "qemu+tcp://127.0.0.1:80/system", "test:///default",
-)  # fmt: skip
-
-
-async def order_what_must_not_be(world: World) -> None:
-    """Everything that a stolen lease, or a controller that was broken into, could ask for; none of it is done."""
-    good = world.spec("dfrs-f")
-    here = Destination(uri="qemu+tls://127.0.0.1/system", host="127.0.0.1", node="n1")
-    orders: list[AnyAction] = [
-        *(
-            Migrate(guest="dfrs-a", to=msgspec.structs.replace(here, uri=uri), budget_s=5.0, no_progress_s=5.0)
-            for uri in TARGETS
-        ),
-        *(
-            Migrate(guest="dfrs-a", to=msgspec.structs.replace(here, **{key: value}), budget_s=5.0, no_progress_s=5.0)
-            for key, value in (
-                ("host", "127.0.0.1 -o x"), ("node", "../n1"), ("partition", "/../../x"), ("bridge", "x; reboot"),
-            )
-        ),
-        Adopt(spec=good, cap_cores=0.1), Adopt(spec=world.spec("../../outside"), cap_cores=0.1),
-        Adopt(spec=world.spec("dfrs-a", workers=10**9), cap_cores=0.1),
-        MpiJoin(guest="dfrs-a", session="0" * 16), MpiJoin(guest="dfrs-a", session="../../outside"),
-        MpiPass(guest="dfrs-a", session=LAUNCH, number=1, keys=()),
-        Native(program=world.spec("x", name="/bin/sh").program, seconds=0.1),
-        Native(program=world.spec("x", name="../../outside").program, seconds=0.1),
-        Native(program=world.spec("x", workers=10**9).program, seconds=0.1),
-        Native(program=world.spec("x", ranks=10**6).program, seconds=0.1),
-        Native(program=good.program, seconds=1e308), Native(program=good.program, seconds=0.1, cap_cores=-1.0),
-        Start(spec=world.spec("dfrs-f", name="/bin/sh"), cap_cores=0.1),
-        Start(spec=world.spec("dfrs-f", topology="x init=/bin/sh"), cap_cores=0.1),
-        Start(spec=msgspec.structs.replace(good, address="10.77.1.9/16 init=/bin/sh"), cap_cores=0.1),
-        Start(spec=msgspec.structs.replace(good, memory_mib=10**9), cap_cores=0.1),
-        Start(spec=msgspec.structs.replace(good, memory_mib=-1), cap_cores=0.1),
-        Start(spec=good, cap_cores=-1.0), Start(spec=good, cap_cores=1e308), SetCaps(caps={"dfrs-a": -1.0}),
-    ]  # fmt: skip
-    for order in orders:
-        try:
+async def refused(world: World, given: Sequence[AnyAction], *, seen: bool = True) -> None:
+    """Give orders with the live token one by one: each fails, and each is noted by the agent where it is `seen`."""
+    for order in given:
+        before = world.refusals()
+        with pytest.raises(CommandFailedError) as failed:
             await world.fleet.call(0, order, HANG_S)
-        except CommandFailedError:
-            continue
-        pytest.fail(f"{order} was done")
+        assert "\n" not in str(failed.value)
+        assert world.refusals() > before or not seen, f"{shown(order, 500)} was not noted"
     assert [sample.guest for sample in await world.guests()] == ["dfrs-a"]
+
+
+async def migrate_to_what_is_no_node(world: World) -> None:
+    await refused(world, orders.migrations("dfrs-a"))
+
+
+async def adopt_what_never_arrived(world: World) -> None:
+    await refused(world, orders.adoptions(world.spec("dfrs-f")))
+
+
+async def join_what_is_no_rank(world: World) -> None:
+    await refused(world, orders.joins("dfrs-a"))
+
+
+async def run_other_programs_natively(world: World) -> None:
+    await refused(world, orders.natives(world.spec("dfrs-f")))
+
+
+async def start_what_makes_no_sense(world: World) -> None:
+    await refused(world, orders.starts(world.spec("dfrs-f")))
+    await refused(world, orders.unseen(world.spec("dfrs-f")), seen=False)
+
+
+async def let_a_rank_pass_by_lies(world: World) -> None:
+    """A real rank of two waits in its first barrier; whatever is told as the other's keys, it never passes."""
+    rank, entered = "dfrs-m", asyncio.Event()
+    world.fleet.on_mpi_barrier = lambda _node, event: entered.set() if event.guest == rank else None
+    spec = world.spec(rank, name="patterns", ranks=2)
+    await world.fleet.call(0, Start(spec=spec, cap_cores=0.1, verify=False), HANG_S)
+    joining = asyncio.create_task(world.fleet.call(0, MpiJoin(guest=rank, session=orders.SESSION), HANG_S))
+    await entered.wait()
+    for order in orders.passes(rank, orders.SESSION):
+        before = world.refusals()
+        with pytest.raises(CommandFailedError, match="MPI"):
+            await world.fleet.call(0, order, HANG_S)
+        assert world.refusals() > before, f"{shown(order, 500)} was not noted"
+        assert not joining.done()
+    assert {sample.guest: sample.state for sample in await world.guests()}[rank] != "running"
+    joining.cancel()
+    await asyncio.gather(joining, return_exceptions=True)
+    for session in (orders.SESSION, "f" * 16):
+        before = world.refusals()
+        with pytest.raises(CommandFailedError, match="has joined its MPI job already"):
+            await world.fleet.call(0, MpiJoin(guest=rank, session=session), HANG_S)
+        assert world.refusals() > before
+    await world.fleet.call(0, Stop(guest=rank), HANG_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is tried, and whom the lab's operator sees at what then."""
+    """What is tried, and how often at least the lab's operator sees whom at what then."""
 
     play: Callable[[World], Awaitable[None]]
-    seen: tuple[str, ActKind]
+    seen: Mapping[tuple[str, ActKind], int]
 
 
+DENIED, REFUSED = ("n1", ActKind.DENIED_PUBLISH), ("n2", ActKind.REFUSED_COMMAND)
+SPEC = orders.spec_of("dfrs-f", 64)
 ATTACKS = (
-    Attack(forge_topics_of_others, ("n1", ActKind.DENIED_PUBLISH)),
-    Attack(command_with_a_stolen_token, ("n1", ActKind.DENIED_PUBLISH)),
-    Attack(take_the_lease, ("n1", ActKind.DENIED_PUBLISH)),
-    Attack(listen_to_everything, ("n1", ActKind.FOREIGN_SUBSCRIPTION)),
-    Attack(forge_replies, ("n1", ActKind.BAD_MESSAGE)),
-    Attack(command_without_the_live_lease, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(replay_a_command, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(lead_out_of_its_folders, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(order_what_must_not_be, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(send_monsters, ("n2", ActKind.REFUSED_COMMAND)),
-    Attack(send_noise, ("n2", ActKind.REFUSED_COMMAND)),
+    Attack(forge_topics_of_others, {DENIED: 5, ("n1", ActKind.FALSE_REPORT): 3}),
+    Attack(command_with_a_stolen_token, {DENIED: 2}),
+    Attack(take_the_lease, {DENIED: 10}),
+    Attack(listen_to_everything, {("n1", ActKind.FOREIGN_SUBSCRIPTION): 4}),
+    Attack(forge_replies, {DENIED: 2 * FORGED, ("n1", ActKind.FALSE_REPORT): FORGED, ("n1", ActKind.BAD_MESSAGE): 1}),
+    Attack(command_without_the_live_lease, {REFUSED: 4}),
+    Attack(replay_a_command, {REFUSED: 6}),
+    Attack(lead_out_of_its_folders, {REFUSED: 9}),
+    Attack(migrate_to_what_is_no_node, {REFUSED: len(orders.migrations("dfrs-a"))}),
+    Attack(adopt_what_never_arrived, {REFUSED: len(orders.adoptions(SPEC))}),
+    Attack(join_what_is_no_rank, {REFUSED: len(orders.joins("dfrs-a"))}),
+    Attack(let_a_rank_pass_by_lies, {REFUSED: len(orders.passes("dfrs-m", orders.SESSION)) + 2}),
+    Attack(run_other_programs_natively, {REFUSED: len(orders.natives(SPEC))}),
+    Attack(start_what_makes_no_sense, {REFUSED: len(orders.starts(SPEC))}),
+    Attack(send_monsters, {REFUSED: 6}),
+    Attack(send_noise, {REFUSED: MESSAGES // 4, DENIED: MESSAGES // 4}),
 )
 
 
@@ -346,4 +381,5 @@ def play(attack: Attack, doors: Doors, folder: Path, driver: Driver, memory_mib:
         return before, lab
 
     before, lab = asyncio.run(main())
-    wait_until(lambda: lab.acts()[attack.seen] > before[attack.seen], f"a line that tells of {attack.seen}")
+    for key, least in attack.seen.items():
+        wait_until(lambda key=key, least=least: lab.acts()[key] - before[key] >= least, f"{least} lines of {key}")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from doors import LAB, Doors, open_doors
-from support.live import HANG_S, until
+from support.live import HANG_S, until, wait_until
 
 from testbed.bus import topics
 from testbed.bus.certificate import own_name
@@ -23,6 +23,8 @@ from testbed.bus.messages import Lease, decode, encode
 from testbed.control import lease as leases
 from testbed.control.lease import LeaseTakenError, hold_lease
 from testbed.errors import UserError
+from testbed.secure.broker_log import acts_of
+from testbed.suspicious_acts import ActKind
 
 LEASE = topics.lease_topic(LAB)
 RELEASES = topics.release_topic(LAB, topics.ANY)
@@ -30,8 +32,14 @@ RELEASES = topics.release_topic(LAB, topics.ANY)
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    with open_doors(tmp_path_factory.mktemp("doors")) as opened:
+    with open_doors(tmp_path_factory.mktemp("doors"), log_denied=True) as opened:
         yield opened
+
+
+def denied(doors: Doors) -> int:
+    """Return how many messages of bob the broker has dropped, by its log."""
+    acts = acts_of(doors.log.read_text().split("\n"), LAB)
+    return sum(act.count for act in acts if (act.node, act.kind) == ("controller.bob", ActKind.DENIED_PUBLISH))
 
 
 def play(work: Coroutine[Any, Any, None]) -> None:
@@ -98,7 +106,9 @@ def test_nobody_ends_the_lease_of_another_in_a_third_name(doors: Doors) -> None:
             assert agent.guard.allows(token)
             assert agent.guard.released_by == ""
 
+    before = denied(doors)
     play(work())
+    wait_until(lambda: denied(doors) > before, "a line that names bob")
 
 
 def test_who_takes_a_lab_is_named_by_the_broker(doors: Doors) -> None:
@@ -188,6 +198,8 @@ def test_no_controller_evicts_an_agent_by_its_client_id(doors: Doors) -> None:
             assert agent._client is connection
 
     play(work())
+    refused = f"from {doors.address} on port {doors.controller_port}: not authorised"
+    wait_until(lambda: refused in {act.what for act in acts_of(doors.log.read_text().split("\n"), LAB)}, "a line of it")
 
 
 def test_no_agent_evicts_a_controller_by_its_client_id(doors: Doors) -> None:

@@ -68,6 +68,7 @@ from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.lease import hold_lease
+from testbed.suspicious_acts import FILE, ActFile, ActKind
 
 pytestmark = pytest.mark.slow
 
@@ -202,6 +203,9 @@ def test_an_agent_bears_nonsense_that_carries_the_live_token(tmp_path: Path) -> 
     assert child.returncode == 0, log.read_text()[-3000:]
     assert outside.read_bytes() == b"precious"
     assert {path.name for path in tmp_path.iterdir()} == {"outside", "doors", "n2", "agent.log"}
+    noted = ActFile(tmp_path / "n2" / FILE).read()
+    assert {(act.node, act.kind) for act in noted} == {("n2", ActKind.REFUSED_COMMAND)}
+    assert sum(act.count for act in noted) > MESSAGES // 4
 
 
 def reports() -> dict[str, Sequence[bytes]]:
@@ -334,4 +338,8 @@ def test_a_controller_bears_nonsense_of_a_node(tmp_path: Path) -> None:
         journal = asyncio.run(main(doors))
     assert "Traceback" not in log.read_text()
     assert journal.stat().st_size < 4 << 20
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    acts = [act for entry in entries if entry["kind"] == "suspicious" for act in entry["acts"]]
+    assert {act["node"] for act in acts} == {"n1"}
+    assert {"bad-message", "false-report"} <= {act["kind"] for act in acts}
     assert all("n1" in reason for reason in failures(journal)), failures(journal)

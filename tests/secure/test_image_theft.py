@@ -32,6 +32,7 @@ from testbed.bus.messages import (
     Stop,
 )
 from testbed.bus.tls import client_context
+from testbed.control.lease import hold_lease
 from testbed.secure.authority import Authority
 
 CONTENT = b"memory of a guest" * 1000
@@ -50,6 +51,7 @@ class Lab:
     authority: Authority
     agents: dict[str, Agent]
     folder: Path
+    token: str  # of the live lease, which each agent knows from its commands
 
     def port(self, node: str) -> int:
         return self.agents[node]._server.port
@@ -78,12 +80,18 @@ async def lab(folder: Path) -> AsyncIterator[Lab]:
         config = AgentConfig("t", name, 1.0, 1000, place, place / "images", tls_dir=tls)
         agents[name] = Agent(config, NullDriver("whole"), lambda presence: hub.client(presence.topic, presence))
     running = [asyncio.create_task(agent.run()) for agent in agents.values()]
+    token = new_token()
     try:
-        async with asyncio.timeout(HANG_S):
-            await until(lambda: all(agent._server.port for agent in agents.values()), "image servers")
+        async with (
+            asyncio.timeout(HANG_S),
+            hub.client("controller") as controller,
+            hold_lease(controller, "t", token, HANG_S),
+        ):
+            # An agent that hears the lease has cleared its images: what is written before that may be removed.
+            await until(lambda: all(agent._lease.allows(token) for agent in agents.values()), "the lease at the agents")
             for image in ("a.img", "b.img"):
                 agents["n2"]._stores.path(image).write_bytes(CONTENT)
-            yield Lab(authority, agents, folder)
+            yield Lab(authority, agents, folder, token)
     finally:
         for agent in agents.values():
             agent.stop()
@@ -96,7 +104,8 @@ def test_a_node_opens_only_the_image_that_it_is_told_to_fetch(tmp_path: Path, ca
     async def main() -> None:
         async with lab(tmp_path) as world:
             one, two = world.agents["n1"], world.agents["n2"]
-            token = new_token()  # of the lease: n1 has it from its own commands
+            token = world.token
+            assert two._lease.allows(token)
             for wrong in (token, token_digest(token), ""):
                 answer = await world.ask("n1", token=token, ticket=wrong, image="b.img", bytes=1, digest="", offset=0)
                 assert answer["error"] == "no such ticket is out"
@@ -106,6 +115,13 @@ def test_a_node_opens_only_the_image_that_it_is_told_to_fetch(tmp_path: Path, ca
             assert await two.perform(offer) == {}
             fetch = FetchImage(image=image, host="127.0.0.1", port=world.port("n2"), ticket=ticket)
             assert await one.perform(fetch) == {"bytes": len(CONTENT)}
+            whole = {"image": "a.img", "bytes": len(CONTENT), "digest": image.digest, "offset": 0}
+            again = await world.ask("n1", ticket=ticket, **whole)
+            assert again["error"] == "the ticket for a.img was used"
+            own = new_token()
+            await two.perform(OfferImage(image=image, ticket_digest=token_digest(own), to="n1", for_s=HANG_S))
+            thief = await world.ask("n2", ticket=own, **whole)
+            assert thief["error"] == "the ticket for a.img is node n1's"
             other = await world.ask(
                 "n1", ticket=ticket, image="b.img", bytes=len(CONTENT), digest=image.digest, offset=0
             )
@@ -114,13 +130,14 @@ def test_a_node_opens_only_the_image_that_it_is_told_to_fetch(tmp_path: Path, ca
             late = new_token()
             await two.perform(OfferImage(image=image, ticket_digest=token_digest(late), to="n1", for_s=HANG_S))
             await two._abandon("the lease was released")
-            again = await world.ask("n1", ticket=late, image="a.img", bytes=len(CONTENT), digest=image.digest)
-            assert again["error"] == "no such ticket is out"
+            void = await world.ask("n1", ticket=late, image="a.img", bytes=len(CONTENT), digest=image.digest)
+            assert void["error"] == "no such ticket is out"
 
     asyncio.run(main())
     lines = [record.getMessage() for record in caplog.records if "image server" in record.getMessage()]
     assert lines
-    assert all(line.startswith("image server: node n1 at 127.0.0.1 refused: ") for line in lines)
+    refused = "image server: node {} at 127.0.0.1 refused: "
+    assert all(line.startswith((refused.format("n1"), refused.format("n2"))) for line in lines)
 
 
 def test_a_guest_starts_from_the_very_image_of_the_command(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_the_rules_deny_is_in_the_brokers_log_with_the_nodes_name(doors: Do
     denied, foreign = found["n1", ActKind.DENIED_PUBLISH], found["n1", ActKind.FOREIGN_SUBSCRIPTION]
     assert (denied.count, denied.what) == (2, f"a retained message on {topics.lease_topic(LAB)}")
     assert (foreign.count, foreign.what) == (3, "to $SYS/#")
-    assert abs(denied.unix_s - time.time()) < 3600
+    assert abs(denied.unix_s - time.time()) < 3600  # speed: of this hour, and not of another time zone
 
 
 def test_a_node_that_forges_lines_of_the_log_puts_no_blame_on_another(doors: Doors) -> None:
@@ -330,7 +330,7 @@ def test_the_journal_is_read_line_by_line_and_one_too_large_is_told() -> None:
     (absent,) = reads("pass")
     assert (absent.severity, absent.found) == ("note", "its log is not on this machine")
     endless = f"import itertools\nfor _ in itertools.count(): print({line!r}, flush=True)"
-    large, acts = reads(endless, within_s=2.0)
+    large, acts = reads(endless, within_s=2.0)  # speed: what is endless is cut off here
     assert large.severity == "warning"
     assert "its log of the last week is too large to be read within" in large.found
     assert acts.values["node"] == "n1", "what was read is told"
@@ -355,5 +355,5 @@ def test_a_file_of_acts_is_bounded_and_read_whatever_is_in_it(tmp_path: Path) ->
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3 << 20
     assert file.read()[-1].unix_s == 199.0
     (tmp_path / FILE).write_bytes(b'\xff\n[[[\n{"node": 1}\n' + b"[" * 100_000)
-    assert all(act.unix_s < 199 for act in file.read())
+    assert all(act.unix_s < 199 for act in file.read())  # speed: times of the test's own making
     assert not acts_in([b"", b"null"])

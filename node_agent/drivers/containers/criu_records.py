@@ -11,23 +11,25 @@ from pathlib import Path
 
 COMMON_MAGIC = 0x54564319
 _MOST_BYTES = 4 << 20
-_HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<I")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 Field = tuple[int, int | bytes]
 
 
-def records(path: Path, magic: int) -> Iterator[bytes]:
-    """Yield the records of a file; raises `ValueError` or `struct.error` for what CRIU would not write."""
+def records(path: Path, magic: int, *, common: bool = True) -> Iterator[bytes]:
+    """Yield the records of a file; raises `ValueError` or `struct.error` for what CRIU would not write.
+
+    Every file but the inventory begins with the magic number that they have in `common`.
+    """
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ValueError(f"{size} bytes")
     data = path.read_bytes()
-    found = _HEAD.unpack_from(data)
-    if found != (COMMON_MAGIC, magic):
-        raise ValueError(f"it begins with {found[0]:x} {found[1]:x}")
-    at = _HEAD.size
+    head = struct.pack("<II", COMMON_MAGIC, magic) if common else _SIZE.pack(magic)
+    if not data.startswith(head):
+        raise ValueError(f"it begins with {data[: len(head)].hex()}")
+    at = len(head)
     while at < len(data):
         (length,) = _SIZE.unpack_from(data, at)
         at += _SIZE.size

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from node_agent.drivers.containers.carried import Mounts, check_mounts, check_rights, mounts_of
 from node_agent.drivers.containers.criu_records import Field, fields, inner, records
+from node_agent.drivers.containers.places import Places, places_of
 from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
 
@@ -41,12 +42,13 @@ class Rights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What was found of a container: mounts, what limits its threads, seccomp's filters, properties of its groups."""
+    """What was found of a container: mounts, limits of threads, filters of seccomp, properties of groups, places."""
 
     mounts: Mounts = field(default_factory=Counter)
     rights: frozenset[Rights] = frozenset()
     filters: frozenset[bytes] = frozenset()
     properties: frozenset[str] = frozenset()
+    places: Places = field(default_factory=Places)
 
 
 def likeness_of(folder: Path) -> Likeness:
@@ -55,9 +57,10 @@ def likeness_of(folder: Path) -> Likeness:
         properties = frozenset(_properties(folder / "cgroup.img"))
         filters = frozenset(_filters(folder / "seccomp.img"))
         rights = frozenset(_rights(path) for path in sorted(folder.glob(_CORES)))
-    except (ValueError, struct.error, IndexError) as error:
+        places = places_of(folder)
+    except (ValueError, struct.error, IndexError, FileNotFoundError) as error:
         raise SuspectError(f"an image holds what CRIU does not write of a container: {error}") from None
-    return Likeness(mounts_of(folder), rights, filters, properties)
+    return Likeness(mounts_of(folder), rights, filters, properties, places)
 
 
 def check_like(folder: Path, own: Likeness) -> None:
@@ -70,6 +73,8 @@ def check_like(folder: Path, own: Likeness) -> None:
         raise SuspectError(f"an image holds a thread with {rights}: expected {expected}")
     if found.filters != own.filters:
         raise SuspectError("an image's filters of system calls are not those of a container of ours")
+    if difference := found.places.difference(own.places):
+        raise SuspectError(difference)
     for name in found.properties - own.properties:
         raise SuspectError(f"an image sets {shown(name, 80)} of a control group, which no container of ours has")
 

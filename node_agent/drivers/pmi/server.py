@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from node_agent.drivers.pmi.wire import ForeignKeysError, PmiCommand, PmiError, parse
+from node_agent.drivers.pmi.wire import ForeignPassError, PmiCommand, PmiError, parse
 from testbed.bus.messages import RankKeys
 from testbed.bus.mpi_barriers import MOST_BARRIERS
 from testbed.bus.mpi_keys import MOST_KEYS, MOST_VALUE_CHARS, BadKeysError, check_keys
@@ -123,13 +123,15 @@ class PmiServer:
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> str | None:
         """Take what other ranks published in a barrier; return the answer to the rank once that was the last part.
 
-        A pass of an earlier session or barrier changes nothing. Raises `PmiError` for one of a later barrier, and
-        `ForeignKeysError` for keys that are not those of their rank, or not of the size of this rank's own.
+        A pass of an earlier session or barrier changes nothing. Raises `ForeignPassError` for one of a later barrier,
+        and for keys that are not those of their rank, or not of the size of this rank's own.
         """
         if session != self.session or number < self.barriers or (number == self.barriers and not self.waiting):
             return None
         if number > self.barriers:
-            raise PmiError(f"a pass of MPI barrier {number} for rank {self.rank} in {self.barriers}: expected that")
+            raise ForeignPassError(
+                f"a pass of MPI barrier {number} for rank {self.rank} in {self.barriers}: expected that"
+            )
         for one in keys:
             self._learn(one)
         if not last:
@@ -141,13 +143,13 @@ class PmiServer:
         if one.rank == self.rank:
             return
         if one.rank >= self.ranks:
-            raise ForeignKeysError(f"MPI keys of rank {one.rank}: expected a rank below {self.ranks}")
+            raise ForeignPassError(f"MPI keys of rank {one.rank}: expected a rank below {self.ranks}")
         try:
             sizes = check_keys(one.rank, one.keys)
         except BadKeysError as error:
-            raise ForeignKeysError(str(error)) from error
+            raise ForeignPassError(str(error)) from error
         for gather, size in sizes.items():
             if size != self._own_sizes.get(gather):
-                raise ForeignKeysError(f"MPI key {gather}-{one.rank} of {size} bytes: expected "
+                raise ForeignPassError(f"MPI key {gather}-{one.rank} of {size} bytes: expected "
                                f"{self._own_sizes.get(gather, 0)} bytes as of rank {self.rank} itself")  # fmt: skip
         self._known |= one.keys

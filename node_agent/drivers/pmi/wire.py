@@ -17,8 +17,8 @@ class PmiError(DriverError):
     """A rank says what no rank of MPICH says to its process manager."""
 
 
-class ForeignKeysError(PmiError):
-    """What the controller hands on as keys of another rank cannot be such keys."""
+class ForeignPassError(PmiError):
+    """The controller lets a rank pass a barrier that the rank is not in, or by keys that no other rank can have."""
 
     suspicious = True
 

@@ -23,7 +23,7 @@ from node_agent.drivers.procs.child import Child, Log, Running, ending
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport
+from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
 from node_agent.programs.segments import abandoned_segments, is_segment
@@ -122,10 +122,10 @@ class ProcessGuest:
 
     async def open_mpi(self, session: str) -> Path:
         """Get ready to serve the guest's rank as its process manager; return the socket at which it calls."""
+        if self._pmi is not None:
+            raise SuspectError(f"guest {self.spec.guest} has joined its MPI job already: expected one join")
         self._must_be(State.WAITING)
         program = self.spec.program
-        if self._pmi is not None:
-            raise DriverError(f"guest {self.spec.guest} has joined its MPI job already")
         self._pmi = PmiLink(PmiServer(program.rank, program.ranks, session), self._at_barrier, self._spoke_nonsense)
         path = self._link.path.with_suffix(".pmi")
         await self._pmi.listen(path, lambda pid: pid == self._link.pid)

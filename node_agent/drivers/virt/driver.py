@@ -23,6 +23,7 @@ from node_agent.drivers.protocol import (
     NodeBudget,
     SaveReport,
     SuspectError,
+    check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.domain import Place, network_of, owner_of
@@ -177,6 +178,7 @@ class LibvirtDriver:
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
+            await self._reached()[1].find_own(spec.guest, self._patience.call_s)
             if image is None:
                 await self._create(guest)
             else:
@@ -225,6 +227,7 @@ class LibvirtDriver:
     async def mpi_join(self, guest: str, session: str) -> None:
         """See `Driver.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
         member = self._get(guest)
+        check_rank(member.spec)
         if not network_of(member.spec.address):
             raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
         await member.join(PROGRAMS[member.spec.program.name], session)
@@ -290,7 +293,7 @@ class LibvirtDriver:
         """See `Driver.migrate`."""
         going = self._get(guest)
         if self._transport is None:
-            raise DriverError(f"guest {guest}: guests of this node do not migrate live")
+            raise SuspectError(f"guest {guest}: guests of this node do not migrate live")
         migration = self._migrations[guest] = Migration(
             going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
         )
@@ -306,7 +309,7 @@ class LibvirtDriver:
         """See `Driver.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
-            if await hypervisor.find(spec.guest, self._patience.call_s) is None:
+            if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
             if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
@@ -326,7 +329,7 @@ class LibvirtDriver:
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and _GUEST_NAME.fullmatch(guest):
-            domain = await self._hypervisor.find(guest, self._patience.call_s)
+            domain = await self._hypervisor.find_own(guest, self._patience.call_s)
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)

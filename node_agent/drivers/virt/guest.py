@@ -397,7 +397,7 @@ class VirtualGuest:
 
     async def vanish(self) -> None:
         """See to it that the domain is gone, with its console's file."""
-        domain = await self._hypervisor.find(self.name, self._patience.call_s)
+        domain = await self._hypervisor.find_own(self.name, self._patience.call_s)
         if domain is not None:
             with contextlib.suppress(DriverError):  # it may end by itself just now; asked below
                 await self.on_domain(lambda found: found.destroy())

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.pmi.wire import PmiError
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, Happening, SuspectError
 from node_agent.drivers.virt.channel import RefusedError
 from node_agent.guests.wire import Frame
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
@@ -41,7 +41,7 @@ class GuestRank:
     async def start(self, program: str, session: str) -> None:
         """Start the rank's program in the guest; raises `DriverError`."""
         if self._server is not None:
-            raise DriverError(f"guest {self._spec.guest} has joined its MPI job already")
+            raise SuspectError(f"guest {self._spec.guest} has joined its MPI job already: expected one join")
         place = self._spec.program
         self._server = PmiServer(place.rank, place.ranks, session)
         fields = [("rank", place.rank), ("ranks", place.ranks), ("state", self._state()), ("arg", program)]
