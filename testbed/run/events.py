@@ -433,8 +433,8 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 Event: TypeAlias = (
     Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
-    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Unsent | Welcome
-    | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
+    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Unsent
+    | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from testbed.run import events
@@ -13,8 +13,9 @@ SAVE_RESTORE: Final = "save-restore"
 MIGRATION: Final = "migration"
 PREEMPTION: Final = "preemption"
 _ENDINGS: Final = ("ended", "done")
+_CREATING: Final = ("start", "restore")
 JobEvent: TypeAlias = (
-    events.Stranded | events.Intent | events.Outcome | events.Migration | events.Rescheduling
+    events.Stranded | events.Intent | events.Retry | events.Outcome | events.Migration | events.Rescheduling
     | events.ReschedulingCutOff | events.Cleared | events.ImagesDropped | events.Guest | events.Doubt
 )  # fmt: skip
 
@@ -93,7 +94,9 @@ class JobHistory:
     Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
     `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
     have, or may have, copies of images, as (node, name). `units_done` is what guests reported with their events; the
-    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision.
+    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision, the last one of
+    `decisions` that knew the job. `word` is the state in its last `job` entry. `unready` are the tasks whose guests are
+    being created, or have not progressed since they were restored.
     """
 
     job: int
@@ -106,6 +109,7 @@ class JobHistory:
     cpu_cores: float | None = None
 
     phase: Phase = Phase.COMING
+    word: str = "coming"
     guests: tuple[str, ...] = ()
     running_on: tuple[int, ...] | None = None
     migrating_to: tuple[int, ...] | None = None
@@ -118,11 +122,15 @@ class JobHistory:
     flight: Flight | None = None
     wanted: Wanted | None = None
     was_started: bool = False
+    start_s: float | None = None
     start_trace_s: float | None = None
+    end_s: float | None = None
     end_trace_s: float | None = None
+    decisions: int = 0
     virtual_time_s: float = 0.0
     units_done: dict[int, int] = field(default_factory=dict)
     progressed: set[int] = field(default_factory=set)
+    unready: set[int] = field(default_factory=set)
     finished_tasks: set[int] = field(default_factory=set)
     unchecked: dict[int, int] = field(default_factory=dict)
     checksums: dict[int, str] = field(default_factory=dict)
@@ -175,10 +183,12 @@ class JobHistory:
     def apply(self, event: JobEvent) -> None:
         """Change the state by one event about this job; raises `IllegalEventError` and then changes nothing."""
         match event:
-            case events.Stranded():
-                self.stranded = event.detail or event.code or ""
+            case events.Stranded() | events.Doubt():
+                self._note(event)
             case events.Intent():
                 self._intend(event)
+            case events.Retry():
+                self._retry()
             case events.Outcome():
                 self._end(event)
             case events.Migration():
@@ -191,8 +201,12 @@ class JobHistory:
                 self.image_holders.clear()
             case events.Guest():
                 self._hear(event)
-            case events.Doubt():
-                self.doubts[event.task] = event.reason
+
+    def _note(self, event: events.Stranded | events.Doubt) -> None:
+        if isinstance(event, events.Doubt):
+            self.doubts[event.task] = event.reason
+        else:
+            self.stranded = event.detail or event.code or ""
 
     # --- events about jobs ----------------------------------------------------------------------------------
 
@@ -204,7 +218,7 @@ class JobHistory:
 
     def decide(self, wanted: Wanted | None) -> None:
         """Take what a decision wants of it; tasks keep their nodes as far as they can."""
-        if wanted is not None and self.wanted is not None:
+        if wanted is not None and self.wanted is not None and wanted.nodes != self.wanted.nodes:
             wanted = Wanted(stable_nodes(self.wanted.nodes, wanted.nodes), wanted.yield_frac)
         self.wanted = wanted
 
@@ -227,6 +241,7 @@ class JobHistory:
                     self.running_on = self.migrating_to = None
             case "again":
                 self._begin_again(event)
+        self.word = event.state
 
     def _submit(self, event: events.Job) -> None:
         if self.phase is not Phase.COMING:
@@ -241,7 +256,7 @@ class JobHistory:
             reason = f"expected an active job that was {'never' if first else 'already'} chosen"
             raise self.illegal(event, event.state, reason)
         if first:
-            self.was_started, self.start_trace_s = True, event.trace_s
+            self.was_started, self.start_s, self.start_trace_s = True, event.t_s, event.trace_s
         elif event.state == "resumed" and self.interruptions and self.interruptions[-1].wanted_s is None:
             self.interruptions[-1].wanted_s = event.t_s
 
@@ -250,7 +265,7 @@ class JobHistory:
         if not self.active or self.withdrawn or not over:
             reason = "expected a job without an operation under way, all of whose tasks have ended"
             raise self.illegal(event, Phase.DONE, reason)
-        self.phase, self.end_trace_s = Phase.DONE, event.trace_s
+        self.phase, self.end_s, self.end_trace_s = Phase.DONE, event.t_s, event.trace_s
         self.wanted = self.running_on = self.migrating_to = None
 
     def _fail(self, event: events.Job, *, cleared: bool) -> None:
@@ -258,7 +273,7 @@ class JobHistory:
         if not legal or self.withdrawn:
             raise self.illegal(event, Phase.FAILED, "expected a job that is active or done")
         if self.active:
-            self.end_trace_s = event.trace_s
+            self.end_s, self.end_trace_s = event.t_s, event.trace_s
         self.phase, self.wanted = Phase.FAILED, None
         self.failure_code, self.failure_text = event.code, event.detail or ""
         if cleared:
@@ -307,8 +322,8 @@ class JobHistory:
             event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None
         )
         self.phase, self.guests, self.tasks = course.during, event.guests, self.tasks or len(nodes)
-        if event.verb in ("start", "restore"):
-            self.running_on, self.progressed = nodes, set()
+        if event.verb in _CREATING:
+            self.running_on, self.progressed, self.unready = nodes, set(), set(range(len(nodes)))
         elif event.verb == "migrate":
             self.migrating_to = nodes
         elif event.verb == "save":
@@ -318,6 +333,11 @@ class JobHistory:
             self.image_holders.update((target, name) for source, target, name in moves if source != target)
         if event.verb in ("start", "restore", "migrate"):
             self.been.update((node, task) for task, node in enumerate(nodes))
+
+    def _retry(self) -> None:
+        """Guests that were created are destroyed, and created again."""
+        if self.flight is not None and self.flight.verb in _CREATING:
+            self.unready = set(range(len(self.flight.nodes)))
 
     def _arrive(self, event: events.Migration) -> None:
         """A guest has migrated live, or ended instead; one that did neither is where it was."""
@@ -329,11 +349,12 @@ class JobHistory:
         if task >= len(self.running_on):
             raise self.illegal(event, Phase.MIGRATING, f"it has {len(self.running_on)} tasks")
         self.running_on = (*self.running_on[:task], event.target, *self.running_on[task + 1 :])
+        self.unready.discard(task)
         if event.ended:
             return
         if task not in flight.progressed:
             self.progressed.discard(task)
-        self.flight = _with(flight, arrived=flight.arrived | {task})
+        self.flight = replace(flight, arrived=flight.arrived | {task})
 
     def _end(self, event: events.Outcome) -> None:
         """The operation ended. What failed is undone, but for what only the loss of its guests can undo."""
@@ -358,6 +379,8 @@ class JobHistory:
         match flight.verb:
             case "start" | "cap":
                 self.yield_frac, self.caps_cores = flight.yield_frac, event.caps_cores
+                if flight.verb == "start":
+                    self.unready.clear()
             case "save":
                 self._saved(event, flight)
             case "transfer":
@@ -412,6 +435,11 @@ class JobHistory:
             raise self.illegal(event, what, f"its last one is a {present.reason}")
         present.measured = event
 
+    def forget_accounts(self) -> None:
+        """Drop the interruptions that no later event refers to; those that are left do not count all any more."""
+        saved = next((each for each in reversed(self.interruptions) if each.saved_on), None)
+        self.interruptions = [each for each in self.interruptions if each in (saved, self.interruptions[-1])]
+
     def _clear(self, event: events.Cleared) -> None:
         """Its guests are gone."""
         if self.flight is not None or not (self.phase is Phase.FAILED or self.withdrawn):
@@ -441,9 +469,10 @@ class JobHistory:
 
     def _progress(self, event: events.Guest) -> None:
         self.progressed.add(event.task)
+        self.unready.discard(event.task)
         flight = self.flight
         if flight is not None and flight.verb == "migrate" and flight.nodes[event.task] == event.node:
-            self.flight = _with(flight, progressed=flight.progressed | {event.task})
+            self.flight = replace(flight, progressed=flight.progressed | {event.task})
 
     # --- checks ---------------------------------------------------------------------------------------------
 
@@ -464,14 +493,7 @@ class JobHistory:
 
     def described(self) -> str:
         """Return its state in a word, and the operation on it."""
-        flags = [name for name, set_ in (("withdrawn", self.withdrawn),) if set_]
+        flags = ["withdrawn"] if self.withdrawn else []
         under_way = [] if self.flight is None else [f"{self.flight.verb} {self.flight.action} under way"]
         more = ", ".join(flags + under_way)
         return f"{self.phase.value} ({more})" if more else self.phase.value
-
-
-def _with(flight: Flight, *, arrived: frozenset[int] | None = None, progressed: frozenset[int] | None = None) -> Flight:
-    return Flight(
-        flight.action, flight.verb, flight.nodes, flight.yield_frac, flight.begin_s, flight.for_a_move,
-        flight.arrived if arrived is None else arrived, flight.progressed if progressed is None else progressed,
-    )  # fmt: skip

@@ -10,12 +10,15 @@ import pytest
 from old_runs.old_run_archive import RUNS, unpack
 from support.entries import event
 
+from testbed.errors import UserError
 from testbed.measure.rundir import read_json
 from testbed.report.facts import read_facts
 from testbed.run import events
+from testbed.run.events import kind_of
 from testbed.run.history import History, fold
-from testbed.run.journal import read_events
+from testbed.run.journal import encode, read_events
 from testbed.run.phases import COURSES, IllegalEventError, Phase
+from testbed.run.reader import read_history
 
 BEGIN = {"kind": "begin", "version": events.VERSION}
 REPLAY = {"kind": "replay", "jobs": 1, "trace": [{"job": 1, "tasks": 2, "run_time_s": 60.0}], "nodes": ["a", "b"]}
@@ -161,6 +164,10 @@ def test_nodes_are_reachable_again_when_they_were_asked() -> None:
             "rescheduling of job 1 at 3 s: waiting -> complete is illegal: no preemption or migration of it is open",
         ),
         ([{"kind": "decision", "view": {"job_id": [1], "tasks": [2]}}], "decision of job 1 at 2 s: coming -> decided"),
+        (
+            [SUBMITTED, {"kind": "decision", "view": {"job_id": [1], "tasks": [2]}}],
+            "decision at 3 s: seen -> decided is illegal: its columns differ in length",
+        ),
     ],
 )  # fmt: skip
 def test_an_illegal_event_is_named_with_its_job_and_both_states(entries: list[dict[str, Any]], message: str) -> None:
@@ -170,6 +177,66 @@ def test_an_illegal_event_is_named_with_its_job_and_both_states(entries: list[di
         before.apply(event({"t_s": float(len(entries) + 1), **entries[-1]}))
     assert "\n" not in str(found.value)
     assert before == same, "what is illegal changes nothing"
+
+
+def test_a_node_that_goes_away_before_the_replay_keeps_its_number_and_its_state() -> None:
+    lost = {"kind": "node", "node": "b", "standing": "lost", "online": False, "reason": "silent"}
+    found = history(BEGIN, lost, REPLAY)
+    assert [(node.name, node.available) for node in found.nodes] == [("a", True), ("b", False)]
+    assert [node.name for node in history(BEGIN, REPLAY, {**lost, "node": "c"}).nodes] == ["a", "b", "c"]
+
+
+def test_jobs_in_the_system_are_in_order_of_submission() -> None:
+    assert history(BEGIN, REPLAY).active == {}
+    two = [BEGIN, REPLAY, {**SUBMITTED, "job": 7}, SUBMITTED]
+    assert list(history(*two).active) == [7, 1]
+    assert list(history(*two, {**SUBMITTED, "job": 7, "state": "failed"}).active) == [1]
+    found = history(*two)
+    assert found.job_of(event(job("running"))) is found.jobs[1]
+    assert found.job_of(event(BEGIN)) is None
+
+
+def test_tasks_are_ready_when_they_progress_or_are_started() -> None:
+    def unready(*entries: dict[str, Any]) -> set[int]:
+        return history(*entries).jobs[1].unready
+
+    assert unready(*STARTED[:5]) == {0, 1}
+    assert unready(*STARTED[:5], guest("progress", 0, 0)) == {1}
+    assert unready(*STARTED[:5], guest("progress", 0, 0), {"kind": "retry", "job": 1}) == {0, 1}
+    assert unready(*STARTED) == set()
+    restored = [*SAVED, intent("restore", 3), outcome("restore", 3)]
+    assert unready(*restored) == {0, 1}
+    assert unready(*restored, guest("progress", 1, 1)) == {0}
+    assert unready(*restored, {"kind": "retry", "job": 1}) == {0, 1}
+
+
+def test_accounts_that_nothing_refers_to_can_be_forgotten() -> None:
+    entries = list(SAVED)
+    for number in range(3, 9, 2):
+        entries += [intent("restore", number), outcome("restore", number)]
+        entries += [{"kind": "rescheduling", "job": 1, "reason": "preemption"}]
+        entries += [intent("save", number + 1), outcome("save", number + 1, reason="preemption")]
+    found = history(*entries).jobs[1]
+    assert found.preemptions == 4
+    found.forget_accounts()
+    assert len(found.interruptions) == 1
+    assert found.present is found.interruptions[0]
+    assert found.been_last() == (0, 1)
+
+
+def test_a_journal_that_contradicts_itself_is_refused_in_one_line(tmp_path: Path) -> None:
+    path, seen = tmp_path / "events.jsonl", []
+    lines = [encode(event({"t_s": float(number), **entry})) for number, entry in enumerate([*STARTED, job("done")])]
+    path.write_bytes(b"\n".join(lines[:-1]) + b"\n")
+    found = read_history(path, (), lambda told, state: seen.append((kind_of(told), state.last_s)))
+    assert found == history(*STARTED)
+    assert seen == [(entry["kind"], float(number)) for number, entry in enumerate(STARTED)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(
+        UserError, match=r"events\.jsonl:7: job done of job 1 at 6 s: running -> done is illegal"
+    ) as error:
+        read_history(path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", RUNS)
