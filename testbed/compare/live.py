@@ -14,6 +14,7 @@ from testbed.report.facts import RunFacts, read_facts
 from testbed.report.schedule import Schedule
 from testbed.report.timeline import Timeline
 from testbed.run import events
+from testbed.run.history import History
 
 _NODE_FACTS = ("cpus", "memory_mib", "machine_cores", "cpu_model", "driver")
 
@@ -64,8 +65,8 @@ class _Journal:
     decisions: list[DecisionRecord] = field(default_factory=list)
     others: list[events.Known] = field(default_factory=list)
 
-    def take(self, event: events.Known) -> None:
-        self.timeline.feed(event)
+    def take(self, event: events.Known, history: History) -> None:
+        self.timeline.take(event, history)
         if isinstance(event, events.Decision):
             self.decisions.append(of_journal(event, self.period_s, self.numbering))
         else:

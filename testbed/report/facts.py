@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,7 +14,9 @@ from testbed.errors import UserError
 from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
 from testbed.run import events
-from testbed.run.journal import is_decision, never, read_events
+from testbed.run.history import History
+from testbed.run.job_history import LIVE, JobHistory
+from testbed.run.reader import Listener, read_history
 
 Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results
 
@@ -166,47 +168,6 @@ class RunFacts:
         return str(programs.get("parallel" if job.tasks > 1 else "serial", "parallel" if job.tasks > 1 else "serial"))
 
 
-@dataclass
-class _Journal:
-    """What one pass over the journal keeps."""
-
-    begin: events.Begin | None = None
-    states: dict[int, str] = field(default_factory=dict)
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    times: dict[int, dict[str, float]] = field(default_factory=dict)
-    shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
-    reschedulings: list[events.Rescheduling] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
-    trace: dict[int, events.TraceJob] = field(default_factory=dict)
-    last_s: float = 0.0
-
-    def take(self, event: events.Known) -> None:
-        self.last_s = event.t_s
-        match event:
-            case events.Job(job=job, state=state):
-                self.states[job] = state
-                if state == "failed" and event.detail:
-                    self.reasons[job] = reason_of(event.detail, event.code)
-                self.times.setdefault(job, {}).setdefault(state, event.trace_s)
-            case events.Rescheduling():
-                self.reschedulings.append(event)
-            case events.Decision(view=view):
-                shapes = zip(
-                    view.submit_time_s, view.tasks, view.cpu_need_frac, view.mem_req_frac, view.virtual_time_s,
-                    strict=True,
-                )  # fmt: skip
-                self.shapes.update(zip(view.job_id, shapes, strict=True))
-            case events.Begin():
-                self.begin = event
-            case events.Replay():
-                self.trace = {job.job: job for job in event.trace}
-            case (
-                events.Retry() | events.Node() | events.RecorderFailed()
-                | events.Aborted() | events.Doubt() | events.Results()
-            ):  # fmt: skip
-                self.remarks.append(event)
-
-
 def _manifest(path: Path) -> dict[str, Any]:
     """Return the manifest; {} for a run that was killed before it wrote one."""
     if not path.exists():
@@ -214,40 +175,43 @@ def _manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if missing := [key for key in ("run", "policy", "scenario", "nodes") if key not in manifest]:
         raise UserError(f"{path}: no {', '.join(missing)}: expected the manifest of a run")
+    if not isinstance(manifest["nodes"], dict):
+        raise UserError(f"{path}: nodes: expected the facts of each node, by its name")
     return manifest
 
 
-def read_facts(path: Path, watch: Callable[[events.Known], None] | None = None) -> RunFacts:
-    """Read a run directory; `watch` sees every event of the journal, in order.
+def read_facts(path: Path, *listeners: Listener) -> RunFacts:
+    """Read a run directory; `listeners` get every event of the journal, in order.
 
     A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
     them. Raises `UserError` for what is no run directory, or is broken.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
-    rows = _rows(path / "jobs.csv")
-    journal = _Journal()
-    # Decisions are most of a journal's bytes, and tell the tables nothing that jobs.csv does not.
-    skip = is_decision if rows is not None and watch is None else never
-    for event in read_events(path / "events.jsonl", skip):
-        try:
-            journal.take(event)
-            if watch is not None:
-                watch(event)
-        except (LookupError, TypeError, ValueError) as error:  # an event that contradicts those before it, or itself
-            text = str(event)[:120]
-            raise UserError(f"{path / 'events.jsonl'}: not an entry of a run's journal: {text}: {error!r}") from error
-    jobs = [_job(row, journal.states, path) for row in rows] if rows is not None else _jobs_of(journal)
+    reschedulings: list[events.Rescheduling] = []
+    remarks: list[Remark] = []
+
+    def note(event: events.Known, _history: History) -> None:
+        if isinstance(event, events.Rescheduling):
+            reschedulings.append(event)
+        elif isinstance(event, Remark):
+            remarks.append(event)
+
+    rows, manifest = _rows(path / "jobs.csv"), _manifest(path / "manifest.json")
+    history = read_history(path / "events.jsonl", tuple(map(str, manifest.get("nodes", {}))), note, *listeners)
+    jobs = [_job(row, history, path) for row in rows] if rows is not None else _jobs_of(history)
     return RunFacts(
         path=path,
-        manifest=_manifest(path / "manifest.json"),
+        manifest=manifest,
         summary=read_json(path / "summary.json") if (path / "summary.json").exists() else None,
         jobs=tuple(jobs),
-        reschedulings=tuple(journal.reschedulings),
-        remarks=tuple(journal.remarks),
-        begin=journal.begin,
-        last_s=journal.last_s,
-        reasons=journal.reasons,
+        reschedulings=tuple(reschedulings),
+        remarks=tuple(remarks),
+        begin=history.begin,
+        last_s=history.last_s,
+        reasons={
+            job.job: reason_of(job.failure_text, job.failure_code) for job in history.jobs.values() if job.failure_text
+        },
     )
 
 
@@ -261,7 +225,7 @@ def _rows(path: Path) -> list[dict[str, str]] | None:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
 
 
-def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRow:
+def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
     """Return a row of jobs.csv as numbers; columns that an older version did not write are 0 or None."""
     values: dict[str, float | None] = {}
     for column in JOB_COLUMNS:
@@ -274,9 +238,9 @@ def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRo
     def count(column: str) -> int:
         return int(values[column] or 0)
 
-    job_id = count("job_id")
+    known = history.jobs.get(count("job_id"))
     return JobRow(
-        job_id=job_id,
+        job_id=count("job_id"),
         submit_time_s=values["submit_time_s"] or 0.0,
         tasks=count("tasks"),
         cpu_need_frac=values["cpu_need_frac"] or 0.0,
@@ -291,42 +255,32 @@ def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRo
         penalty_s=values["penalty_s"] or 0.0,
         bytes_moved=count("bytes_moved"),
         live_migrations=count("live_migrations"),
-        state=states.get(job_id, "coming"),
+        state="coming" if known is None else known.word,
     )
 
 
-def _jobs_of(journal: _Journal) -> list[JobRow]:
+def _jobs_of(history: History) -> list[JobRow]:
     """Return the jobs that the journal speaks of: all of the trace, or those submitted if it does not tell that."""
-    jobs = []
-    for job_id in sorted({*journal.trace, *journal.states}):
-        state = journal.states.get(job_id, "coming")
-        times = journal.times.get(job_id, {})
-        told = journal.trace.get(job_id)
-        nothing = (
-            (told.submit_time_s, told.tasks, told.cpu_need_frac, told.mem_req_frac, 0.0)
-            if told is not None
-            else (times.get("submitted", 0.0), 0, 0.0, 0.0, 0.0)
-        )
-        submit_s, tasks, need, mem, virtual_s = journal.shapes.get(job_id, nothing)
-        own = [event for event in journal.reschedulings if event.job == job_id]
-        jobs.append(
-            JobRow(
-                job_id=job_id,
-                submit_time_s=submit_s,
-                tasks=tasks,
-                cpu_need_frac=need,
-                mem_req_frac=mem,
-                run_time_s=None if told is None else told.run_time_s,
-                start_time_s=times.get("running"),
-                end_time_s=times.get("done", times.get("failed")),
-                stretch=None,
-                virtual_time_s=virtual_s,
-                preemptions=sum(event.reason == "preemption" for event in own),
-                migrations=sum(event.reason == "migration" for event in own),
-                penalty_s=sum(event.penalty_s for event in own),
-                bytes_moved=sum(event.bytes_moved for event in own),
-                live_migrations=sum(event.mechanism == "live" for event in own),
-                state=state,
-            )
-        )
-    return jobs
+    return [_row_of(history.jobs[job_id]) for job_id in sorted(history.jobs)]
+
+
+def _row_of(job: JobHistory) -> JobRow:
+    """Return the row that jobs.csv would have, but for the stretch; what is not measured yet costs nothing."""
+    return JobRow(
+        job_id=job.job,
+        submit_time_s=job.submit_trace_s or 0.0,
+        tasks=job.tasks,
+        cpu_need_frac=job.cpu_need_frac,
+        mem_req_frac=job.mem_req_frac,
+        run_time_s=job.run_time_s,
+        start_time_s=job.start_trace_s,
+        end_time_s=job.end_trace_s,
+        stretch=None,
+        virtual_time_s=job.virtual_time_s,
+        preemptions=job.preemptions,
+        migrations=job.migrations,
+        penalty_s=sum(each.measured.penalty_s for each in job.interruptions if each.measured is not None),
+        bytes_moved=sum(each.bytes_moved for each in job.interruptions),
+        live_migrations=sum(each.mechanism == LIVE for each in job.interruptions),
+        state=job.word,
+    )

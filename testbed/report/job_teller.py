@@ -1,4 +1,4 @@
-"""Makes the story of one job from the entries of a run's journal."""
+"""Makes the story of one job from the events of a run and the states that they lead to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from testbed.measure.reasons import reason_of
-from testbed.report.job_ledger import POLICY, Ledger, Target, Wait
 from testbed.report.job_story import (
     DECISION,
     ENDED,
@@ -20,9 +19,13 @@ from testbed.report.job_story import (
     Story,
     WaitSpan,
 )
+from testbed.report.job_waits import POLICY, Target, Wait, Waits, runs, target_of
 from testbed.run import events
 from testbed.run.events import kind_of
+from testbed.run.history import History
+from testbed.run.job_history import JobHistory
 from testbed.run.journal import plain
+from testbed.run.phases import Phase
 
 _Told: TypeAlias = (
     events.NoRoom | events.Migration | events.Rescheduling | events.ReschedulingCutOff | events.Guest | events.Unchecked
@@ -33,45 +36,43 @@ _KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "no
 
 
 class Teller:
-    """Makes the story of `job` from the entries of a journal, in their order."""
+    """Makes the story of `job`: a listener of the history of its run."""
 
-    def __init__(self, job: int, ledger: Ledger) -> None:
+    def __init__(self, job: int, node_names: Sequence[str], waits: Waits) -> None:
         self.story = Story(job)
-        self._ledger = ledger
-        self._place = ledger.place(job)
+        self._node_names = node_names
+        self._waits = waits
+        self._target: Target | None = None
         self._operation_waits: list[WaitSpan] = []  # before the next operation
         self._wait: tuple[float, Wait, bool] | None = None
         self._run: tuple[float, tuple[int, ...], float] | None = None
         self._decisions = 0
         self._left_out = 0  # decisions in a row that left the job out without an event
         self._told_out = False  # whether the last event of a decision was that it leaves the job out
-        self._seen: set[int] = set()  # jobs whose submission was part of an earlier decision
-        self._ends: dict[int, str] = {}  # jobs that ended since the last decision
-        self._nodes: list[dict[str, Any]] = []  # what nodes did since then
-        self._away: dict[str, events.Node] = {}  # events of nodes that are away, until the job's first entry
-        self._stayed: list[int] = []  # jobs whose live migration did not succeed since then
+        self._nodes: list[dict[str, Any]] = []  # what nodes did since the last decision
+        self._away: list[events.Node] = []  # events of nodes that are away, until the job's first entry
+        self._stayed: list[int] = []  # jobs whose live migration did not succeed since the last decision
 
-    def feed(self, event: events.Known) -> None:
-        """Take the next event; raises `ValueError` for a decision whose columns differ in length."""
-        story = self.story
+    def take(self, event: events.Known, history: History) -> None:
+        """Take the next event and the state after it."""
+        story, job = self.story, history.jobs.get(self.story.job)
         if not story.ended:
             story.t_s, story.trace_s = event.t_s, event.trace_s
-        before = self._place.target
         if isinstance(event, events.Intent) and self._mine(event):
             self._close_wait(event.t_s)
-        self._ledger.feed(event)
-        self._take(event, before)
-        self._follow(event.t_s)
+        self._tell(event, history, job)
+        if job is not None:
+            self._follow(event.t_s, job, history)
 
-    def _take(self, event: events.Known, before: Target | None) -> None:
+    def _tell(self, event: events.Known, history: History, job: JobHistory | None) -> None:
         match event:
             case events.Decision():
-                self._decision(event, before)
+                self._decision(event, history, job)
             case events.Node():
-                self._node(event)
+                self._node(event, job)
             case events.Outcome():
                 self._outcome(event)
-            case events.Job():
+            case events.Job() if self._mine(event):
                 self._job(event)
             case events.Intent() if self._mine(event):
                 self._intent(event)
@@ -106,52 +107,53 @@ class Teller:
         return told
 
     def _names(self, nodes: Sequence[int]) -> list[str]:
-        known = self._ledger.node_names
+        known = self._node_names
         return [known[node] if node < len(known) else f"node {node}" for node in nodes]
 
-    def _decision(self, event: events.Decision, before: Target | None) -> None:
+    def _decision(self, event: events.Decision, history: History, job: JobHistory | None) -> None:
         self._decisions += 1
-        view = event.view
-        if self.story.job in view.job_id:
-            self.story.work_s = max(self.story.work_s, view.virtual_time_s[view.job_id.index(self.story.job)])
-        if self._place.state != "coming" and not self._place.ended:
-            self._decided(event, before)
-        self._seen.update(event.event.submitted)
-        self._ends, self._nodes, self._stayed = {}, [], []
+        if job is not None and job.active:
+            self.story.work_s = max(self.story.work_s, job.virtual_time_s)
+            self._decided(event, history, target_of(job))
+        self._nodes, self._stayed = [], []
 
-    def _decided(self, event: events.Decision, before: Target | None) -> None:
-        after = self._place.target
+    def _decided(self, event: events.Decision, history: History, after: Target | None) -> None:
+        before = self._target
         if after == before and (after is not None or self._told_out):
             self._left_out += after is None
         else:
-            facts = {"number": self._decisions, **self._causes(event.event), "left_out": self._left_out}
-            facts |= {"before": self._target(before), "after": self._target(after)}
+            facts = {"number": self._decisions, **self._causes(event.event, history), "left_out": self._left_out}
+            facts |= {"before": self._goal(before), "after": self._goal(after)}
             self._add(event, DECISION, facts)
             self._left_out, self._told_out = 0, after is None
 
-    def _target(self, target: Target | None) -> dict[str, Any] | None:
+    def _goal(self, target: Target | None) -> dict[str, Any] | None:
         return None if target is None else {"nodes": self._names(target.nodes), "yield_frac": target.yield_frac}
 
-    def _causes(self, trigger: events.Trigger) -> dict[str, Any]:
+    def _causes(self, trigger: events.Trigger, history: History) -> dict[str, Any]:
         """Return what the decision answered: the event, and what the journal has told since the decision before."""
+        jobs = history.jobs
         return {
-            "submitted": [job for job in trigger.submitted if job not in self._seen],
-            "tried_again": [job for job in trigger.submitted if job in self._seen],
-            "ended": [{"job": job, "state": self._ends.get(job, "ended")} for job in trigger.completed],
+            "submitted": [job for job in trigger.submitted if job not in jobs or jobs[job].decisions <= 1],
+            "tried_again": [job for job in trigger.submitted if job in jobs and jobs[job].decisions > 1],
+            "ended": [
+                {"job": job, "state": jobs[job].word if job in jobs and jobs[job].ended else "ended"}
+                for job in trigger.completed
+            ],
             "periodic": trigger.periodic,
             "changed": trigger.changed,
             "nodes": list(self._nodes),
             "not_migrated": list(self._stayed),
         }
 
-    def _node(self, event: events.Node) -> None:
+    def _node(self, event: events.Node, job: JobHistory | None) -> None:
         self._nodes.append({"node": event.node, "online": event.online})
-        if self._place.state != "coming":
+        if job is not None and job.phase is not Phase.COMING:
             self._tell_node(event)
-        elif event.online:
-            self._away.pop(event.node, None)
-        else:
-            self._away[event.node] = event
+            return
+        self._away = [each for each in self._away if each.node != event.node]
+        if not event.online:
+            self._away.append(event)
 
     def _tell_node(self, event: events.Node) -> None:
         if not self.story.ended:
@@ -160,15 +162,10 @@ class Teller:
             )
 
     def _job(self, event: events.Job) -> None:
-        state = event.state
-        if state in ("done", "failed"):
-            self._ends[event.job] = state
-        if not self._mine(event):
-            return
-        story = self.story
-        for away in self._away.values():  # a job may not fit because of them
+        story, state = self.story, event.state
+        for away in self._away:  # a job may not fit because of them
             self._tell_node(away)
-        self._away = {}
+        self._away = []
         story.state, story.t_s, story.trace_s = state, event.t_s, event.trace_s
         if state == "submitted":
             self._add(event, SUBMITTED, {})
@@ -180,11 +177,11 @@ class Teller:
     def _intent(self, event: events.Intent) -> None:
         self._leave_operation(event.t_s)
         facts = {"action": event.action, "verb": event.verb, "nodes": self._names(event.nodes)}
-        facts |= {"yield_frac": event.yield_frac, "waits": list(self._waits())}
+        facts |= {"yield_frac": event.yield_frac, "waits": list(self._waited())}
         self.story.operation = self._add(event, OPERATION, facts)
         self._operation_waits = []
 
-    def _waits(self) -> Iterator[dict[str, Any]]:
+    def _waited(self) -> Iterator[dict[str, Any]]:
         """Return the waits before an operation: one for each cause, with the jobs that held memory meanwhile."""
         found: dict[tuple[str, tuple[int, ...], str], tuple[float, set[int]]] = {}
         for span in self._operation_waits:
@@ -219,17 +216,17 @@ class Teller:
         else:
             self._add(event, kind_of(event), {**rest, **named})
 
-    def _follow(self, t_s: float) -> None:
-        """Note whether the job runs or waits from now on."""
-        place, story = self._place, self.story
-        run = (place.running_on, place.yield_frac) if place.runs and place.running_on is not None else None
+    def _follow(self, t_s: float, job: JobHistory, history: History) -> None:
+        """Note whether the job runs or waits from now on, and what is wanted of it."""
+        self._target = target_of(job)
+        run = (job.running_on, job.yield_frac) if runs(job) and job.running_on is not None else None
         if run != (None if self._run is None else self._run[1:]):
             self._close_run(t_s)
             self._run = None if run is None else (t_s, *run)
-        wait = self._ledger.wait(story.job)
+        wait = self._waits.of(job, history)
         if wait != (None if self._wait is None else self._wait[1]):
             self._close_wait(t_s)
-            self._wait = None if wait is None else (t_s, wait, not place.runs and not place.flight)
+            self._wait = None if wait is None else (t_s, wait, run is None and job.flight is None)
 
     def _close_wait(self, t_s: float) -> None:
         if self._wait is not None and self._wait[0] < t_s:
