@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
+from testbed.bus.guest_details import Failed, GuestReport
+from testbed.bus.messages import GuestSpec, ListGuests
 from testbed.control.cluster import LiveJob
 from testbed.control.replies import Guests, ask
 from testbed.control.reschedulings import Rescheduling
@@ -125,7 +126,7 @@ class Specimen:
         self._ended = asyncio.Event()
         self._waiting: set[str] = set()
         self._running: set[str] = set(self.guests)
-        self.ends: dict[str, GuestEvent] = {}
+        self.ends: dict[str, GuestReport] = {}
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -262,7 +263,7 @@ class Specimen:
         """Return when every task has progressed since it was last started or restored."""
         await self._await(self._progressed, f"no progress of {', '.join(sorted(self._waiting))}")
 
-    async def wait_end(self) -> dict[str, GuestEvent]:
+    async def wait_end(self) -> dict[str, GuestReport]:
         """Return the last event of each guest once all have ended: `done` with a checksum, or `failed`."""
         await self._await(self._ended, f"no end of {', '.join(sorted(self._running))}")
         return self.ends
@@ -311,13 +312,15 @@ class Specimen:
 
     def _why(self, guest: str) -> str:
         end = self.ends.get(guest)
-        return f": {end.detail.get('reason', end.event)}" if end is not None else ""
+        if end is None:
+            return ""
+        return f": {end.detail.reason if isinstance(end.detail, Failed) else end.event}"
 
     def _expect_progress(self) -> None:
         self._waiting = set(self.guests)
         self._progressed.clear()
 
-    def _hear(self, node: int, event: GuestEvent) -> None:
+    def _hear(self, node: int, event: GuestReport) -> None:
         task = self.guests.index(event.guest)
         if node not in (self.nodes[task], self._targets[task]):
             return  # it has no say about this guest

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from testbed.bus.messages import GuestEvent, ListGuests
+from testbed.bus.guest_details import GuestReport
+from testbed.bus.messages import ListGuests
 from testbed.control.fleet import Fleet
 from testbed.control.guests import live_jobs
 from testbed.control.operations import Operations
@@ -142,10 +143,10 @@ def _units_per_s(
     return _rate(f"node {node}: rate of {guest}", (units_after - units_before) / (end_s - begin_s))
 
 
-def _waiter(guests: set[tuple[int, str]], done: asyncio.Event) -> Callable[[int, GuestEvent], None]:
+def _waiter(guests: set[tuple[int, str]], done: asyncio.Event) -> Callable[[int, GuestReport], None]:
     """Return what hears that all guests, each on its node, have progressed."""
 
-    def hear(node: int, event: GuestEvent) -> None:
+    def hear(node: int, event: GuestReport) -> None:
         if event.event == "progress":
             guests.discard((node, event.guest))
         if not guests:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
@@ -87,7 +88,7 @@ class MpiExchange:
             if not failure.cancel():
                 failure.exception()  # retrieved, so that asyncio does not log it: the start may have failed by another
 
-    def hear(self, node: int, event: GuestEvent) -> None:
+    def hear(self, node: int, event: GuestReport) -> None:
         """Take that a rank waits in a barrier; another node than the rank's has no say, nor has another session."""
         session, task = self._by_guest.get(event.guest, (None, 0))
         if session is None:
@@ -103,7 +104,7 @@ class MpiExchange:
         if live.ended:
             return
         try:
-            self._enter(session, task, node, event.detail)
+            self._enter(session, task, node, event.told)
         except UnequalKeysError as error:
             self._blame(session, error)
         except (BadKeysError, MpiError) as error:
@@ -198,10 +199,9 @@ class MpiExchange:
             return
         for node in sorted(live.places(task))[:1]:
             detail: dict[str, object] = {"reason": reason, "code": FailureCode.GUEST_FAILED.value}
-            self._nodes.on_guest_event(
-                node, GuestEvent(node=self._nodes.name(node), guest=live.specs[task].guest, event="failed",
-                                 mono_ns=0, detail=detail)
-            )  # fmt: skip
+            name, guest = self._nodes.name(node), live.specs[task].guest
+            failed = GuestEvent(node=name, guest=guest, event="failed", mono_ns=0, detail=detail)
+            self._nodes.on_guest_event(node, report_of(failed))
 
 
 def _parts(keys: Sequence[RankKeys]) -> list[tuple[RankKeys, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestEvent
+from testbed.bus.guest_details import Done, Drift, Ended, Failed, GuestReport, Healed, Progress
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Node
@@ -73,7 +73,7 @@ class Tracker:
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
-    def guest_event(self, node: int, event: GuestEvent) -> None:
+    def guest_event(self, node: int, event: GuestReport) -> None:
         """Take what a guest did by itself.
 
         What does not fit the job's state is journalled and ignored; what a node tells of a guest that it never had is
@@ -93,7 +93,7 @@ class Tracker:
             return
         self._recorder.journal(
             events.Guest(
-                *self._recorder.times(), job=live.job_id, task=task, node=node, event=event.event, detail=event.detail
+                *self._recorder.times(), job=live.job_id, task=task, node=node, event=event.event, detail=event.told
             )
         )
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
@@ -105,47 +105,39 @@ class Tracker:
         if event.event in ("ended", "done", "failed"):
             self._ends.add(end)
 
-    def _checked(self, live: LiveJob, task: int, event: GuestEvent) -> None:
+    def _checked(self, live: LiveJob, task: int, event: GuestReport) -> None:
         del live.unchecked[task]
-        if event.event == "failed":
-            self._on_failed(live, _failure(task, event))
+        if isinstance(event.detail, Failed):
+            self._on_failed(live, _failure(task, event.detail))
         self._on_checked(live)
 
-    def _take(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
-        if event.event == "progress":
-            live.progress_s = self._recorder.now_s()
-            self._advance(live, task, event.detail.get("units"))
-            live.progressed.add(task)
-            if len(live.progressed) == len(live.specs):
-                self._on_progress(live)
-        elif event.event in ("ended", "done"):
-            if event.event == "ended":
-                live.unchecked[task] = node
-            if task not in live.finished_tasks:
-                self._judge(node, live, task, event.guest)
-            self._advance(live, task, event.detail.get("units"))
-            self._last_steps(node, live, task, event)
-            live.checksums[task] = str(event.detail.get("checksum", ""))
-            live.finished_tasks.add(task)
-            if len(live.finished_tasks) == len(live.specs):
-                self._on_done(live)
-        elif event.event == "failed":
-            self._on_failed(live, _failure(task, event))
-        else:
-            self._note(node, live, task, event)
-
-    def _note(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
-        """Record what was found wrong with a guest that goes on."""
-        name = self._recorder.node_names[node]
-        if event.event == "drift":
-            found, wanted = event.detail.get("found"), event.detail.get("wanted")
-            if isinstance(found, float) and isinstance(wanted, float):
-                tags = {"node": name, "job": str(live.job_id), "task": str(task)}
+    def _take(self, node: int, live: LiveJob, task: int, event: GuestReport) -> None:
+        match event.detail:
+            case Progress(units=units):
+                live.progress_s = self._recorder.now_s()
+                self._advance(live, task, units)
+                live.progressed.add(task)
+                if len(live.progressed) == len(live.specs):
+                    self._on_progress(live)
+            case Done() as end:
+                if isinstance(end, Ended):
+                    live.unchecked[task] = node
+                if task not in live.finished_tasks:
+                    self._judge(node, live, task, event.guest)
+                self._advance(live, task, end.units)
+                self._last_steps(node, live, task, end)
+                live.checksums[task] = end.checksum
+                live.finished_tasks.add(task)
+                if len(live.finished_tasks) == len(live.specs):
+                    self._on_done(live)
+            case Failed() as failed:
+                self._on_failed(live, _failure(task, failed))
+            case Drift(found=float() as found, wanted=float() as wanted):
+                tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
                 self._end_window(live, task, event.guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
-        elif event.event == "healed":
-            silent_s = event.detail.get("silent_s")
-            if isinstance(silent_s, float):
+            case Healed(silent_s=float() as silent_s):
+                name = self._recorder.node_names[node]
                 text = f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
                 self._recorder.say_of(name, text)
 
@@ -227,16 +219,14 @@ class Tracker:
         else:
             self._window(live, task, record.mono_ns, sample, tags)
 
-    def _last_steps(self, node: int, live: LiveJob, task: int, event: GuestEvent) -> None:
+    def _last_steps(self, node: int, live: LiveJob, task: int, end: Done) -> None:
         """Record the iterations since the last sample of a task that is done: no sample comes any more."""
-        detail = event.detail
-        steps = detail.get("steps")
-        numbers = [detail.get(name) for name in ("longest_s", "compute_s", "comm_s")]
-        longest_s, compute_s, comm_s = (float(x) if isinstance(x, int | float) else 0.0 for x in numbers)
-        if not isinstance(steps, int):
+        if end.steps is None:
             return
-        found = Supersteps(steps=steps, longest_s=longest_s, compute_s=compute_s, comm_s=comm_s)
-        fields = self._steps.advance(event.guest, int(self._recorder.now_s() * 1e9), found)
+        found = Supersteps(
+            steps=end.steps, longest_s=end.longest_s or 0.0, compute_s=end.compute_s or 0.0, comm_s=end.comm_s or 0.0
+        )
+        fields = self._steps.advance(live.specs[task].guest, int(self._recorder.now_s() * 1e9), found)
         if fields is not None:
             tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
             self._recorder.point("superstep", tags, fields)
@@ -257,8 +247,8 @@ class Tracker:
             text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
             self._recorder.say_of(node.name, text)
 
-    def _advance(self, live: LiveJob, task: int, units: object) -> None:
-        if isinstance(units, int):
+    def _advance(self, live: LiveJob, task: int, units: int | None) -> None:
+        if units is not None:
             live.units_done[task] = max(live.units_done[task], units)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
@@ -316,7 +306,6 @@ def _allowance(live: LiveJob, task: int) -> Allowance:
     return Allowance(limit_cores, most_cores, live.placed_s, live.left_s)
 
 
-def _failure(task: int, event: GuestEvent) -> Failure:
+def _failure(task: int, failed: Failed) -> Failure:
     """Return why a guest failed, as its agent reports it; agents of earlier versions report no code."""
-    code = known_code(event.detail.get("code")) or FailureCode.GUEST_FAILED
-    return Failure(code, f"task {task}: {event.detail.get('reason', 'it ended without a word')}")
+    return Failure(known_code(failed.code) or FailureCode.GUEST_FAILED, f"task {task}: {failed.reason}")

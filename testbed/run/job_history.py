@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from testbed.bus.guest_details import Done, Ended, Progress
 from testbed.run import events
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_nodes
 
@@ -12,7 +13,6 @@ LIVE: Final = "live"
 SAVE_RESTORE: Final = "save-restore"
 MIGRATION: Final = "migration"
 PREEMPTION: Final = "preemption"
-_ENDINGS: Final = ("ended", "done")
 JobEvent: TypeAlias = (
     events.Stranded | events.Intent | events.Outcome | events.Migration | events.Rescheduling
     | events.ReschedulingCutOff | events.Cleared | events.ImagesDropped | events.Guest | events.Doubt
@@ -428,16 +428,19 @@ class JobHistory:
             return
         if self.ended or self.withdrawn or event.node not in self.places(task):
             return
-        units = event.detail.get("units")
-        if event.event == "progress":
-            self._progress(event)
-        elif event.event in _ENDINGS:
-            if event.event == "ended":
-                self.unchecked[task] = event.node
-            self.checksums[task] = str(event.detail.get("checksum", ""))
-            self.finished_tasks.add(task)
-        if isinstance(units, int) and event.event in ("progress", *_ENDINGS):
-            self.units_done[task] = max(self.units_done.get(task, 0), units)
+        detail = event.typed
+        match detail:
+            case Progress():
+                self._progress(event)
+            case Done():
+                if isinstance(detail, Ended):
+                    self.unchecked[task] = event.node
+                self.checksums[task] = detail.checksum
+                self.finished_tasks.add(task)
+            case _:
+                return
+        if detail.units is not None:
+            self.units_done[task] = max(self.units_done.get(task, 0), detail.units)
 
     def _progress(self, event: events.Guest) -> None:
         self.progressed.add(event.task)

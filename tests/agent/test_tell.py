@@ -13,6 +13,7 @@ from node_agent import verifier as verifying
 from node_agent.drivers.protocol import Happening
 from node_agent.tell import tell
 from node_agent.verifier import Answer, Verifier
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.control.cluster import LiveJob
 from testbed.control.tracker import Tracker
@@ -87,7 +88,8 @@ def test_an_end_that_is_told_again_counts_once_and_that_of_a_second_life_too() -
         SimpleNamespace(jobs={1: live}), quiet_recorder(entries), lambda _live: None,
         lambda job: done.append(job.job_id), lambda _live, _why: None,
     )  # fmt: skip
-    first = GuestEvent(node="n0", guest="a0", event="done", mono_ns=1, detail={"units": 10, "checksum": RIGHT})
+    told = {"units": 10, "checksum": RIGHT}
+    first = report_of(GuestEvent(node="n0", guest="a0", event="done", mono_ns=1, detail=told))
     for _ in range(3):
         tracker.guest_event(0, first)
     assert (entries, live.finished_tasks) == (["guest"], {0})
@@ -120,15 +122,15 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
     )  # fmt: skip
     detail = {"units": 10, "checksum": RIGHT}
     event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)
-    tracker.guest_event(0, event)
+    tracker.guest_event(0, report_of(event))
     assert calls == ["done"]
     assert live.unchecked == {0: 0}
     forged = GuestEvent(node="n1", guest="a", event="done", mono_ns=1, detail=detail)
     for word in ("failed", "done"):  # of another node, which has no say about this guest
-        tracker.guest_event(1, msgspec.structs.replace(forged, event=word))
+        tracker.guest_event(1, report_of(msgspec.structs.replace(forged, event=word)))
     assert (calls, live.unchecked) == (["done"], {0: 0})
     assert suspects == [(1, ActKind.FOREIGN_GUEST)] * 2
     late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
-    tracker.guest_event(0, late)
+    tracker.guest_event(0, report_of(late))
     assert calls[1:] == (["checked"] if end == "done" else ["task 0: it is wrong", "checked"])
     assert not live.unchecked

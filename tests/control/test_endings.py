@@ -10,6 +10,7 @@ import pytest
 from rehearsal import Watcher, five_jobs, rehearse
 from test_outages import Disturbed
 
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Operations
@@ -39,7 +40,7 @@ def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
             if not succeeds:
                 await self.stop(live, live.running_on)  # as a failed start does
             told = GuestEvent(node="node", guest=live.guests[0], event="failed", mono_ns=1, detail={"reason": "killed"})
-            self._nodes.on_guest_event(node, told)
+            self._nodes.on_guest_event(node, report_of(told))
             if not succeeds:
                 raise RunError("its guest is gone")
         return found
@@ -61,7 +62,7 @@ def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_
         if live.withdrawn and next(reporting, False):
             for node, guest in zip(nodes, live.guests, strict=True):
                 done = GuestEvent(node="node", guest=guest, event="done", mono_ns=1, detail={"checksum": "null"})
-                self._nodes.on_guest_event(node, done)
+                self._nodes.on_guest_event(node, report_of(done))
         await stop(self, live, nodes)
 
     monkeypatch.setattr(Operations, "stop", stop_late)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from testbed.bus.guest_details import Failed, GuestReport, report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, MpiPass, ProgramSpec, Reply
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
 from testbed.control import mpi_exchange
@@ -35,7 +36,7 @@ class World:
         self.passes: list[tuple[int, str]] = []
         self.answers: Callable[[int, MpiPass], TestbedError | None] = lambda _node, _order: None
         self.suspects: list[tuple[int, ActKind]] = []
-        self.events: list[tuple[int, GuestEvent]] = []
+        self.events: list[tuple[int, GuestReport]] = []
         self.on_guest_event = lambda node, event: self.events.append((node, event))
         self.on_mpi_barrier = lambda _node, _event: None
         self.exchange = MpiExchange(self, 1.0)
@@ -62,7 +63,7 @@ class World:
         event = GuestEvent(
             node=f"n{node}", guest=f"dfrs-x-j1-t{task}", event="mpi-barrier", mono_ns=1, detail=detail
         )  # fmt: skip
-        self.exchange.hear(node, event)
+        self.exchange.hear(node, report_of(event))
 
     async def passed(self) -> list[tuple[int, str]]:
         """Return the passes once all have been answered."""
@@ -71,7 +72,7 @@ class World:
         return sorted(self.passes)
 
     def reasons(self) -> list[str]:
-        return [str(event.detail["reason"]) for _, event in self.events if event.event == "failed"]
+        return [event.detail.reason for _, event in self.events if isinstance(event.detail, Failed)]
 
 
 def expired(node: int, order: MpiPass) -> TestbedError:
@@ -122,7 +123,7 @@ def test_a_pass_that_is_never_answered_fails_the_job(fault: Callable[[int, MpiPa
     world = play(act)
     ((node, failed),) = world.events
     assert (node, failed.guest, failed.event) == (1, "dfrs-x-j1-t1", "failed")
-    assert str(failed.detail["reason"]).startswith("n1: mpi-pass: ")
+    assert str(failed.told["reason"]).startswith("n1: mpi-pass: ")
 
 
 def test_a_pass_is_not_tried_again_for_a_job_that_has_ended() -> None:

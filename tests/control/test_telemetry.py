@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bus import topics
+from testbed.bus.guest_details import report_of
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
@@ -189,6 +190,10 @@ class World:
         record = telemetry(at_s, found, late=late, **more)
         self.tracker.telemetry(self.node, record, self.begin_ns + int(at_s * 1e9))
 
+    def tell(self, event: str, detail: dict[str, object]) -> None:
+        told = GuestEvent(node="n0", guest="g", event=event, mono_ns=0, detail=detail)
+        self.tracker.guest_event(0, report_of(told))
+
     def points(self, measurement: str) -> list[tuple[float, dict[str, float]]]:
         """Seconds since the anchor, and fields, as they stand in the file."""
         self.directory.close()
@@ -276,7 +281,9 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
         for second in range(4):
             world.sample(second, guest(second, 0.5 * second))
         detail = {"found": -1.0, "wanted": 0.5}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
+        )
         for second in range(4, 8):
             world.sample(second, guest(second, 0.5 * second))
         world.live.phase = Phase.SAVING
@@ -358,7 +365,9 @@ def test_a_guest_that_was_healed_is_told_and_in_the_journal(tmp_path: Path) -> N
     async def main() -> None:
         world = World(tmp_path)
         detail: dict[str, object] = {"silent_s": 31.4, "attachments": 1}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
+        )
         world.directory.close()
         assert [line.partition(" on ")[2] for line in world.lines] == ["n0 tells again after 31 s of silence"]
         (entry,) = read_journal(world.directory.path / "events.jsonl")
@@ -383,7 +392,9 @@ def test_iterations_since_the_last_point_become_a_point(tmp_path: Path) -> None:
         world.sample(6, guest(8, 0, steps(8, 0.1, 1.0, 0.4)))
         await asyncio.sleep(7)
         detail = {"units": 10, "checksum": "ab", "steps": 10, "longest_s": 0.2, "compute_s": 1.2, "comm_s": 0.5}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
+        )
         world.sample(6.5, guest(9, 0, steps(9, 0.1, 1.1, 0.4)), late=True)  # is in the last point, too
         expected = [
             (2, 4, 0.25, 0.5, 0.8, 0.2),

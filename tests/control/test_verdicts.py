@@ -17,6 +17,7 @@ from rehearsal import five_jobs, rehearse
 from node_agent.drivers.null import NullDriver, _Guest
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import TOPOLOGIES, Task
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.calibration.specimen import Specimen
 from testbed.control import session
@@ -252,7 +253,7 @@ def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
     async def main() -> None:
         done = asyncio.Event()
         hear = _waiter({(0, "a"), (1, "b")}, done)
-        event = GuestEvent(node="n", guest="a", event="progress", mono_ns=1)
+        event = report_of(GuestEvent(node="n", guest="a", event="progress", mono_ns=1))
         hear(0, event)
         for node in (0, 2):
             hear(node, msgspec.structs.replace(event, guest="b"))
@@ -266,7 +267,8 @@ def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
 def test_the_end_of_a_measured_guest_is_told_by_its_own_node() -> None:
     async def main() -> None:
         job = Specimen(SimpleNamespace(), specs_of(1, 2), (0, 2), verified=True)
-        end = GuestEvent(node="n", guest="g1-1", event="failed", mono_ns=1, detail={"reason": "I say so"})
+        said: dict[str, object] = {"reason": "I say so"}
+        end = report_of(GuestEvent(node="n", guest="g1-1", event="failed", mono_ns=1, detail=said))
         for node in (0, 1):
             job._hear(node, end)
         assert job.ends == {}
