@@ -62,10 +62,14 @@ class History:
         self.nodes = []
         self._name_nodes(self.names)
 
-    def apply(self, event: events.Known) -> None:
-        """Change the state by one event; raises `IllegalEventError` for one that contradicts those before it."""
-        self._take(event)
+    def apply(self, event: events.Known) -> bool:
+        """Change the state by one event; return whether it counts: not that of a guest that does not fit its job.
+
+        Raises `IllegalEventError` for one that contradicts those before it.
+        """
+        counts = self._take(event)
         self.last_s, self.last_trace_s = event.t_s, event.trace_s
+        return counts
 
     def on_node(self, node: int) -> list[tuple[int, int]]:
         """Return the guests that hold memory on a node, as (job, task)."""
@@ -76,7 +80,7 @@ class History:
         """The jobs with an operation under way, by the number of the operation."""
         return {job.flight.action: job for job in self.jobs.values() if job.flight is not None}
 
-    def _take(self, event: events.Known) -> None:
+    def _take(self, event: events.Known) -> bool:
         match event:
             case events.Begin():
                 self.begin, self.version = event, event.version
@@ -95,7 +99,8 @@ class History:
             case events.Aborted():
                 self.ended, self.aborted = True, event.reason
             case _ if isinstance(event, JobEvent):
-                self._job(event, event.job).apply(event)
+                return self._job(event, event.job).apply(event)
+        return True
 
     def _replay(self, event: events.Replay) -> None:
         self.replay = event

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from testbed.bus.guest_details import Done, Ended, Progress
 from testbed.run import events
+from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
+from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_nodes
 
-LIVE: Final = "live"
-SAVE_RESTORE: Final = "save-restore"
-MIGRATION: Final = "migration"
-PREEMPTION: Final = "preemption"
 JobEvent: TypeAlias = (
     events.Stranded | events.Intent | events.Outcome | events.Migration | events.Rescheduling
     | events.ReschedulingCutOff | events.Cleared | events.ImagesDropped | events.Guest | events.Doubt
@@ -45,47 +43,6 @@ class Flight:
     progressed: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class Interruption:
-    """A preemption or migration. Times are wall seconds of the run, by the entries of the journal.
-
-    `measured` is its account, once it is complete, or was cut off by the next one.
-    """
-
-    reason: str
-    mechanism: str
-    begin_s: float
-    saved_on: tuple[int, ...] = ()
-    moved_tasks: int = 0
-    saved_bytes: int = 0
-    transferred_bytes: int = 0
-    restored_bytes: int = 0
-    migrated_bytes: int = 0
-    wanted_s: float | None = None
-    back_s: float | None = None  # when all guests were there again
-    measured: events.Penalty | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every task has made progress after it."""
-        return isinstance(self.measured, events.Rescheduling)
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the next one began, or the guests were lost, before that."""
-        return isinstance(self.measured, events.ReschedulingCutOff)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes written, copied, read and sent."""
-        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
-
-    @property
-    def penalty_s(self) -> float | None:
-        """Its penalty, None if that is not known."""
-        return self.measured.penalty_s if isinstance(self.measured, events.Rescheduling) else None
-
-
 @dataclass(slots=True, kw_only=True)
 class JobHistory:
     """One job. Times named `*_trace_s` are trace seconds, others wall seconds since the run began.
@@ -93,7 +50,10 @@ class JobHistory:
     Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
     `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
     have, or may have, copies of images, as (node, name). `units_done` is what guests reported with their events; the
-    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision.
+    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision. `placed_s` is
+    when its guests were last ordered to be created, `left_s` when its last save was over. `was_done` says that it ended
+    well, even if its result was found wrong afterwards. `begun` is 0, or the number of the restart at which its guests
+    last started from the beginning: those have names of their own.
     """
 
     job: int
@@ -128,11 +88,16 @@ class JobHistory:
     checksums: dict[int, str] = field(default_factory=dict)
     doubts: dict[int, str] = field(default_factory=dict)
     been: set[tuple[int, int]] = field(default_factory=set)
+    placed_s: float = 0.0
+    left_s: float = 0.0
+    was_done: bool = False
     failure_code: str | None = None
     failure_text: str = ""
+    stranded_code: str | None = None
     stranded: str = ""
     withdrawn: str = ""
     restarts: int = 0
+    begun: int = 0
     interruptions: list[Interruption] = field(default_factory=list)
 
     @property
@@ -144,6 +109,11 @@ class JobHistory:
     def ended(self) -> bool:
         """Whether it is done or failed."""
         return self.phase in ENDED
+
+    @property
+    def moving(self) -> bool:
+        """Whether its guests are being saved, or migrate live: they go on elsewhere, or later."""
+        return self.phase is Phase.SAVING or self.migrating_to is not None
 
     @property
     def preemptions(self) -> int:
@@ -172,11 +142,14 @@ class JobHistory:
         """Return the tasks that hold memory on a node."""
         return tuple(task for task in range(self.tasks) if node in self.places(task))
 
-    def apply(self, event: JobEvent) -> None:
-        """Change the state by one event about this job; raises `IllegalEventError` and then changes nothing."""
+    def apply(self, event: JobEvent) -> bool:
+        """Change the state by one event about this job; return whether it counts.
+
+        An event of a guest that does not fit the state does not. Raises `IllegalEventError` and then changes nothing.
+        """
         match event:
             case events.Stranded():
-                self.stranded = event.detail or event.code or ""
+                self.stranded_code, self.stranded = event.code, event.detail or event.code or ""
             case events.Intent():
                 self._intend(event)
             case events.Outcome():
@@ -190,9 +163,10 @@ class JobHistory:
             case events.ImagesDropped():
                 self.image_holders.clear()
             case events.Guest():
-                self._hear(event)
+                return self._hear(event)
             case events.Doubt():
                 self.doubts[event.task] = event.reason
+        return True
 
     # --- events about jobs ----------------------------------------------------------------------------------
 
@@ -250,7 +224,7 @@ class JobHistory:
         if not self.active or self.withdrawn or not over:
             reason = "expected a job without an operation under way, all of whose tasks have ended"
             raise self.illegal(event, Phase.DONE, reason)
-        self.phase, self.end_trace_s = Phase.DONE, event.trace_s
+        self.phase, self.end_trace_s, self.was_done = Phase.DONE, event.trace_s, True
         self.wanted = self.running_on = self.migrating_to = None
 
     def _fail(self, event: events.Job, *, cleared: bool) -> None:
@@ -277,7 +251,7 @@ class JobHistory:
         self.phase, self.saved_on = wanted, images_on
         self.running_on = self.migrating_to = self.wanted = None
         if images_on is None:
-            self.images, self.guests = (), ()
+            self.images, self.guests, self.begun = (), (), self.restarts
         self.yield_frac, self.virtual_time_s = 0.0, 0.0
         for told in (
             self.units_done, self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts
@@ -307,17 +281,23 @@ class JobHistory:
             event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None
         )
         self.phase, self.guests, self.tasks = course.during, event.guests, self.tasks or len(nodes)
-        if event.verb in ("start", "restore"):
-            self.running_on, self.progressed = nodes, set()
-        elif event.verb == "migrate":
-            self.migrating_to = nodes
-        elif event.verb == "save":
-            self.image_holders.update(zip(nodes, event.images, strict=False))
-        elif event.verb == "transfer":
-            moves = zip(here or (), nodes, event.images, strict=False)
-            self.image_holders.update((target, name) for source, target, name in moves if source != target)
+        match event.verb:
+            case "start" | "restore":
+                self._place(event)
+            case "migrate":
+                self.migrating_to = nodes
+            case "save":
+                self.image_holders.update(zip(nodes, event.images, strict=False))
+            case "transfer":
+                moves = zip(here or (), nodes, event.images, strict=False)
+                self.image_holders.update((target, name) for source, target, name in moves if source != target)
         if event.verb in ("start", "restore", "migrate"):
             self.been.update((node, task) for task, node in enumerate(nodes))
+
+    def _place(self, event: events.Intent) -> None:
+        self.running_on, self.progressed, self.placed_s = event.nodes, set(), event.t_s
+        if event.verb == "restore" and self.present is not None and self.present.restore_begin_s is None:
+            self.present.restore_begin_s = event.t_s
 
     def _arrive(self, event: events.Migration) -> None:
         """A guest has migrated live, or ended instead; one that did neither is where it was."""
@@ -366,21 +346,23 @@ class JobHistory:
                     moves = zip(present.saved_on, flight.nodes, strict=False)
                     present.moved_tasks = sum(a != b for a, b in moves)
                     present.transferred_bytes += event.bytes
+                    present.transfer_s += event.t_s - flight.begin_s
             case "restore":
                 self.yield_frac, self.saved_on = flight.yield_frac, None
                 if present is not None:
                     present.restored_bytes += event.bytes
-                    present.back_s = event.t_s
+                    present.back_s, present.release_skew_s = event.t_s, event.release_skew_s or 0.0
             case "migrate":
                 self._migrated(event, flight)
 
     def _saved(self, event: events.Outcome, flight: Flight) -> None:
         self.saved_on, self.running_on, self.yield_frac, self.live_refused = self.running_on, None, 0.0, False
-        self.images = event.images
+        self.images, self.left_s = event.images, event.t_s
         reason = event.reason or (MIGRATION if flight.for_a_move else PREEMPTION)
         self.interruptions.append(
             Interruption(
                 reason, SAVE_RESTORE, flight.begin_s, saved_on=self.saved_on or (), saved_bytes=event.bytes,
+                save_end_s=event.t_s, hold_skew_s=event.hold_skew_s or 0.0,
                 wanted_s=flight.begin_s if reason == MIGRATION else None if self.wanted is None else event.t_s,
             )
         )  # fmt: skip
@@ -392,7 +374,7 @@ class JobHistory:
             self.interruptions.append(
                 Interruption(
                     MIGRATION, LIVE, flight.begin_s, moved_tasks=len(flight.arrived), migrated_bytes=event.bytes,
-                    back_s=event.t_s,
+                    back_s=event.t_s, downtime_s=event.downtime_s or 0.0,
                 )
             )  # fmt: skip
 
@@ -420,14 +402,14 @@ class JobHistory:
 
     # --- guests ---------------------------------------------------------------------------------------------
 
-    def _hear(self, event: events.Guest) -> None:
-        """Take an event of a guest; what does not fit the state of the job changes nothing."""
+    def _hear(self, event: events.Guest) -> bool:
+        """Take an event of a guest; return whether it fits the state of the job, else it changes nothing."""
         task = event.task
         if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
             del self.unchecked[task]
-            return
+            return True
         if self.ended or self.withdrawn or event.node not in self.places(task):
-            return
+            return False
         detail = event.typed
         match detail:
             case Progress():
@@ -438,9 +420,10 @@ class JobHistory:
                 self.checksums[task] = detail.checksum
                 self.finished_tasks.add(task)
             case _:
-                return
+                return True
         if detail.units is not None:
             self.units_done[task] = max(self.units_done.get(task, 0), detail.units)
+        return True
 
     def _progress(self, event: events.Guest) -> None:
         self.progressed.add(event.task)
