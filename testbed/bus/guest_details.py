@@ -6,7 +6,7 @@ Agents of earlier versions may leave fields out; fields that only a later versio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeAlias, get_args
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -47,10 +47,10 @@ class Ended(Done, frozen=True, kw_only=True, tag="ended"):
 
 
 class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
-    """A guest ended with an error, or its result is wrong."""
+    """A guest ended with an error, or its result is wrong; its end counts, whatever its code is (`known_code`)."""
 
     reason: str = "it ended without a word"
-    code: str | None = None
+    code: Any = None
 
 
 class Drift(Detail, frozen=True, kw_only=True, tag="drift"):

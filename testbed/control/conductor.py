@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
@@ -69,7 +69,7 @@ class Conductor:
             cluster, operations, self.executor, recorder, self.tracker.follow, self.fail_job, self._change,
             restarts=restarts,
         )  # fmt: skip
-        self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
+        self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
         self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
         self._completed: list[int] = []
         self._changed = False
@@ -101,26 +101,21 @@ class Conductor:
         """Wait for results that are still being checked; what is not told in time is left as it is, and journalled."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECKED_WITHIN_S):
-                while any(live.unchecked for live in self.cluster.jobs.values()):
+                while any(live.state.unchecked for live in self.cluster.jobs.values()):
                     self._checked.clear()
                     await self._checked.wait()
         for live in self.cluster.jobs.values():
-            if live.unchecked:
-                self._recorder.journal(
-                    events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tuple(sorted(live.unchecked)))
-                )
+            if live.state.unchecked:
+                tasks = tuple(sorted(live.state.unchecked))
+                self._recorder.journal(events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tasks))
 
     def fail_job(self, live: LiveJob, why: Failure) -> None:
         """Record that a job failed, and destroy what is left of it; the run goes on."""
-        if live.failure is not None or live.withdrawn:
+        if live.state.failure_code is not None or live.state.withdrawn:
             return
-        live.failure = why
-        if live.ended:  # its result was found wrong only now
-            live.phase = Phase.FAILED
-            self._recorder.failed_job(live, why)
-            return
-        live.phase, live.intended = Phase.FAILED, None
         self._recorder.failed_job(live, why)
+        if live.state.was_done:  # its result was found wrong only now
+            return
         self._completed.append(live.job_id)
         self.executor.bury(live)
         self._wake.set()
@@ -136,9 +131,9 @@ class Conductor:
 
     def _settled(self, live: LiveJob) -> None:
         """No operation on the job is under way: if all its tasks have ended, so has it, unless it is withdrawn."""
-        if live.ended or live.withdrawn or len(live.finished_tasks) < len(live.specs):
+        state = live.state
+        if state.ended or state.withdrawn or len(state.finished_tasks) < len(live.specs):
             return
-        live.phase, live.intended, live.running_on, live.migrating_to = Phase.DONE, None, None, None
         self._recorder.job(live, "done")
         self.executor.aside(self.executor.drop_images(live), f"drop images of job {live.job_id}")
         self._completed.append(live.job_id)
@@ -171,7 +166,6 @@ class Conductor:
         now_s = self.clock.trace_s()
         while self._coming and self._coming[0].job.submit_time_s <= now_s + 1e-9:
             live = self._coming.pop(0)
-            live.phase = Phase.WAITING
             self._unknown.append(live)
             self._recorder.job(live, "submitted")
         periodic = False
@@ -181,8 +175,8 @@ class Conductor:
             periodic = bool(self.cluster.active())
         changed, self._changed = self._changed, False
         self.losses.sort_out(self.policy.can_ever_run, more=bool(self._coming))
-        submitted = [live.job_id for live in self._unknown if not live.stranded]
-        self._unknown = [live for live in self._unknown if live.stranded and not live.ended]
+        submitted = [live.job_id for live in self._unknown if not live.state.stranded]
+        self._unknown = [live for live in self._unknown if live.state.stranded and not live.state.ended]
         completed, self._completed = self._completed, []
         since_s, self._collected_s = self._collected_s, now_s + 1e-9
         if isinstance(self.policy, WakingPolicy):
@@ -190,7 +184,6 @@ class Conductor:
         return Event(tuple(completed), tuple(submitted), periodic, changed)
 
     def _decide(self, event: Event) -> None:
-        now_s = self._recorder.now_s()
         view = self._view(self.clock.trace_s())
         event = Event(
             event.completed,
@@ -201,11 +194,12 @@ class Conductor:
         begin_s = time.perf_counter()
         decision = self.policy.decide(view, event)
         decide_s = time.perf_counter() - begin_s
+        before = self.cluster.targets()
         self._recorder.journal(
             decision_event(self._recorder.times(), decide_s, self.policy.name, view, event, decision)
         )
-        targets = self.cluster.targets(view, decision)
-        self._intend(targets, now_s)
+        targets = self.cluster.targets()
+        self._note(before, targets)
         self._recorder.decision(self.cluster.active(), targets, decide_s)
         self.executor.submit(plan([live.status() for live in self.cluster.placeable()], targets, self._live))
 
@@ -213,23 +207,17 @@ class Conductor:
         now_s = self._recorder.now_s()
         return self.cluster.view(trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates)
 
-    def _intend(self, targets: dict[int, Target], now_s: float) -> None:
-        """Write the decision into the cluster's intended state, and note what that means to a person."""
+    def _note(self, earlier: Mapping[int, Target], targets: Mapping[int, Target]) -> None:
+        """Note what a decision means to a person; `earlier` is what the one before it wanted."""
         for live in self.cluster.active():
-            before, after = live.intended, targets.get(live.job_id)
-            live.intended = after
+            before, after = earlier.get(live.job_id), targets.get(live.job_id)
             if after is None:
                 if before is not None:
                     self._recorder.job(live, "paused")
-                continue
-            if not live.was_started:
-                live.was_started = True
+            elif not live.state.was_started:
                 self._recorder.job(live, "running", self._where(after))
             elif before is None:
                 self._recorder.job(live, "resumed", self._where(after))
-                record = live.reschedulings[-1] if live.reschedulings else None
-                if record is not None and record.wanted_s is None:
-                    record.wanted_s = now_s
             elif sorted(before.nodes) != sorted(after.nodes):
                 self._recorder.job(live, "moving", self._where(after))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.guest_details import Done, Drift, Ended, Failed, GuestReport, Healed, Progress
+from testbed.bus.guest_details import Done, Drift, Failed, GuestReport, Healed, Progress
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Node
@@ -86,49 +86,47 @@ class Tracker:
         end = (node, event.guest, event.event, event.mono_ns)  # a guest that begins again keeps its name
         if end in self._ends:
             return
-        had = node in live.places(task) or (node, task) in live.been or live.unchecked.get(task) == node
+        state = live.state
+        checked = state.unchecked.get(task) == node and event.event in ("done", "failed")
+        had = node in state.places(task) or (node, task) in state.been or state.unchecked.get(task) == node
         if not had:
             what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
             self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
-        self._recorder.journal(
+        first_end = task not in state.finished_tasks
+        counts = self._recorder.journal(
             events.Guest(
                 *self._recorder.times(), job=live.job_id, task=task, node=node, event=event.event, detail=event.told
             )
         )
-        if live.unchecked.get(task) == node and event.event in ("done", "failed"):
-            self._checked(live, task, event)
-        elif not live.ended and not live.withdrawn and node in live.places(task):
-            self._take(node, live, task, event)
-        else:
+        if not counts:
             return
         if event.event in ("ended", "done", "failed"):
             self._ends.add(end)
+        if checked:
+            self._checked(live, task, event)
+        else:
+            self._take(node, live, task, event, first_end=first_end)
 
     def _checked(self, live: LiveJob, task: int, event: GuestReport) -> None:
-        del live.unchecked[task]
         if isinstance(event.detail, Failed):
             self._on_failed(live, _failure(task, event.detail))
         self._on_checked(live)
 
-    def _take(self, node: int, live: LiveJob, task: int, event: GuestReport) -> None:
+    def _take(self, node: int, live: LiveJob, task: int, event: GuestReport, *, first_end: bool) -> None:
         match event.detail:
             case Progress(units=units):
-                live.progress_s = self._recorder.now_s()
-                self._advance(live, task, units)
-                live.progressed.add(task)
-                if len(live.progressed) == len(live.specs):
+                live.progress.at_s = self._recorder.now_s()
+                live.progress.advance(task, units)
+                live.progress.arriving.discard(task)
+                if len(live.state.progressed) == len(live.specs):
                     self._on_progress(live)
             case Done() as end:
-                if isinstance(end, Ended):
-                    live.unchecked[task] = node
-                if task not in live.finished_tasks:
+                if first_end:
                     self._judge(node, live, task, event.guest)
-                self._advance(live, task, end.units)
+                live.progress.advance(task, end.units)
                 self._last_steps(node, live, task, end)
-                live.checksums[task] = end.checksum
-                live.finished_tasks.add(task)
-                if len(live.finished_tasks) == len(live.specs):
+                if len(live.state.finished_tasks) == len(live.specs):
                     self._on_done(live)
             case Failed() as failed:
                 self._on_failed(live, _failure(task, failed))
@@ -146,7 +144,6 @@ class Tracker:
         cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
         if doubt:
-            live.doubts[task] = doubt
             self._recorder.doubt(live.job_id, task, node, doubt)
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
@@ -185,8 +182,8 @@ class Tracker:
         if known is None:
             return
         live, task = known
-        here = node.index in live.places(task)
-        if not here and (node.index, task) not in live.been:
+        here = node.index in live.state.places(task)
+        if not here and (node.index, task) not in live.state.been:
             return  # it never had the guest
         tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
         caps = {"cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores}
@@ -207,13 +204,13 @@ class Tracker:
             fields = self._steps.advance(sample.guest, since_ns, sample.supersteps)
             if fields is not None:
                 self._recorder.point("superstep", tags, fields, time_ns)
-        if live.ended or not here:
+        if live.state.ended or not here:
             return
-        if task not in live.finished_tasks:
+        if task not in live.state.finished_tasks:
             self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, _allowance(live, task))
-        if sample.units_done > live.units_done[task]:
-            self._advance(live, task, sample.units_done)
-            live.progress_s = max(live.progress_s, since_ns / 1e9)
+        if sample.units_done > live.progress.units[task]:
+            live.progress.advance(task, sample.units_done)
+            live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
         if record.late:  # whether the job was steady then is not known any more
             self._end_window(live, task, sample.guest, tags)
         else:
@@ -247,10 +244,6 @@ class Tracker:
             text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
             self._recorder.say_of(node.name, text)
 
-    def _advance(self, live: LiveJob, task: int, units: int | None) -> None:
-        if units is not None:
-            live.units_done[task] = max(live.units_done[task], units)
-
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
         """Take a sample into the open window, which ends where the cap in force is another, or not known."""
         found, wanted = sample.cap_cores, sample.wanted_cores
@@ -259,7 +252,7 @@ class Tracker:
             return
         drifted = not same_cap(found, wanted, float(live.specs[task].program.workers))
         window = self._windows.get(sample.guest)
-        steady = live.phase is Phase.RUNNING and live.advances and not live.finished_tasks
+        steady = live.state.phase is Phase.RUNNING and live.advances and not live.state.finished_tasks
         same = window is not None and (found, wanted) == (window.cap_cores, window.wanted_cores)
         if window is not None and (drifted or not steady or not same):
             self._end_window(live, task, sample.guest, tags, drifted=drifted)
@@ -298,12 +291,12 @@ def _now_ns() -> int:
 
 def _allowance(live: LiveJob, task: int) -> Allowance:
     """Return what a task may use now: it is uncapped while it is made, held, saved or moved."""
-    spec = live.specs[task]
+    spec, state = live.specs[task], live.state
     limit_cores = most_cores = float(spec.program.workers)
-    if live.phase is Phase.RUNNING:
-        yield_frac = max(live.yield_frac, live.flight.yield_frac if live.flight is not None else 0.0)
+    if state.phase is Phase.RUNNING:
+        yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
         limit_cores = min(most_cores, spec.cpu_cores * yield_frac)
-    return Allowance(limit_cores, most_cores, live.placed_s, live.left_s)
+    return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
 
 
 def _failure(task: int, failed: Failed) -> Failure:

@@ -342,6 +342,7 @@ class JobHistory:
                 self._saved(event, flight)
             case "transfer":
                 self.saved_on = flight.nodes
+                self._hold_images()
                 if present is not None:
                     moves = zip(present.saved_on, flight.nodes, strict=False)
                     present.moved_tasks = sum(a != b for a, b in moves)
@@ -358,6 +359,7 @@ class JobHistory:
     def _saved(self, event: events.Outcome, flight: Flight) -> None:
         self.saved_on, self.running_on, self.yield_frac, self.live_refused = self.running_on, None, 0.0, False
         self.images, self.left_s = event.images, event.t_s
+        self._hold_images()
         reason = event.reason or (MIGRATION if flight.for_a_move else PREEMPTION)
         self.interruptions.append(
             Interruption(
@@ -366,6 +368,10 @@ class JobHistory:
                 wanted_s=flight.begin_s if reason == MIGRATION else None if self.wanted is None else event.t_s,
             )
         )  # fmt: skip
+
+    def _hold_images(self) -> None:
+        """Its images are where they were written: a node that came back before that was asked too early for them."""
+        self.image_holders.update(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
 
     def _migrated(self, event: events.Outcome, flight: Flight) -> None:
         moved = bool(flight.arrived)

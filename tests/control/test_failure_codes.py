@@ -153,6 +153,7 @@ def damaged(image: Path) -> None:
     image.write_bytes(b"{}")
 
 
+@pytest.mark.usefixtures("agents_are_robbed")
 @pytest.mark.parametrize(
     ("spoil", "at"), [(unlinked, "source"), (unlinked, "target"), (damaged, "source"), (damaged, "target")]
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live_jobs import live_job
 
 from testbed.bus import topics
 from testbed.bus.event_details import MOST_EVENT_BYTES, MOST_REASON_CHARS, fitting
@@ -17,7 +18,7 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.cluster import Cluster
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.node_messages import MOST_TELEMETRY_BYTES, QUOTAS, Bucket, Gate, Quota
 from testbed.control.paced_lines import PacedLines
@@ -259,10 +260,10 @@ def test_a_flood_of_events_leaves_a_small_journal_that_names_the_node(tmp_path: 
             directory, lambda: loop.time() - begin_s, lambda: 0.0, watch=lambda _trace_s, text: lines.append(text),
             node_names=["n0", "n1"],
         )  # fmt: skip
-        live = LiveJob(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), 1.0, units_done=[0])
-        live.phase, live.running_on = Phase.RUNNING, (0,)
+        history = recorder.history
+        live = live_job(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), history, phase=Phase.RUNNING, running_on=(0,))
         tracker = Tracker(
-            Cluster([live], 2), recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None
+            Cluster([live], history), recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None
         )
         hub = MemoryHub()
         async with hub.client("c") as bus, hub.client("n0") as n0, hub.client("n1") as n1:
@@ -287,7 +288,7 @@ def test_a_flood_of_events_leaves_a_small_journal_that_names_the_node(tmp_path: 
             ("n0", "bad-message"), ("n0", "flood"), ("n1", "foreign-guest"),
         }  # fmt: skip
         assert sum(act["count"] for act in acts if act["kind"] == "foreign-guest") == 2
-        assert not live.ended
+        assert not live.state.ended
         assert len([line for line in lines if line.startswith("suspicious: ")]) <= elapsed_s + 1
         assert len(lines) <= elapsed_s + 1
 

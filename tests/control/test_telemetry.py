@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live_jobs import live_job
 
 from testbed.bus import topics
 from testbed.bus.guest_details import report_of
@@ -17,7 +18,7 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.cluster import Cluster
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
@@ -180,9 +181,11 @@ class World:
             self.directory, lambda: asyncio.get_running_loop().time() - loop_s, lambda: 0.0, ANCHOR_NS,
             watch=lambda _trace_s, text: self.lines.append(text), node_names=["n0"],
         )  # fmt: skip
-        self.live = LiveJob(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), 1.0, units_done=[0])
-        self.live.phase, self.live.running_on, self.live.progressed = Phase.RUNNING, (0,), {0}
-        cluster = Cluster([self.live], 1)
+        self.live = live_job(
+            Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), self.recorder.history, phase=Phase.RUNNING, running_on=(0,),
+            progressed={0},
+        )  # fmt: skip
+        cluster = Cluster([self.live], self.recorder.history)
         self.tracker = Tracker(cluster, self.recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None)
         self.node = Node(0, "n0")
 
@@ -219,10 +222,10 @@ def test_points_of_late_samples_have_the_time_of_the_sample(tmp_path: Path) -> N
         for at_s in (1.5, 2.5):
             world.sample(at_s, guest(int(100 * at_s), at_s), late=True)
         world.sample(-3.0, guest(100, 0.1))  # of before the run
-        assert world.live.units_done == [250]
-        assert world.live.progress_s == pytest.approx(2.5)  # progress is carried on from when it was made
+        assert world.live.progress.units == [250]
+        assert world.live.progress.at_s == pytest.approx(2.5)  # progress is carried on from when it was made
         world.sample(61.0, guest(200, 61.0))
-        assert world.live.units_done == [250]  # it never goes back
+        assert world.live.progress.units == [250]  # it never goes back
         assert [at_s for at_s, _ in world.points("node")] == pytest.approx([0.5, 1.5, 2.5, 61.0], abs=1e-8)
         assert [(at_s, fields["units_done"]) for at_s, fields in world.points("guest")] == [
             (pytest.approx(0.5), 100), (pytest.approx(1.5), 150), (pytest.approx(2.5), 250), (pytest.approx(61.0), 200)
@@ -265,7 +268,7 @@ def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_p
             world.sample(second, guest(second, 0.5 * second))
         for second in range(13, 17):
             world.sample(second, guest(second, 0.5 * second, cap_cores=0.25, wanted_cores=0.25))
-        world.live.phase = Phase.SAVING
+        world.live.state.phase = Phase.SAVING
         world.sample(17, guest(17, 17.0, cap_cores=0.25, wanted_cores=0.25))
         assert windows(world) == [(4.0, 0.5, True), (3.0, 0.5, False), (3.0, 0.25, False)]
         assert [window.drifted for window in world.recorder.cap_windows] == [True, False, False]
@@ -286,7 +289,7 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
         )
         for second in range(4, 8):
             world.sample(second, guest(second, 0.5 * second))
-        world.live.phase = Phase.SAVING
+        world.live.state.phase = Phase.SAVING
         world.sample(8, guest(8, 4.0))
         assert windows(world) == [(3.0, 0.5, True), (3.0, 0.5, False)]
         assert [fields["found_cores"] for _, fields in world.points("cap_drift")] == [-1.0]
@@ -297,12 +300,12 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
 def test_a_node_that_never_had_a_guest_has_no_say_about_it(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        world.live.been = {(2, 0)}  # it was moved from there: the last samples may come late
+        world.live.state.been = {(2, 0)}  # it was moved from there: the last samples may come late
         steps = Supersteps(steps=4, longest_s=0.5, compute_s=0.8, comm_s=0.2)
         for node in (Node(1, "n1"), Node(2, "n2")):
             record = telemetry(1.0, guest(100, 0.1, steps), node=node.name)
             world.tracker.telemetry(node, record, world.begin_ns + 10**9)
-        assert world.live.units_done == [0]
+        assert world.live.progress.units == [0]
         assert [fields["units_done"] for _, fields in world.points("guest")] == [100]
         text = (world.directory.path / "points.lp").read_text()
         assert "guest,job=7,node=n2" in text

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsal import five_jobs, rehearse
+from support.live_jobs import live_job
 
 from node_agent.drivers.null import NullDriver, _Guest
 from node_agent.programs.expected import expected_checksum
@@ -108,14 +109,13 @@ def test_programs_that_the_controller_does_not_know_are_told() -> None:
 
 def done_job(job_id: int, *, phase: Phase = Phase.DONE, verified: bool = True) -> LiveJob:
     claim = right_claim(job_id, 1)
-    live = LiveJob(Job(job_id, 0.0, 1, 1.0, 0.1, 10.0), claim.specs, 1.0, units_done=[40], verified=verified)
-    live.phase, live.checksums = phase, dict(claim.checksums)
-    return live
+    job = Job(job_id, 0.0, 1, 1.0, 0.1, 10.0)
+    return live_job(job, claim.specs, verified=verified, phase=phase, checksums=dict(claim.checksums))
 
 
 def test_jobs_that_are_done_are_compared_and_no_others() -> None:
     jobs = [done_job(1), done_job(2, phase=Phase.FAILED), done_job(3, verified=False), done_job(4)]
-    jobs[3].checksums[0] = "0" * 16
+    jobs[3].state.checksums[0] = "0" * 16
     assert [claim.job_id for claim in claims_of(jobs)] == [1, 4]
     verdicts = asyncio.run(check_results(jobs, [("start", "checksums")], UNTIL_DONE_S))
     assert (verdicts.right, list(verdicts.wrong), verdicts.unchecked) == (1, [4], {})
@@ -129,7 +129,7 @@ def test_a_job_whose_result_the_controller_finds_wrong_has_failed(
     async def found(jobs: object, capabilities: object, budget_s: float) -> Verdicts:
         assert len(list(capabilities)) == 2
         assert budget_s == 20.0
-        assert all(live.ended for live in jobs), "something is measured still"
+        assert all(live.state.ended for live in jobs), "something is measured still"
         return Verdicts(4, {2: "task 1: it is done with checksum 1; its work comes to 2"})
 
     monkeypatch.setattr(session, "check_results", found)
