@@ -109,13 +109,7 @@ async def control(url: str, nodes: int, guests: int, seconds: float, folder: Pat
     directory.open()
     begin_s = loop.time()
     recorder = Recorder(directory, lambda: loop.time() - begin_s, lambda: loop.time() - begin_s, time.time_ns())
-    tracker = Tracker(
-        cluster_of(nodes, guests, recorder.history),
-        recorder,
-        lambda _live: None,
-        lambda _live: None,
-        lambda _live, _why: None,
-    )
+    tracker = Tracker(cluster_of(nodes, guests, recorder.history), recorder)
     records = 0
 
     def take(node: Node, sample: Telemetry, taken_ns: int) -> None:

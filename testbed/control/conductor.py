@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
@@ -21,7 +21,6 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
-from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 from testbed.run import events
 from testbed.run.phases import Phase
@@ -49,26 +48,18 @@ class Conductor:
         live_nodes: frozenset[int] = frozenset(),
         *,
         restarts: bool = False,
-        resign: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.clock = clock
         self._recorder = recorder
         self._operations = operations
-        self._resign = resign
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
-        self.executor = Executor(
-            cluster, operations, migration, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled,
-            self._change,
-        )  # fmt: skip
-        self.tracker = Tracker(
-            cluster, recorder, self.executor.settle, self._all_tasks_done, self._task_failed, self._result_checked
-        )
-        self.losses = Losses(
-            cluster, operations, self.executor, recorder, self.tracker.follow, self.fail_job, self._change,
-            restarts=restarts,
-        )  # fmt: skip
+        self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
+        self.tracker = Tracker(cluster, recorder)
+        self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
+        for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear):
+            recorder.ledger.listen(hear)
         self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
         self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
         self._completed: list[int] = []
@@ -85,17 +76,17 @@ class Conductor:
             self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
 
     async def run(self) -> None:
-        """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""
-        try:
-            while not self.cluster.finished:
-                await self._sleep()
-                event = self._collect()
-                if event != Event():
-                    self._decide(event)
-            await self._until_checked()
-        finally:
-            self._resign()
-            await self.executor.close()
+        """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case."""
+        while not self.cluster.finished:
+            await self._sleep()
+            event = self._collect()
+            if event != Event():
+                self._decide(event)
+        await self._until_checked()
+
+    async def close(self) -> None:
+        """Give up all that is under way, and wait until it has let go."""
+        await self.executor.close()
 
     async def _until_checked(self) -> None:
         """Wait for results that are still being checked; what is not told in time is left as it is, and journalled."""
@@ -109,37 +100,22 @@ class Conductor:
                 tasks = tuple(sorted(live.state.unchecked))
                 self._recorder.journal(events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tasks))
 
-    def fail_job(self, live: LiveJob, why: Failure) -> None:
-        """Record that a job failed, and destroy what is left of it; the run goes on."""
-        if live.state.failure_code is not None or live.state.withdrawn:
-            return
-        self._recorder.failed_job(live, why)
-        if live.state.was_done:  # its result was found wrong only now
-            return
-        self._completed.append(live.job_id)
-        self.executor.bury(live)
-        self._wake.set()
-
-    def _task_failed(self, live: LiveJob, why: Failure) -> None:
-        self.losses.task_failed(live, why)
-
-    def _result_checked(self, _live: LiveJob) -> None:
-        self._checked.set()
-
-    def _all_tasks_done(self, live: LiveJob) -> None:
-        self.executor.settle(live)
-
-    def _settled(self, live: LiveJob) -> None:
-        """No operation on the job is under way: if all its tasks have ended, so has it, unless it is withdrawn."""
-        state = live.state
-        if state.ended or state.withdrawn or len(state.finished_tasks) < len(live.specs):
-            return
-        self._recorder.job(live, "done")
-        self.executor.aside(self.executor.drop_images(live), f"drop images of job {live.job_id}")
-        self._completed.append(live.job_id)
-        self._wake.set()
+    def _hear(self, event: events.Event) -> None:
+        """Wake up for what is to be decided anew: see `Ledger.listen`."""
+        match event:
+            case events.Guest():
+                self._checked.set()
+            case events.Job(state="done" | "failed"):
+                if event.state == "done" or not self.cluster.jobs[event.job].state.was_done:
+                    self._completed.append(event.job)
+                    self._wake.set()
+            case events.Job(state="again") | events.Node() | events.Returned(reachable=True):
+                self._change()
+            case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
+                self._change()
 
     def _change(self) -> None:
+        """The next decision is made without what did not succeed, or with what is new."""
         self._changed = True
         self._wake.set()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from testbed.bus.guest_details import Done, Progress
 from testbed.bus.messages import ImageRef
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
@@ -39,7 +40,7 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _Result:
     """What an operation did: bytes that it moved, what it wrote and set, and its phases in seconds.
 
     `reason` is that of the interruption which begins with it.
@@ -64,10 +65,9 @@ class Flight:
 class Executor:
     """Owns the operations in flight.
 
-    `on_failed(job, failure)` is called when an operation has failed for good, `on_settled(job)` when a job has none
-    under way any more, `on_stays()` when a live migration did not succeed, or a node had no room for images, and a new
-    plan is to be made without that. An operation for whose images a node has no room is not begun until it has; a saved
-    job that would have to move for it resumes where it was, if it fits there.
+    A job ends when all its tasks have, and no operation on it is under way; one whose operation has failed for good
+    fails. An operation for whose images a node has no room is not begun until it has; a saved
+    job that would have to move for it resumes where it was, if it fits there. `hear` listens to the ledger.
     """
 
     def __init__(
@@ -78,9 +78,6 @@ class Executor:
         recorder: Recorder,
         memory_mib: Sequence[int],
         tries: int,
-        on_failed: Callable[[LiveJob, Failure], None],
-        on_settled: Callable[[LiveJob], None],
-        on_stays: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._operations = operations
@@ -88,9 +85,6 @@ class Executor:
         self._recorder = recorder
         self._memory_mib = tuple(memory_mib)
         self._tries = tries
-        self._on_failed = on_failed
-        self._on_settled = on_settled
-        self._on_stays = on_stays
         self._pending: list[_Pending] = []
         self._flights: dict[int, Flight] = {}
         self._aside: set[asyncio.Task[None]] = set()
@@ -119,6 +113,16 @@ class Executor:
     def free_mib(self, node: int) -> int:
         """Memory of a node that no guest holds; a guest holds it from its start's first command to its end."""
         return self._memory_mib[node] - sum(live.held_mib(node) for live in self._cluster.jobs.values())
+
+    def hear(self, event: events.Event) -> None:
+        """Act on events of guests and on jobs that failed: see `Ledger.listen`."""
+        match event:
+            case events.Guest() if isinstance(event.typed, Progress | Done):
+                self._settle(self._cluster.jobs[event.job])
+            case events.Job(state="failed"):
+                live = self._cluster.jobs[event.job]
+                if not live.state.was_done:  # else its result was found wrong only now: nothing is left of it
+                    self.aside(self._bury(live), f"bury job {live.job_id}")
 
     def submit(self, actions: Sequence[PlannedAction]) -> None:
         """Take a new plan. What is in flight goes on; what was planned before and has not begun is forgotten."""
@@ -203,7 +207,7 @@ class Executor:
 
     async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
         action = pending.action
-        begin_s, done = self._recorder.now_s(), _Done()
+        begin_s, result = self._recorder.now_s(), _Result()
         error: str | None = None
         code = _CODES[action.verb]
         ended_by: str | None = None  # as a code of the outcome
@@ -212,7 +216,7 @@ class Executor:
         try:
             for attempt in range(1, self._tries + 1):
                 try:
-                    done = await self._do(live, action)
+                    result = await self._do(live, action)
                     error = ended_by = None
                     break
                 except TestbedError as failure:
@@ -237,18 +241,16 @@ class Executor:
             self._room.over(number, int(asyncio.get_running_loop().time() * 1e9))
             self._recorder.outcome(
                 number, action, elapsed_s=self._recorder.now_s() - begin_s, waited_s=begin_s - pending.planned_s,
-                moved=done.moved, error=error, code=ended_by, phases=done.phases, caps_cores=done.caps_cores,
-                reason=done.reason, images=done.images,
+                moved=result.moved, error=error, code=ended_by, phases=result.phases, caps_cores=result.caps_cores,
+                reason=result.reason, images=result.images,
             )  # fmt: skip
         if error is not None:
             self._pending = [other for other in self._pending if other.action.job_id != live.job_id]
             if full is not None:
                 self._refused(live, action, full)
-            elif stays:
-                self._on_stays()
-            elif (lost or not live.state.finished_tasks) and live.state.failure_code is None:
-                self._on_failed(live, Failure(code, f"could not {action.verb}: {error}"))
-        self.settle(live)
+            elif not stays and (lost or not live.state.finished_tasks):
+                self._recorder.fail(live, Failure(code, f"could not {action.verb}: {error}"))
+        self._settle(live)
         self.pump()
 
     def _refused(self, live: LiveJob, action: PlannedAction, full: NoRoomThereError) -> None:
@@ -256,57 +258,59 @@ class Executor:
         self._room.refused(full.node, full.room)
         self._short[live.job_id] = (action.verb, ((full.node, full.room.needed_mib),))
         self._recorder.no_room(live.job_id, action.verb, Shortage(full.node, full.room.needed_mib, full.room.free_mib))
-        self._on_stays()
 
-    def settle(self, live: LiveJob) -> None:
+    def _settle(self, live: LiveJob) -> None:
         """Draw the conclusions of events that arrived while an operation was under way."""
         if self.busy(live.job_id):
             return
         if live.state.phase is Phase.RUNNING:
             self._close_rescheduling(live)
-        self._on_settled(live)
+        state = live.state
+        if state.active and not state.withdrawn and len(state.finished_tasks) == len(live.specs):
+            self._recorder.job(live, "done")
+            self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
-    async def _do(self, live: LiveJob, action: PlannedAction) -> _Done:
+    async def _do(self, live: LiveJob, action: PlannedAction) -> _Result:
         """Perform one action once; return what it did."""
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())
             case Verb.CAP:
                 found = await self._operations.set_running_cap(live, action.yield_frac)
-                return _Done(caps_cores=tuple([found[task] for task in sorted(found)]))
+                return _Result(caps_cores=tuple([found[task] for task in sorted(found)]))
             case Verb.SAVE:
                 return await self._save(live, action)
             case Verb.TRANSFER:
-                return _Done(await self._operations.transfer(live, live.images(), action.nodes))
+                return _Result(await self._operations.transfer(live, live.images(), action.nodes))
             case Verb.RESTORE:
                 images = live.images()
                 told = await self._operations.start(live, action.nodes, action.yield_frac, images)
                 phases = {name: value for name, value in told.items() if name == "release_skew_s"}
-                return _Done(sum(image.bytes for image in images), phases=phases)
+                return _Result(sum(image.bytes for image in images), phases=phases)
             case Verb.MIGRATE:
                 return await self._migrate(live, action)
-        return _Done()
+        return _Result()
 
-    async def _migrate(self, live: LiveJob, action: PlannedAction) -> _Done:
+    async def _migrate(self, live: LiveJob, action: PlannedAction) -> _Result:
         self._close_rescheduling(live)
         begin_s, before = self._recorder.now_s(), _back(live)
         moved = await self._migration.move(live, action.nodes, action.yield_frac)
         if not moved:  # every guest that should move has ended
-            return _Done()
+            return _Result()
         self._cut_off(live, before, begin_s)
         phases = {
             "downtime_s": max(each.downtime_s for each in moved), "migrate_s": max(each.elapsed_s for each in moved),
         }  # fmt: skip
-        return _Done(sum(each.bytes for each in moved), MIGRATION, phases=phases)
+        return _Result(sum(each.bytes for each in moved), MIGRATION, phases=phases)
 
-    async def _save(self, live: LiveJob, action: PlannedAction) -> _Done:
+    async def _save(self, live: LiveJob, action: PlannedAction) -> _Result:
         reason = PREEMPTION if live.state.wanted is None else MIGRATION
         begin_s, before = self._recorder.now_s(), _back(live)
         phases: dict[str, float] = {}
         names = _images(live, action)
         images = await self._operations.save(live, names, lambda _name, times: phases.update(times))
         self._cut_off(live, before, begin_s)
-        return _Done(sum(image.bytes for image in images), reason, images, phases=phases)
+        return _Result(sum(image.bytes for image in images), reason, images, phases=phases)
 
     def _close_rescheduling(self, live: LiveJob) -> None:
         """The job has progressed after a restore or a migration: its penalty is known, and its images are useless."""
@@ -329,11 +333,8 @@ class Executor:
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
-    def bury(self, live: LiveJob) -> None:
-        """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""
-        self.aside(self._bury(live), f"bury job {live.job_id}")
-
     async def _bury(self, live: LiveJob) -> None:
+        """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""
         await self.withdraw(live)
         await self.drop_images(live)
         self.pump()

@@ -1,10 +1,11 @@
-"""What becomes of jobs when nodes go, come back, or get another agent."""
+"""What becomes of jobs when nodes go, come back, or get another agent, and when guests fail."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 
+from testbed.bus.guest_details import Failed
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
@@ -12,7 +13,7 @@ from testbed.control.liveness import Change, Standing
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.errors import TestbedError
-from testbed.failure_codes import Failure, FailureCode
+from testbed.failure_codes import Failure, FailureCode, known_code
 from testbed.run import events
 from testbed.run.phases import Phase
 
@@ -20,25 +21,27 @@ from testbed.run.phases import Phase
 class Losses:
     """Jobs on a suspect node wait. Those that ran on a lost one, or under an agent that is gone, fail or start again.
 
-    A saved job waits for a node that holds its images for as long as anything else is left to do. `on_failed(job,
-    failure)` is called for a job that has failed, `on_change()` when there is something new to be decided,
-    `on_new_life(job)` when a job starts again.
+    A saved job waits for a node that holds its images for as long as anything else is left to do. `hear` listens to the
+    ledger.
     """
 
     def __init__(
-        self, cluster: Cluster, operations: Operations, executor: Executor, recorder: Recorder,
-        on_new_life: Callable[[LiveJob], None], on_failed: Callable[[LiveJob, Failure], None],
-        on_change: Callable[[], None], *, restarts: bool,
-    ) -> None:  # fmt: skip
+        self, cluster: Cluster, operations: Operations, executor: Executor, recorder: Recorder, *, restarts: bool
+    ) -> None:
         self._cluster = cluster
         self._operations = operations
         self._executor = executor
         self._recorder = recorder
-        self._on_new_life = on_new_life
-        self._on_failed = on_failed
-        self._on_change = on_change
         self._restarts = restarts
         self._names = {guest for live in cluster.jobs.values() for guest in live.guests}  # of all lives
+
+    def hear(self, event: events.Event) -> None:
+        """Act on a guest that failed, and on a job that runs again: see `Ledger.listen`."""
+        match event:
+            case events.Guest() if isinstance(event.typed, Failed):
+                self._task_failed(self._cluster.jobs[event.job], _failure(event.task, event.typed))
+            case events.Job(state="again"):
+                self._names |= set(self._cluster.jobs[event.job].guests)
 
     def node_changed(self, node: Node, change: Change) -> None:
         """A node went away, came back, or has another agent."""
@@ -51,7 +54,6 @@ class Losses:
                     self._lose_guests(live, why)
         if change.after is Standing.ONLINE:
             self._executor.aside(self._welcome(node), f"welcome node {node.name}")
-        self._on_change()
 
     def _lost(self) -> dict[int, Failure]:
         """Return the nodes that are lost, with the reason."""
@@ -82,7 +84,6 @@ class Losses:
             self._miss_images(live, node, missing)
         if node.online:
             self._executor.pump()
-            self._on_change()
 
     def _strangers(self, node: int, guests: frozenset[str]) -> frozenset[str]:
         """Return guests of this run that should not be there: their jobs have ended, failed or moved meanwhile."""
@@ -104,25 +105,25 @@ class Losses:
 
     def _lose_guests(self, live: LiveJob, why: Failure) -> None:
         if not self._restarts:
-            self._on_failed(live, why)
+            self._recorder.fail(live, why)
         elif not live.state.withdrawn:
             self._recorder.job(live, "withdrawn", why.text)
             self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
 
-    def task_failed(self, live: LiveJob, why: Failure) -> None:
+    def _task_failed(self, live: LiveJob, why: Failure) -> None:
         """A task says that it failed: that may come of the loss of another task's node, heard of only later."""
         nodes = {node for task in range(len(live.specs)) for node in live.state.places(task)}
         if len(nodes) > 1:
             self._executor.aside(self._judge(live, live.state.restarts, nodes, why), f"why did job {live.job_id} fail")
         else:
-            self._on_failed(live, why)
+            self._recorder.fail(live, why)
 
     async def _judge(self, live: LiveJob, life: int, nodes: set[int], why: Failure) -> None:
         for node in sorted(nodes):
             with contextlib.suppress(TestbedError):
                 await self._operations.guests_at(node)
         if live.state.restarts == life and not live.state.ended:
-            self._on_failed(live, why)
+            self._recorder.fail(live, why)
 
     async def _begin_again(self, live: LiveJob) -> None:
         await self._executor.withdraw(live)
@@ -130,10 +131,6 @@ class Losses:
         if images_on is None:
             await self._executor.drop_images(live)
         self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
-        live.begin_again()
-        self._names |= set(live.guests)
-        self._on_new_life(live)
-        self._on_change()
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
         """Return nodes, by task, that hold the job's last images and are not lost; None if one is nowhere."""
@@ -184,4 +181,9 @@ class Losses:
                 ):
                     self._lose_guests(live, reason)
                 else:
-                    self._on_failed(live, reason)
+                    self._recorder.fail(live, reason)
+
+
+def _failure(task: int, failed: Failed) -> Failure:
+    """Return why a guest failed, as its agent reports it; agents of earlier versions report no code."""
+    return Failure(known_code(failed.code) or FailureCode.GUEST_FAILED, f"task {task}: {failed.reason}")

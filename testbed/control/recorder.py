@@ -210,8 +210,10 @@ class Recorder:
         self._job(live, state, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
-    def failed_job(self, live: LiveJob, why: Failure) -> None:
-        """A job failed: its entry always has a code."""
+    def fail(self, live: LiveJob, why: Failure) -> None:
+        """A job fails, unless it has failed already, or is to run again; its entry always has a code."""
+        if live.state.failure_code is not None or live.state.withdrawn:
+            return
         self._job(live, "failed", code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 

@@ -344,7 +344,7 @@ class _Session:
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, frozenset(targets),
-            restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
+            restarts=scenario.on_guest_loss == "restart",
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
         fleet.on_guest_event = conductor.tracker.guest_event
@@ -356,7 +356,11 @@ class _Session:
             asyncio.create_task(self._show(conductor, fleet), name="display"),
         ]
         try:
-            await conductor.run()
+            try:
+                await conductor.run()
+            finally:
+                fleet.resign()
+                await conductor.close()
             recorder.stage("replay", recorder.now_s() - begin_s)
             await self._check_results(conductor, facts)
         finally:
@@ -376,7 +380,7 @@ class _Session:
             jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
         )
         for job_id, reason in verdicts.wrong.items():
-            conductor.fail_job(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
+            self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
         self._recorder.journal(verdicts.event(self._recorder.times()))
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
-from testbed.bus.guest_details import Done, Drift, Failed, GuestReport, Healed, Progress
+from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
-from testbed.failure_codes import Failure, FailureCode, known_code
 from testbed.run import events
 from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
@@ -34,32 +32,18 @@ class _OpenWindow:
 
 
 class Tracker:
-    """Follows the guests.
+    """Follows the guests: writes what they report into journal and points, and how far they are into `Progress`.
 
-    Calls `on_progress(job)` when every task has progressed since the last start or restore, `on_done(job)` when every
-    task has ended well, `on_failed(job, failure)` when one has not, or when its result was found wrong afterwards, and
-    `on_checked(job)` when that is known. Points of a sample carry the time at which it was taken, however late that is.
-    A guest's end, and the verdict about its result, count only from a node that runs or ran it.
+    Points of a sample carry the time at which it was taken, however late that is. A guest's end, and the verdict about
+    its result, count only from a node that runs or ran it. `hear` listens to the ledger.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        recorder: Recorder,
-        on_progress: Callable[[LiveJob], None],
-        on_done: Callable[[LiveJob], None],
-        on_failed: Callable[[LiveJob, Failure], None],
-        on_checked: Callable[[LiveJob], None] = lambda _live: None,
-    ) -> None:
+    def __init__(self, cluster: Cluster, recorder: Recorder) -> None:
         self._cluster = cluster
         self._recorder = recorder
-        self._on_progress = on_progress
-        self._on_done = on_done
-        self._on_failed = on_failed
-        self._on_checked = on_checked
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
-            self.follow(live)
+            self._follow(live)
         self._ends: set[tuple[int, str, str, int]] = set()  # that were taken: agents tell them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
@@ -68,7 +52,7 @@ class Tracker:
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # given up, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
-    def follow(self, live: LiveJob) -> None:
+    def _follow(self, live: LiveJob) -> None:
         """Take what guests of these names do for what the job's do; what was said of earlier names counts no more."""
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
@@ -76,8 +60,8 @@ class Tracker:
     def guest_event(self, node: int, event: GuestReport) -> None:
         """Take what a guest did by itself.
 
-        What does not fit the job's state is journalled and ignored; what a node tells of a guest that it never had is
-        neither.
+        What does not fit the job's state is journalled and does not count; what a node tells of a guest that it never
+        had is not journalled either.
         """
         known = self._tasks.get(event.guest)
         if known is None:
@@ -87,60 +71,53 @@ class Tracker:
         if end in self._ends:
             return
         state = live.state
-        checked = state.unchecked.get(task) == node and event.event in ("done", "failed")
         had = node in state.places(task) or (node, task) in state.been or state.unchecked.get(task) == node
         if not had:
             what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
             self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
-        first_end = task not in state.finished_tasks
         counts = self._recorder.journal(
             events.Guest(
                 *self._recorder.times(), job=live.job_id, task=task, node=node, event=event.event, detail=event.told
             )
         )
-        if not counts:
-            return
-        if event.event in ("ended", "done", "failed"):
+        if counts and event.event in ("ended", "done", "failed"):
             self._ends.add(end)
-        if checked:
-            self._checked(live, task, event)
-        else:
-            self._take(node, live, task, event, first_end=first_end)
 
-    def _checked(self, live: LiveJob, task: int, event: GuestReport) -> None:
-        if isinstance(event.detail, Failed):
-            self._on_failed(live, _failure(task, event.detail))
-        self._on_checked(live)
+    def hear(self, event: events.Event) -> None:
+        """Act on an event of a guest, and on a job that runs again: see `Ledger.listen`."""
+        match event:
+            case events.Guest():
+                self._take(self._cluster.jobs[event.job], event)
+            case events.Job(state="again"):
+                live = self._cluster.jobs[event.job]
+                live.begin_again()
+                self._follow(live)
 
-    def _take(self, node: int, live: LiveJob, task: int, event: GuestReport, *, first_end: bool) -> None:
-        match event.detail:
+    def _take(self, live: LiveJob, event: events.Guest) -> None:
+        node, task, progress = event.node, event.task, live.progress
+        match event.typed:
             case Progress(units=units):
-                live.progress.at_s = self._recorder.now_s()
-                live.progress.advance(task, units)
-                live.progress.arriving.discard(task)
-                if len(live.state.progressed) == len(live.specs):
-                    self._on_progress(live)
-            case Done() as end:
-                if first_end:
-                    self._judge(node, live, task, event.guest)
-                live.progress.advance(task, end.units)
+                progress.at_s = self._recorder.now_s()
+                progress.advance(task, units)
+                progress.arriving.discard(task)
+            case Done() as end if task not in progress.ended:
+                progress.ended.add(task)
+                self._judge(node, live, task)
+                progress.advance(task, end.units)
                 self._last_steps(node, live, task, end)
-                if len(live.state.finished_tasks) == len(live.specs):
-                    self._on_done(live)
-            case Failed() as failed:
-                self._on_failed(live, _failure(task, failed))
             case Drift(found=float() as found, wanted=float() as wanted):
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
-                self._end_window(live, task, event.guest, tags, drifted=True)
+                self._end_window(live, task, live.specs[task].guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
             case Healed(silent_s=float() as silent_s):
                 name = self._recorder.node_names[node]
                 text = f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
                 self._recorder.say_of(name, text)
 
-    def _judge(self, node: int, live: LiveJob, task: int, guest: str) -> None:
+    def _judge(self, node: int, live: LiveJob, task: int) -> None:
         """Mark a task that is done sooner than any core that is known can be."""
+        guest = live.specs[task].guest
         cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
         if doubt:
@@ -297,8 +274,3 @@ def _allowance(live: LiveJob, task: int) -> Allowance:
         yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
         limit_cores = min(most_cores, spec.cpu_cores * yield_frac)
     return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
-
-
-def _failure(task: int, failed: Failed) -> Failure:
-    """Return why a guest failed, as its agent reports it; agents of earlier versions report no code."""
-    return Failure(known_code(failed.code) or FailureCode.GUEST_FAILED, f"task {task}: {failed.reason}")

@@ -139,10 +139,8 @@ class History:
                 reason = "expected a job in the system"
                 raise IllegalEventError("decision", event.t_s, job_id, job.described(), "decided", reason)
         for row, job_id in enumerate(view.job_id):
-            job = self.jobs[job_id]
-            job.virtual_time_s = view.virtual_time_s[row]
-            job.tasks = view.tasks[row]
-            job.cpu_need_frac, job.mem_req_frac = view.cpu_need_frac[row], view.mem_req_frac[row]
+            needs = view.cpu_need_frac[row], view.mem_req_frac[row]
+            self.jobs[job_id].show(view.tasks[row], needs, view.virtual_time_s[row])
         for job in self.jobs.values():
             if job.active:
                 job.decide(wanted.get(job.job))
@@ -162,7 +160,7 @@ class History:
         gone = {(index, name) for name in event.missing}
         for job in self.jobs.values():
             if job.active:
-                job.image_holders -= gone
+                job.miss(gone)
 
 
 def fold(journal: Iterable[events.Known], names: Sequence[str] = ()) -> History:

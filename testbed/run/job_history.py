@@ -176,6 +176,15 @@ class JobHistory:
         self.cpu_need_frac, self.mem_req_frac = job.cpu_need_frac, job.mem_req_frac
         self.memory_mib, self.cpu_cores = job.memory_mib, job.cpu_cores
 
+    def show(self, tasks: int, needs_frac: tuple[float, float], virtual_time_s: float) -> None:
+        """Take what a policy saw of it: its tasks, their needs of CPU and memory, and how far it was."""
+        self.tasks, self.virtual_time_s = tasks, virtual_time_s
+        self.cpu_need_frac, self.mem_req_frac = needs_frac
+
+    def miss(self, holders: set[tuple[int, str]]) -> None:
+        """Take that nodes do not have these copies of images any more."""
+        self.image_holders -= holders
+
     def decide(self, wanted: Wanted | None) -> None:
         """Take what a decision wants of it; tasks keep their nodes as far as they can."""
         if wanted is not None and self.wanted is not None:

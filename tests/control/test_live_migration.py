@@ -257,7 +257,7 @@ def test_a_job_that_fails_while_it_migrates_leaves_no_guest_at_either_end(
         for live in conductor.cluster.active():
             if live.state.phase == "migrating" and not victims:
                 victims.add(live.job_id)
-                conductor.fail_job(live, Failure(FailureCode.GUEST_FAILED, "it was told to"))
+                conductor._recorder.fail(live, Failure(FailureCode.GUEST_FAILED, "it was told to"))
         left.append(
             {
                 sample.guest

@@ -262,9 +262,8 @@ def test_a_flood_of_events_leaves_a_small_journal_that_names_the_node(tmp_path: 
         )  # fmt: skip
         history = recorder.history
         live = live_job(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), history, phase=Phase.RUNNING, running_on=(0,))
-        tracker = Tracker(
-            Cluster([live], history), recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None
-        )
+        tracker = Tracker(Cluster([live], history), recorder)
+        recorder.ledger.listen(tracker.hear)
         hub = MemoryHub()
         async with hub.client("c") as bus, hub.client("n0") as n0, hub.client("n1") as n1:
             requester = Requester(bus, "t", "c", lambda: "")

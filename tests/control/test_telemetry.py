@@ -186,7 +186,8 @@ class World:
             progressed={0},
         )  # fmt: skip
         cluster = Cluster([self.live], self.recorder.history)
-        self.tracker = Tracker(cluster, self.recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None)
+        self.tracker = Tracker(cluster, self.recorder)
+        self.recorder.ledger.listen(self.tracker.hear)
         self.node = Node(0, "n0")
 
     def sample(self, at_s: float, found: GuestSample, *, late: bool = False, **more: object) -> None:
