@@ -66,8 +66,8 @@ class Executor:
     """Owns the operations in flight.
 
     A job ends when all its tasks have, and no operation on it is under way; one whose operation has failed for good
-    fails. An operation for whose images a node has no room is not begun until it has; a saved
-    job that would have to move for it resumes where it was, if it fits there. `hear` listens to the ledger.
+    fails. An operation for whose images a node has no room is not begun until it has; a saved job that would have to
+    move for it resumes where it was, if it fits there. `hear` listens to the ledger.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Executor:
             live = self._cluster.jobs[action.job_id]
             blocked = (
                 live.state.ended
+                or live.state.withdrawn  # what is planned for it is given up in a moment
                 or self.busy(action.job_id)
                 or any(id(earlier) in waiting for earlier in pending.waits_for)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
