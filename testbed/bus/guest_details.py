@@ -5,13 +5,14 @@ Agents of earlier versions may leave fields out; fields that only a later versio
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 
 from testbed.bus.messages import GuestEvent
 from testbed.bus.numbers import Count, Seconds
-from testbed.bus.records import convert
+from testbed.bus.records import BadRecordError, convert
 from testbed.limits import MOST_NODE_CORES
 
 Found: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=MOST_NODE_CORES)]
@@ -46,10 +47,10 @@ class Ended(Done, frozen=True, kw_only=True, tag="ended"):
 
 
 class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
-    """A guest ended with an error, or its result is wrong."""
+    """A guest ended with an error, or its result is wrong; its end counts, whatever its code is (`known_code`)."""
 
     reason: str = "it ended without a word"
-    code: str | None = None
+    code: Any = None
 
 
 class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
@@ -70,8 +71,41 @@ GuestDetail: TypeAlias = Progress | Done | Ended | Failed | Drift | Healed
 EVENTS: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(GuestDetail))
 
 
-def detail_of(event: GuestEvent) -> GuestDetail | None:
+def detail_of(event: str, told: Mapping[str, object]) -> GuestDetail | None:
     """Return the typed detail of an event, None of an event of another kind; raises `BadRecordError`."""
-    if event.event not in EVENTS:
+    if event not in EVENTS:
         return None
-    return convert({**event.detail, "event": event.event}, GuestDetail)  # type: ignore[arg-type]  # a union
+    return convert({**told, "event": event}, GuestDetail)  # type: ignore[arg-type]  # a union
+
+
+def known_detail(event: str, told: Mapping[str, object]) -> GuestDetail | None:
+    """Return the typed detail of an event in a journal, without its fields if they do not fit: they were not checked.
+
+    None is that of an event of another kind.
+    """
+    try:
+        return detail_of(event, told)
+    except BadRecordError:
+        return detail_of(event, {})
+
+
+class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a guest as the controller takes it: `detail` was checked and typed once, where it came in.
+
+    `told` is the detail as the agent sent it, for the journal. `detail` is None of a kind of event without one.
+    """
+
+    node: str
+    guest: str
+    event: str
+    mono_ns: int
+    detail: GuestDetail | None
+    told: dict[str, object]
+
+
+def report_of(event: GuestEvent) -> GuestReport:
+    """Return an event with its typed detail; raises `BadRecordError` for a detail that does not fit."""
+    detail = detail_of(event.event, event.detail)
+    return GuestReport(
+        node=event.node, guest=event.guest, event=event.event, mono_ns=event.mono_ns, detail=detail, told=event.detail
+    )

@@ -12,8 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
+from testbed.run.job_history import Wanted
 from testbed.run.phases import stable_nodes
+
+Target: TypeAlias = Wanted
 
 
 class Verb(StrEnum):
@@ -25,14 +29,6 @@ class Verb(StrEnum):
     TRANSFER = "transfer"
     RESTORE = "restore"
     MIGRATE = "migrate"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is wanted of a job: task i on node `nodes[i]`, all at one yield."""
-
-    nodes: tuple[int, ...]
-    yield_frac: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from testbed.bus.messages import AgentLimit, ImageRef
 from testbed.control.cluster import LiveJob
@@ -14,17 +14,22 @@ from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
 from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
-from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
 from testbed.failure_codes import Failure
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
+from testbed.run.history import History
+from testbed.run.ledger import Ledger
 from testbed.suspicious_acts import Act, ActKind, ActLog, told
 
 _MIB = 1 << 20
-P = TypeVar("P", bound=events.Penalty)
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
+_PHASES = (
+    "save_s", "paused_s", "wait_s", "transfer_s", "restore_s", "live_s", "downtime_s", "first_progress_s", "penalty_s",
+    "hold_skew_s", "release_skew_s",
+)  # fmt: skip
+_AMOUNTS = ("saved_bytes", "transferred_bytes", "restored_bytes", "migrated_bytes")
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ class CapWindow:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes to the run directory.
+    """Writes to the run directory, and keeps the ledger of the run: what is in the journal is in its history, too.
 
     `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
     one line for each thing that a person wants to see pass by. `tau_s` bounds the stretch from below.
@@ -64,11 +69,13 @@ class Recorder:
     refused: Counter[str] = field(default_factory=Counter)
     first_refusal: PointError | None = None
     acts: ActLog = field(init=False)
+    ledger: Ledger = field(init=False)
     _lines: PacedLines = field(init=False)
 
     def __post_init__(self) -> None:
         """Report suspicious acts to the journal and to whoever watches."""
         self.acts = ActLog(self._suspicious, now_s=self.now_s)
+        self.ledger = Ledger(self.directory.journal)
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
@@ -101,10 +108,16 @@ class Recorder:
         """Return the two times of an event of now: wall seconds since the run began, and trace time."""
         return round(self.now_s(), 6), round(self.trace_s(), 3)
 
-    def journal(self, event: events.Event) -> None:
-        """Append one event to the journal."""
-        self.directory.journal(event)
+    @property
+    def history(self) -> History:
+        """The state of the run after all that is in the journal."""
+        return self.ledger.history
+
+    def journal(self, event: events.Event) -> bool:
+        """Append one event to the journal, and apply it; return whether it counts (see `Ledger.record`)."""
+        counts = self.ledger.record(event)
         self._report_recorders()
+        return counts
 
     def close(self) -> None:
         """Let the recorders that are plugged in finish, and close the run directory."""
@@ -180,8 +193,8 @@ class Recorder:
                 "decide_s": decide_s,
                 "jobs": len(active),
                 "running": len(targets),
-                "waiting": sum(not live.was_started for live in idle),
-                "paused": sum(live.was_started for live in idle),
+                "waiting": sum(not live.state.was_started for live in idle),
+                "paused": sum(live.state.was_started for live in idle),
                 "min_yield_frac": min(yields.values(), default=0.0),
                 "mean_yield_frac": sum(yields.values()) / len(yields) if yields else 0.0,
                 "demand_frac": sum(needs.values()),
@@ -192,23 +205,16 @@ class Recorder:
     def job(self, live: LiveJob, state: JobState, text: str = "", images_on: Sequence[int] = ()) -> None:
         """A job changed its state; one that failed has a function of its own.
 
-        The times of its start and of its end are those of the entry. `images_on` are the nodes of the images from which
-        it runs again.
+        `images_on` are the nodes of the images from which it runs again.
         """
-        times = self.times()
-        if state == "running":
-            live.start_trace_s = times[1]
-        elif state == "done":
-            live.end_trace_s = times[1]
-        self._job(live, state, times, detail=text or None, images_on=images_on)
+        self._job(live, state, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
-    def failed_job(self, live: LiveJob, why: Failure) -> None:
-        """A job failed: its entry always has a code, and its end is the time of it, unless it had ended before."""
-        times = self.times()
-        if live.end_trace_s is None:
-            live.end_trace_s = times[1]
-        self._job(live, "failed", times, code=why.code.value, detail=why.text)
+    def fail(self, live: LiveJob, why: Failure) -> None:
+        """A job fails, unless it has failed already, or is to run again; its entry always has a code."""
+        if live.state.failure_code is not None or live.state.withdrawn:
+            return
+        self._job(live, "failed", code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 
     def stranded(self, live: LiveJob, why: Failure | None) -> None:
@@ -217,23 +223,26 @@ class Recorder:
         self.journal(events.Stranded(*self.times(), job=live.job_id, code=code, detail=detail))
 
     def _job(
-        self, live: LiveJob, state: JobState | Literal["failed"], times: tuple[float, float], *,
-        code: str | None = None, detail: str | None, images_on: Sequence[int] = (),
+        self, live: LiveJob, state: JobState | Literal["failed"], *, code: str | None = None, detail: str | None,
+        images_on: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.journal(
-            events.Job(*times, job=live.job_id, state=state, code=code, detail=detail, images_on=tuple(images_on))
+            events.Job(
+                *self.times(), job=live.job_id, state=state, code=code, detail=detail, images_on=tuple(images_on)
+            )
         )
+        past = live.state
         fields: dict[str, Value] = {
             "state": state,
             "trace_s": self.trace_s(),
             "tasks": live.job.tasks,
-            "preemptions": live.preemptions,
-            "migrations": live.migrations,
-            "penalty_s": sum((record.penalty_s for record in live.reschedulings), 0.0),
+            "preemptions": past.preemptions,
+            "migrations": past.migrations,
+            "penalty_s": sum((each.so_far_s for each in past.interruptions), 0.0),
         }
         stretch = live.stretch(self.tau_s)
-        if stretch is not None and live.end_trace_s is not None:
-            fields |= {"flow_time_s": live.end_trace_s - live.job.submit_time_s, "stretch": stretch}
+        if stretch is not None and past.end_trace_s is not None:
+            fields |= {"flow_time_s": past.end_trace_s - live.job.submit_time_s, "stretch": stretch}
         self.point("job", {"job": str(live.job_id)}, fields)
 
     def where(self, nodes: Sequence[int]) -> str:
@@ -281,17 +290,17 @@ class Recorder:
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,
         phases: Mapping[str, float], code: str | None = None, caps_cores: Sequence[float] = (),
-        record: Rescheduling | None = None, images: Sequence[ImageRef] = (),
+        reason: str | None = None, images: Sequence[ImageRef] = (),
     ) -> None:  # fmt: skip
         """An operation ended, with `code` if it failed.
 
-        `caps_cores` are the caps in force after it by task, as read back, if it set some; `record` is the rescheduling
-        that it began; `images` are those that it wrote.
+        `caps_cores` are the caps in force after it by task, as read back, if it set some; `reason` is that of the
+        preemption or migration which began with it; `images` are those that it wrote.
         """
         self.journal(
             events.Outcome(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
-                ok=error is None, error=error, code=code, reason=None if record is None else record.reason,
+                ok=error is None, error=error, code=code, reason=reason,
                 images=tuple([events.Image(name=each.image, bytes=each.bytes, digest=each.digest) for each in images]),
                 elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
                 caps_cores=tuple([round(cores, 6) for cores in caps_cores]), **_rounded(phases),
@@ -306,25 +315,12 @@ class Recorder:
             tags = {"job": str(action.job_id), "verb": action.verb.value, "phase": name.removesuffix("_s")}
             self.point("action_phase", tags, {"elapsed_s": value})
 
-    def rescheduling(self, live: LiveJob, record: Rescheduling) -> None:
+    def rescheduling(self, account: events.Rescheduling) -> None:
         """A preemption or migration is complete."""
-        self.journal(self._penalty(events.Rescheduling, live, record))
-        self.point(
-            "rescheduling",
-            {"job": str(live.job_id), "reason": record.reason, "mechanism": record.mechanism},
-            {**record.phases(), **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
-        )
-
-    def rescheduling_cut_off(self, live: LiveJob, record: Rescheduling) -> None:
-        """A preemption or migration was followed by the next before the job had progressed: no penalty is known."""
-        self.journal(self._penalty(events.ReschedulingCutOff, live, record))
-
-    def _penalty(self, kind: type[P], live: LiveJob, record: Rescheduling) -> P:
-        t_s, trace_s = self.times()
-        return kind(
-            t_s, trace_s, job=live.job_id, reason=record.reason, mechanism=record.mechanism,
-            moved_tasks=record.moved_tasks, **record.amounts(), **_rounded(record.phases()),
-        )  # fmt: skip
+        self.journal(account)
+        fields: dict[str, Value] = {name: getattr(account, name) for name in (*_PHASES, *_AMOUNTS)}
+        tags = {"job": str(account.job), "reason": account.reason, "mechanism": account.mechanism}
+        self.point("rescheduling", tags, {**fields, **_rates(account), "moved_tasks": account.moved_tasks})
 
     def migration(self, *, job: int, task: int, source: int, target: int, **entry: Any) -> None:
         """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had.
@@ -379,7 +375,7 @@ def _rounded(phases: Mapping[str, float]) -> dict[str, Any]:
     return {name: round(value, 6) for name, value in phases.items()}
 
 
-def _rates(record: Rescheduling) -> dict[str, float]:
+def _rates(record: events.Penalty) -> dict[str, float]:
     """MiB in a second of each phase that moved something."""
     moved = {
         "save": (record.saved_bytes, record.save_s),

@@ -71,9 +71,9 @@ class Verdicts:
 def claims_of(jobs: Iterable[LiveJob]) -> list[Claim]:
     """Return the claims of the jobs that are done and whose results are to be verified."""
     return [
-        Claim(live.job_id, live.specs, dict(live.checksums))
+        Claim(live.job_id, live.specs, dict(live.state.checksums))
         for live in jobs
-        if live.phase is Phase.DONE and live.verified
+        if live.state.phase is Phase.DONE and live.verified
     ]
 
 

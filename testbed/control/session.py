@@ -26,12 +26,12 @@ from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.cluster import Cluster, LiveJob, PreparedJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
 from testbed.control.fleet import Fleet, limit_text, rule_of
-from testbed.control.guests import check_floor, check_images, live_jobs
+from testbed.control.guests import check_floor, check_images, prepare_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
@@ -191,7 +191,7 @@ async def run_session(
     except BaseException as error:
         directory.begin_results()
         recorder.journal(events.Aborted(*recorder.times(), reason=str(error) or type(error).__name__))
-        if session.cluster is None and isinstance(error, TestbedError):
+        if not session.replays and isinstance(error, TestbedError):
             directory.discard()  # nothing was measured: a refused run leaves nothing
         else:
             session.keep(error)
@@ -241,6 +241,7 @@ class _Session:
         self._headline = headline
         self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
         self.cluster: Cluster | None = None
+        self.replays = False  # whether anything is measured
         self._measured: MeasuredRates | None = None
         self._verdicts: Verdicts | None = None
 
@@ -320,26 +321,13 @@ class _Session:
     async def _replay(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
         scenario, clock, recorder = self._scenario, self._clock, self._recorder
         facts = [fleet.facts(node.index) for node in fleet.nodes]
-        jobs = live_jobs(
+        jobs = prepare_jobs(
             self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)],
             self._addresses,
         )  # fmt: skip
-        self.cluster = Cluster(jobs, len(fleet.nodes))
-        operations = Operations(fleet, scenario.deadlines)
         targets = self._targets(facts)
-        migration = LiveMigration(
-            fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
-        )
-        conductor = Conductor(
-            self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
-            scenario.deadlines, migration, frozenset(targets),
-            restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
-        )  # fmt: skip
-        conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
-        fleet.on_guest_event = conductor.tracker.guest_event
-        fleet.on_telemetry = conductor.telemetry
-        fleet.on_node_change = conductor.losses.node_changed
         begin_s = recorder.now_s()
+        self.replays = True
         clock.start()
         self._write_manifest(fleet, rates)
         recorder.journal(
@@ -347,13 +335,32 @@ class _Session:
                 *recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, jobs)), nodes=tuple(recorder.node_names)
             )
         )
+        history = recorder.history
+        self.cluster = Cluster([LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs], history)
+        operations = Operations(fleet, scenario.deadlines)
+        migration = LiveMigration(
+            fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
+        )
+        conductor = Conductor(
+            self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
+            scenario.deadlines, migration, frozenset(targets),
+            restarts=scenario.on_guest_loss == "restart",
+        )  # fmt: skip
+        conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
+        fleet.on_guest_event = conductor.tracker.guest_event
+        fleet.on_telemetry = conductor.telemetry
+        fleet.on_node_change = conductor.losses.node_changed
         recorder.stage("prepare", begin_s)
         beside = [
             asyncio.create_task(fleet.watch(), name="watch nodes"),
             asyncio.create_task(self._show(conductor, fleet), name="display"),
         ]
         try:
-            await conductor.run()
+            try:
+                await conductor.run()
+            finally:
+                fleet.resign()
+                await conductor.close()
             recorder.stage("replay", recorder.now_s() - begin_s)
             await self._check_results(conductor, facts)
         finally:
@@ -373,7 +380,7 @@ class _Session:
             jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
         )
         for job_id, reason in verdicts.wrong.items():
-            conductor.fail_job(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
+            self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
         self._recorder.journal(verdicts.event(self._recorder.times()))
 
@@ -429,11 +436,11 @@ class _Session:
     def finish(self, *, complete: bool) -> RunResult:
         """Write jobs.csv and summary.json from what is known now; raises `RunError` if they cannot be."""
         self._recorder.directory.begin_results()
-        cluster = self.cluster or Cluster([], len(self._scenario.nodes))
+        cluster = self.cluster or Cluster([], self._recorder.history)
         tau_s = self._scenario.bound.tau_s
         self._recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
-        ends = [live.end_trace_s for live in cluster.jobs.values() if live.end_trace_s is not None]
-        trace_s = max(ends, default=0.0)
+        ends = [live.state.end_trace_s for live in cluster.jobs.values()]
+        trace_s = max((end_s for end_s in ends if end_s is not None), default=0.0)
         summary = {
             "scenario": self._scenario.name,
             **summarize(
@@ -472,9 +479,9 @@ class _Session:
         ) from error
 
 
-def _trace_job(live: LiveJob) -> events.TraceJob:
+def _trace_job(prepared: PreparedJob) -> events.TraceJob:
     """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
-    job = live.job
+    job, spec = prepared.job, prepared.specs[0]
     return events.TraceJob(
         job=job.job_id,
         submit_time_s=job.submit_time_s,
@@ -482,8 +489,8 @@ def _trace_job(live: LiveJob) -> events.TraceJob:
         cpu_need_frac=job.cpu_need_frac,
         mem_req_frac=job.mem_req_frac,
         run_time_s=job.run_time_s,
-        memory_mib=live.memory_mib,
-        cpu_cores=live.specs[0].cpu_cores,
+        memory_mib=spec.memory_mib,
+        cpu_cores=spec.cpu_cores,
     )
 
 

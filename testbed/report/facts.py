@@ -15,7 +15,8 @@ from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
 from testbed.run import events
 from testbed.run.history import History
-from testbed.run.job_history import LIVE, JobHistory
+from testbed.run.interruptions import LIVE
+from testbed.run.job_history import JobHistory
 from testbed.run.reader import Listener, read_history
 
 Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results

@@ -8,11 +8,13 @@ later version knows are read as `Unknown`; keys that only a later version knows 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from testbed.bus.guest_details import GuestDetail, known_detail
 from testbed.run.decision_entry import Choice as Choice  # noqa: PLC0414  # one of the names of this module
 from testbed.run.decision_entry import Decision as Decision  # noqa: PLC0414  # one of the names of this module
 from testbed.run.decision_entry import Trigger as Trigger  # noqa: PLC0414  # one of the names of this module
@@ -333,7 +335,7 @@ class ReschedulingCutOff(Penalty, frozen=True, kw_only=True, tag="rescheduling_c
 # --- guests and nodes --------------------------------------------------------------------------------------
 
 
-class Guest(Entry, frozen=True, kw_only=True, tag="guest"):
+class Guest(Entry, frozen=True, kw_only=True, tag="guest", dict=True):
     """An agent reported an event of a guest."""
 
     job: JobId
@@ -347,6 +349,11 @@ class Guest(Entry, frozen=True, kw_only=True, tag="guest"):
         ),
     ]
     detail: Annotated[dict[str, object], about("what the agent reported with it, by name")]
+
+    @cached_property
+    def typed(self) -> GuestDetail | None:
+        """Its detail with its types; None of a kind of event that this version does not know."""
+        return known_detail(self.event, self.detail)
 
 
 class Node(Entry, frozen=True, kw_only=True, tag="node"):

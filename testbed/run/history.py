@@ -65,10 +65,14 @@ class History:
         self.nodes = []
         self.name_nodes(self.names)
 
-    def apply(self, event: events.Known) -> None:
-        """Change the state by one event; raises `IllegalEventError` for one that contradicts those before it."""
-        self._take(event)
+    def apply(self, event: events.Known) -> bool:
+        """Change the state by one event; return whether it counts: not that of a guest that does not fit its job.
+
+        Raises `IllegalEventError` for one that contradicts those before it.
+        """
+        counts = self._take(event)
         self.last_s, self.last_trace_s = event.t_s, event.trace_s
+        return counts
 
     def name_nodes(self, names: Iterable[str]) -> None:
         """Number the nodes in the order of their names; those that events have named before keep their state."""
@@ -90,7 +94,7 @@ class History:
         """The jobs with an operation under way, by the number of the operation."""
         return {job.flight.action: job for job in self.jobs.values() if job.flight is not None}
 
-    def _take(self, event: events.Known) -> None:
+    def _take(self, event: events.Known) -> bool:
         match event:
             case events.Begin():
                 self.begin, self.version = event, event.version
@@ -109,7 +113,8 @@ class History:
             case events.Aborted():
                 self.ended, self.aborted = True, event.reason
             case _ if isinstance(event, JobEvent):
-                self._job(event, event.job).apply(event)
+                return self._job(event, event.job).apply(event)
+        return True
 
     def _replay(self, event: events.Replay) -> None:
         self.replay = event
@@ -147,10 +152,8 @@ class History:
         first, wanted = 0, {}
         for row, job_id in enumerate(view.job_id):
             job = self.jobs[job_id]
-            job.decisions += 1
-            job.submit_trace_s, job.tasks = view.submit_time_s[row], view.tasks[row]
-            job.cpu_need_frac, job.mem_req_frac = view.cpu_need_frac[row], view.mem_req_frac[row]
-            job.virtual_time_s = view.virtual_time_s[row]
+            needs = view.cpu_need_frac[row], view.mem_req_frac[row]
+            job.show(view.submit_time_s[row], view.tasks[row], needs, view.virtual_time_s[row])
             nodes = choice.task_node[first : first + job.tasks]
             first += job.tasks
             if nodes and nodes[0] != _NOT_PLACED:
@@ -170,7 +173,7 @@ class History:
         self.nodes[index].reachable = event.reachable
         gone = {(index, name) for name in event.missing}
         for job in self.active.values():
-            job.image_holders -= gone
+            job.miss(gone)
 
     def _number(self, name: str) -> int:
         if name not in self._index:

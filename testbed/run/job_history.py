@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from testbed.bus.guest_details import Done, Ended, Progress
 from testbed.run import events
+from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
+from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_nodes
 
-LIVE: Final = "live"
-SAVE_RESTORE: Final = "save-restore"
-MIGRATION: Final = "migration"
-PREEMPTION: Final = "preemption"
-_ENDINGS: Final = ("ended", "done")
 _CREATING: Final = ("start", "restore")
 JobEvent: TypeAlias = (
     events.Stranded | events.Intent | events.Retry | events.Outcome | events.Migration | events.Rescheduling
@@ -46,47 +44,6 @@ class Flight:
     progressed: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class Interruption:
-    """A preemption or migration. Times are wall seconds of the run, by the entries of the journal.
-
-    `measured` is its account, once it is complete, or was cut off by the next one.
-    """
-
-    reason: str
-    mechanism: str
-    begin_s: float
-    saved_on: tuple[int, ...] = ()
-    moved_tasks: int = 0
-    saved_bytes: int = 0
-    transferred_bytes: int = 0
-    restored_bytes: int = 0
-    migrated_bytes: int = 0
-    wanted_s: float | None = None
-    back_s: float | None = None  # when all guests were there again
-    measured: events.Penalty | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every task has made progress after it."""
-        return isinstance(self.measured, events.Rescheduling)
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the next one began, or the guests were lost, before that."""
-        return isinstance(self.measured, events.ReschedulingCutOff)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes written, copied, read and sent."""
-        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
-
-    @property
-    def penalty_s(self) -> float | None:
-        """Its penalty, None if that is not known."""
-        return self.measured.penalty_s if isinstance(self.measured, events.Rescheduling) else None
-
-
 @dataclass(slots=True, kw_only=True)
 class JobHistory:
     """One job. Times named `*_trace_s` are trace seconds, others wall seconds since the run began.
@@ -96,7 +53,10 @@ class JobHistory:
     have, or may have, copies of images, as (node, name). `units_done` is what guests reported with their events; the
     progress of each second is in the points of the run, `virtual_time_s` is that of the last decision, the last one of
     `decisions` that knew the job. `word` is the state in its last `job` entry. `unready` are the tasks whose guests are
-    being created, or have not progressed since they were restored.
+    being created, or have not progressed since they were restored. `placed_s` is when its guests were last ordered to
+    be created, `left_s` when its last save was over. `was_done` says that it ended well, even if its result was found
+    wrong afterwards. `begun` is 0, or the number of the restart at which its guests last started from the beginning:
+    those have names of their own.
     """
 
     job: int
@@ -136,11 +96,16 @@ class JobHistory:
     checksums: dict[int, str] = field(default_factory=dict)
     doubts: dict[int, str] = field(default_factory=dict)
     been: set[tuple[int, int]] = field(default_factory=set)
+    placed_s: float = 0.0
+    left_s: float = 0.0
+    was_done: bool = False
     failure_code: str | None = None
     failure_text: str = ""
+    stranded_code: str | None = None
     stranded: str = ""
     withdrawn: str = ""
     restarts: int = 0
+    begun: int = 0
     interruptions: list[Interruption] = field(default_factory=list)
 
     @property
@@ -152,6 +117,11 @@ class JobHistory:
     def ended(self) -> bool:
         """Whether it is done or failed."""
         return self.phase in ENDED
+
+    @property
+    def moving(self) -> bool:
+        """Whether its guests are being saved, or migrate live: they go on elsewhere, or later."""
+        return self.phase is Phase.SAVING or self.migrating_to is not None
 
     @property
     def preemptions(self) -> int:
@@ -180,8 +150,11 @@ class JobHistory:
         """Return the tasks that hold memory on a node."""
         return tuple(task for task in range(self.tasks) if node in self.places(task))
 
-    def apply(self, event: JobEvent) -> None:
-        """Change the state by one event about this job; raises `IllegalEventError` and then changes nothing."""
+    def apply(self, event: JobEvent) -> bool:
+        """Change the state by one event about this job; return whether it counts.
+
+        An event of a guest that does not fit the state does not. Raises `IllegalEventError` and then changes nothing.
+        """
         match event:
             case events.Stranded() | events.Doubt():
                 self._note(event)
@@ -200,13 +173,14 @@ class JobHistory:
             case events.ImagesDropped():
                 self.image_holders.clear()
             case events.Guest():
-                self._hear(event)
+                return self._hear(event)
+        return True
 
     def _note(self, event: events.Stranded | events.Doubt) -> None:
         if isinstance(event, events.Doubt):
             self.doubts[event.task] = event.reason
         else:
-            self.stranded = event.detail or event.code or ""
+            self.stranded_code, self.stranded = event.code, event.detail or event.code or ""
 
     # --- events about jobs ----------------------------------------------------------------------------------
 
@@ -215,6 +189,16 @@ class JobHistory:
         self.tasks, self.submit_trace_s, self.run_time_s = job.tasks, job.submit_time_s, job.run_time_s
         self.cpu_need_frac, self.mem_req_frac = job.cpu_need_frac, job.mem_req_frac
         self.memory_mib, self.cpu_cores = job.memory_mib, job.cpu_cores
+
+    def show(self, submit_trace_s: float, tasks: int, needs_frac: tuple[float, float], virtual_time_s: float) -> None:
+        """Take what a policy saw of it: submission, tasks, their needs of CPU and memory, and how far it was."""
+        self.decisions += 1
+        self.submit_trace_s, self.tasks, self.virtual_time_s = submit_trace_s, tasks, virtual_time_s
+        self.cpu_need_frac, self.mem_req_frac = needs_frac
+
+    def miss(self, holders: set[tuple[int, str]]) -> None:
+        """Take that nodes do not have these copies of images any more."""
+        self.image_holders -= holders
 
     def decide(self, wanted: Wanted | None) -> None:
         """Take what a decision wants of it; tasks keep their nodes as far as they can."""
@@ -247,8 +231,7 @@ class JobHistory:
         if self.phase is not Phase.COMING:
             raise self.illegal(event, Phase.WAITING, "it was submitted before")
         self.phase = Phase.WAITING
-        if self.submit_trace_s is None:
-            self.submit_trace_s = event.trace_s
+        self.submit_trace_s = event.trace_s if self.submit_trace_s is None else self.submit_trace_s
 
     def _choose(self, event: events.Job) -> None:
         first = event.state == "running"
@@ -265,7 +248,7 @@ class JobHistory:
         if not self.active or self.withdrawn or not over:
             reason = "expected a job without an operation under way, all of whose tasks have ended"
             raise self.illegal(event, Phase.DONE, reason)
-        self.phase, self.end_s, self.end_trace_s = Phase.DONE, event.t_s, event.trace_s
+        self.phase, self.end_s, self.end_trace_s, self.was_done = Phase.DONE, event.t_s, event.trace_s, True
         self.wanted = self.running_on = self.migrating_to = None
 
     def _fail(self, event: events.Job, *, cleared: bool) -> None:
@@ -292,7 +275,7 @@ class JobHistory:
         self.phase, self.saved_on = wanted, images_on
         self.running_on = self.migrating_to = self.wanted = None
         if images_on is None:
-            self.images, self.guests = (), ()
+            self.images, self.guests, self.begun = (), (), self.restarts
         self.yield_frac, self.virtual_time_s = 0.0, 0.0
         for told in (
             self.units_done, self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts
@@ -322,17 +305,24 @@ class JobHistory:
             event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None
         )
         self.phase, self.guests, self.tasks = course.during, event.guests, self.tasks or len(nodes)
-        if event.verb in _CREATING:
-            self.running_on, self.progressed, self.unready = nodes, set(), set(range(len(nodes)))
-        elif event.verb == "migrate":
-            self.migrating_to = nodes
-        elif event.verb == "save":
-            self.image_holders.update(zip(nodes, event.images, strict=False))
-        elif event.verb == "transfer":
-            moves = zip(here or (), nodes, event.images, strict=False)
-            self.image_holders.update((target, name) for source, target, name in moves if source != target)
+        match event.verb:
+            case "start" | "restore":
+                self._place(event)
+            case "migrate":
+                self.migrating_to = nodes
+            case "save":
+                self.image_holders.update(zip(nodes, event.images, strict=False))
+            case "transfer":
+                moves = zip(here or (), nodes, event.images, strict=False)
+                self.image_holders.update((target, name) for source, target, name in moves if source != target)
         if event.verb in ("start", "restore", "migrate"):
             self.been.update((node, task) for task, node in enumerate(nodes))
+
+    def _place(self, event: events.Intent) -> None:
+        self.running_on, self.placed_s = event.nodes, event.t_s
+        self.progressed, self.unready = set(), set(range(len(event.nodes)))
+        if event.verb == "restore" and self.present is not None and self.present.restore_begin_s is None:
+            self.present.restore_begin_s = event.t_s
 
     def _retry(self) -> None:
         """Guests that were created are destroyed, and created again."""
@@ -385,28 +375,36 @@ class JobHistory:
                 self._saved(event, flight)
             case "transfer":
                 self.saved_on = flight.nodes
+                self._hold_images()
                 if present is not None:
                     moves = zip(present.saved_on, flight.nodes, strict=False)
                     present.moved_tasks = sum(a != b for a, b in moves)
                     present.transferred_bytes += event.bytes
+                    present.transfer_s += event.t_s - flight.begin_s
             case "restore":
                 self.yield_frac, self.saved_on = flight.yield_frac, None
                 if present is not None:
                     present.restored_bytes += event.bytes
-                    present.back_s = event.t_s
+                    present.back_s, present.release_skew_s = event.t_s, event.release_skew_s or 0.0
             case "migrate":
                 self._migrated(event, flight)
 
     def _saved(self, event: events.Outcome, flight: Flight) -> None:
         self.saved_on, self.running_on, self.yield_frac, self.live_refused = self.running_on, None, 0.0, False
-        self.images = event.images
+        self.images, self.left_s = event.images, event.t_s
+        self._hold_images()
         reason = event.reason or (MIGRATION if flight.for_a_move else PREEMPTION)
         self.interruptions.append(
             Interruption(
                 reason, SAVE_RESTORE, flight.begin_s, saved_on=self.saved_on or (), saved_bytes=event.bytes,
+                save_end_s=event.t_s, hold_skew_s=event.hold_skew_s or 0.0,
                 wanted_s=flight.begin_s if reason == MIGRATION else None if self.wanted is None else event.t_s,
             )
         )  # fmt: skip
+
+    def _hold_images(self) -> None:
+        """Its images are where they were written: a node that came back before that was asked too early for them."""
+        self.image_holders.update(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
 
     def _migrated(self, event: events.Outcome, flight: Flight) -> None:
         moved = bool(flight.arrived)
@@ -415,7 +413,7 @@ class JobHistory:
             self.interruptions.append(
                 Interruption(
                     MIGRATION, LIVE, flight.begin_s, moved_tasks=len(flight.arrived), migrated_bytes=event.bytes,
-                    back_s=event.t_s,
+                    back_s=event.t_s, downtime_s=event.downtime_s or 0.0,
                 )
             )  # fmt: skip
 
@@ -448,24 +446,28 @@ class JobHistory:
 
     # --- guests ---------------------------------------------------------------------------------------------
 
-    def _hear(self, event: events.Guest) -> None:
-        """Take an event of a guest; what does not fit the state of the job changes nothing."""
+    def _hear(self, event: events.Guest) -> bool:
+        """Take an event of a guest; return whether it fits the state of the job, else it changes nothing."""
         task = event.task
         if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
             del self.unchecked[task]
-            return
+            return True
         if self.ended or self.withdrawn or event.node not in self.places(task):
-            return
-        units = event.detail.get("units")
-        if event.event == "progress":
-            self._progress(event)
-        elif event.event in _ENDINGS:
-            if event.event == "ended":
-                self.unchecked[task] = event.node
-            self.checksums[task] = str(event.detail.get("checksum", ""))
-            self.finished_tasks.add(task)
-        if isinstance(units, int) and event.event in ("progress", *_ENDINGS):
-            self.units_done[task] = max(self.units_done.get(task, 0), units)
+            return False
+        detail = event.typed
+        match detail:
+            case Progress():
+                self._progress(event)
+            case Done():
+                if isinstance(detail, Ended):
+                    self.unchecked[task] = event.node
+                self.checksums[task] = detail.checksum
+                self.finished_tasks.add(task)
+            case _:
+                return True
+        if detail.units is not None:
+            self.units_done[task] = max(self.units_done.get(task, 0), detail.units)
+        return True
 
     def _progress(self, event: events.Guest) -> None:
         self.progressed.add(event.task)
@@ -493,7 +495,6 @@ class JobHistory:
 
     def described(self) -> str:
         """Return its state in a word, and the operation on it."""
-        flags = ["withdrawn"] if self.withdrawn else []
         under_way = [] if self.flight is None else [f"{self.flight.verb} {self.flight.action} under way"]
-        more = ", ".join(flags + under_way)
+        more = ", ".join((["withdrawn"] if self.withdrawn else []) + under_way)
         return f"{self.phase.value} ({more})" if more else self.phase.value

@@ -153,6 +153,7 @@ def damaged(image: Path) -> None:
     image.write_bytes(b"{}")
 
 
+@pytest.mark.usefixtures("agents_are_robbed")
 @pytest.mark.parametrize(
     ("spoil", "at"), [(unlinked, "source"), (unlinked, "target"), (damaged, "source"), (damaged, "target")]
 )
@@ -293,7 +294,7 @@ def test_one_function_writes_the_entries_of_jobs_and_that_of_failed_ones_demands
     failed = [node for _, node in calls("_job") if any(is_text(word, "failed") for word in node.args)]
     assert len(failed) == 1
     assert "why.code.value" in ast.unparse(failed[0])
-    assert get_type_hints(Recorder.failed_job)["why"] is Failure
+    assert get_type_hints(Recorder.fail)["why"] is Failure
     assert get_type_hints(Failure)["code"] is FailureCode
 
 

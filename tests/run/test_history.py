@@ -105,6 +105,19 @@ def test_what_a_node_says_of_guests_that_it_does_not_run_changes_nothing() -> No
     assert history(*STARTED, guest("done", 0, 1)).jobs[1].finished_tasks == set()
 
 
+def test_images_that_a_node_did_not_have_yet_when_it_came_back_are_held_once_they_are_written() -> None:
+    saves = [*STARTED, intent("save", 2, images=("i0", "i1"))]
+    back = {"kind": "returned", "node": "a", "reachable": True, "missing": ["i0"]}
+    assert history(*saves, back).jobs[1].image_holders == {(1, "i1")}
+    saved = [*saves, back, outcome("save", 2, images=IMAGES, reason="preemption")]
+    assert history(*saved).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    away = {**back, "missing": ["i1"]}
+    moves = [*saved, intent("transfer", 3, nodes=(0, 0), images=("i0", "i1"))]
+    assert history(*moves, away).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    moved = [*moves, away, outcome("transfer", 3, nodes=(0, 0))]
+    assert history(*moved).jobs[1].image_holders == {(0, "i0"), (1, "i1"), (0, "i1")}
+
+
 def test_guests_of_a_live_migration_are_where_they_arrived() -> None:
     begun = [*STARTED, intent("migrate", 2, (1, 1))]
     both = history(*begun)
