@@ -53,7 +53,7 @@ def dashboard(
 
     from testbed.report.browser.guard import is_loopback, read_token
     from testbed.report.browser.serve import serve
-    from testbed.report.browser.tail import newest_run
+    from testbed.report.browser.newest import newest_run
 
     token = None
     if token_file is not None:
