@@ -160,7 +160,7 @@ class JournalWriter:
             self._commit()
 
     def _commit(self, *, at_once: bool = False) -> None:
-        """Write what waits. If somebody waits for that, or after `every_s`, make all durable, and rotate a full file."""
+        """Write what waits; if anybody waits for that, or after `every_s`, make it durable, and rotate a full file."""
         with self._one_commit:
             if self.closed:
                 return
