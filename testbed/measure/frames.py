@@ -19,7 +19,7 @@ import polars as pl
 
 from testbed.errors import UserError, nearest
 from testbed.measure.lines_reader import LinesReader, table_dtypes
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import journal_entries, read_json
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import segments
 from testbed.run.parts import READ_ERRORS, open_part, reason
@@ -117,7 +117,7 @@ def load_journal(run: str | Path) -> pl.DataFrame:
     Columns: `t_s` (wall seconds since the run began), `trace_s`, `kind`, `job`, `entry` (the whole as JSON), `run`.
     """
     run = Path(run)
-    entries = read_journal(run / "events.jsonl")
+    entries = journal_entries(run / "events.jsonl")
     name = run_name(run)
     rows = [
         (entry.get("t_s"), entry.get("trace_s"), entry.get("kind"), entry.get("job"), json.dumps(entry), name)

@@ -175,12 +175,11 @@ class JournalWriter:
                     sync_directory(self.path.parent)
                     self._new_name = False
                 self._file.sync()
+                self._release(number)
                 if self._file.size_bytes >= self._part_bytes and not self._ends and self.failure is None:
-                    number = self._rotate()
+                    self._release(self._rotate())
             except OSError as error:
                 self._fail(error)
-            else:
-                self._release(number)
 
     def _hand_over(self) -> None:
         """Give what waits to the kernel, with the file's lock; raises `OSError` if that did not take all of it."""

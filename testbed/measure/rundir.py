@@ -17,7 +17,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -225,12 +225,17 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def read_journal(path: Path) -> list[dict[str, object]]:
-    """Read the journal that grows at `path`, the file events.jsonl; what `testbed.run.journal.read_events` says holds.
+def journal_entries(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, as they stand in its lines.
 
-    Its entries are data as they stand in their lines.
+    What `testbed.run.journal.read_events` says of lines and errors holds.
     """
-    return list(read_lines(path, _entry))
+    return read_lines(path, _entry)
+
+
+def read_journal(path: Path) -> list[dict[str, object]]:
+    """Return all of `journal_entries`."""
+    return list(journal_entries(path))
 
 
 def _entry(line: bytes) -> dict[str, object]:
