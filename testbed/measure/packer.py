@@ -1,11 +1,16 @@
-"""Compresses the full parts of journal and points, while a run goes on, so that nothing is lost at any moment."""
+"""Compresses the full parts of journal and points, while a run goes on, so that nothing is lost at any moment.
+
+A process of its own does that: a thread of the controller with a low priority could be preempted by guests while it
+holds the interpreter's lock, and the controller would wait for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from gzip import GzipFile
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,36 +23,35 @@ _BLOCK_BYTES = 1 << 20
 _LOWEST_PRIORITY = 19
 
 
-def pack(part: Path, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Replace a full part by a compressed one; return False if `goes_on` ended that before.
+def pack(part: Path) -> None:
+    """Replace a full part by a compressed one.
 
     The compressed file is durable under its name before the other is deleted. Whatever ends this before, the part
     stays as it was; a process that is killed may leave a file `<name>.gz.part`, which nobody reads. Raises `OSError`.
     """
-    whole = packed(part)
-    draft = whole.with_name(f"{whole.name}.part")
+    draft = _draft(part)
     try:
         with part.open("rb") as source, draft.open("wb") as file:
             with GzipFile("", "wb", LEVEL, file, mtime=0) as target:
                 while block := source.read(_BLOCK_BYTES):
-                    if not goes_on():
-                        draft.unlink()
-                        return False
                     target.write(block)
             file.flush()
             os.fsync(file.fileno())
-        draft.rename(whole)
+        draft.rename(packed(part))
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
     sync_directory(part.parent)
     part.unlink()
-    return True
+
+
+def _draft(part: Path) -> Path:
+    return part.with_name(f"{packed(part).name}.part")
 
 
 class Packer:
-    """Compresses parts one after the other, in a thread of the lowest priority.
+    """Compresses parts one after the other.
 
     A part that cannot be compressed, as where the disk is full, stays as it is; so do those that are left at `close`.
     """
@@ -55,6 +59,7 @@ class Packer:
     def __init__(self) -> None:
         self._parts: SimpleQueue[Path | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._ends = False
 
     def put(self, part: Path) -> None:
@@ -65,15 +70,34 @@ class Packer:
             self._thread.start()
 
     def close(self) -> None:
-        """End after the block that is being compressed; a second call does nothing."""
+        """End at once; a second call does nothing."""
         self._ends = True
         self._parts.put(None)
+        if self._child is not None:
+            self._child.kill()
         if self._thread is not None:
             self._thread.join()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # Linux has priorities per thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while (part := self._parts.get()) is not None and not self._ends:
             with contextlib.suppress(OSError):
-                pack(part, lambda: not self._ends)
+                self._compress(part)
+
+    def _compress(self, part: Path) -> None:
+        with subprocess.Popen(  # noqa: S603  # this module
+            [sys.executable, "-m", __name__, str(part)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it
+        ) as child:
+            self._child = child
+            if self._ends:  # `close` may have come before there was a child
+                child.kill()
+        if child.returncode != 0:
+            _draft(part).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    os.nice(_LOWEST_PRIORITY)
+    pack(Path(sys.argv[1]))

@@ -226,7 +226,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def journal_entries(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, as they stand in its lines.
+    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, as they stand there.
 
     What `testbed.run.journal.read_events` says of lines and errors holds.
     """

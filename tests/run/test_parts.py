@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from report.rehearsed_run import rehearse
+from support.live import wait_until
 
 from testbed.errors import RunError, UserError
 from testbed.measure.frames import load_journal, load_points
@@ -198,7 +199,7 @@ def test_a_part_has_its_size_and_its_lines_compressed_or_not(tmp_path: Path) -> 
     part = tmp_path / "points.lp"
     part.write_bytes(b"one\ntwo\n" * 1000)
     assert size_bytes(part) == 8000
-    assert pack(part)
+    pack(part)
     assert not part.exists()
     assert size_bytes(part) == 8000
     with open_part(part) as file:
@@ -208,11 +209,20 @@ def test_a_part_has_its_size_and_its_lines_compressed_or_not(tmp_path: Path) -> 
         open_part(tmp_path / "points.2.lp")
 
 
-def test_compressing_ends_when_the_run_does_and_leaves_the_part(tmp_path: Path) -> None:
-    part = tmp_path / "points.lp"
-    part.write_bytes(b"one\n")
-    assert not pack(part, lambda: False)
-    assert [each.name for each in tmp_path.iterdir()] == ["points.lp"]
+def test_a_packer_compresses_in_order_and_ends_with_the_run(tmp_path: Path) -> None:
+    content = os.urandom(40 << 20).replace(b"\n", b"x") + b"\n"
+    packer, first, second = Packer(), tmp_path / "points.lp", tmp_path / "points.2.lp"
+    first.write_bytes(b"one\n")
+    second.write_bytes(content)
+    packer.put(first)
+    packer.put(second)
+    wait_until(lambda: list(tmp_path.glob("points.2.lp.gz*")), "the second part under way")
+    assert not first.exists()
+    packer.close()
+    packer.close()
+    assert {each.name for each in tmp_path.iterdir()} - {"points.2.lp", "points.2.lp.gz"} == {"points.lp.gz"}
+    with open_part(first) as one, open_part(second) as two:
+        assert (one.read(), two.read()) == (b"one\n", content)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
