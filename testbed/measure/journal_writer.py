@@ -99,7 +99,10 @@ class JournalWriter:
             except OSError as error:
                 self._fail(error)
             finally:
+                is_full = self._file.size_bytes >= self._part_bytes
                 self._file_lock.release()
+            if is_full:
+                self._wake.set()
         else:
             self._wake_after_this_turn()
         return number
@@ -168,7 +171,8 @@ class JournalWriter:
                 with self._file_lock:
                     self._hand_over()
                     number = self._handed_over
-                if not (at_once or self._waiters or time.monotonic() >= self._next_sync_s):
+                is_full = self._file.size_bytes >= self._part_bytes
+                if not (at_once or is_full or self._waiters or time.monotonic() >= self._next_sync_s):
                     return
                 self._next_sync_s = time.monotonic() + self._every_s
                 if self._new_name:
@@ -176,7 +180,7 @@ class JournalWriter:
                     self._new_name = False
                 self._file.sync()
                 self._release(number)
-                if self._file.size_bytes >= self._part_bytes and not self._ends and self.failure is None:
+                if is_full and not self._ends and self.failure is None:
                     self._release(self._rotate())
             except OSError as error:
                 self._fail(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from support.live import HANG_S
 
 from testbed.measure.journal_writer import JournalWriter
-from testbed.measure.packer import Packer, pack
+from testbed.measure.packer import pack
 from testbed.measure.spool import Spool, segments
 from testbed.run.parts import journal_parts, packed, point_parts
 from testbed.run.tail import Tail
@@ -159,12 +160,14 @@ def test_a_follower_under_any_interleaving_gets_each_line_once(
 @pytest.mark.parametrize("of_points", [False, True])
 def test_a_follower_of_a_writer_that_rotates_and_compresses_misses_nothing(tmp_path: Path, of_points: bool) -> None:
     count = 20_000
-    packer = Packer()
+    full: SimpleQueue[Path | None] = SimpleQueue()
+    packer = threading.Thread(target=lambda: [pack(part) for part in iter(full.get, None)])
+    packer.start()
     if of_points:
-        spool = Spool(tmp_path, segment_bytes=4000, every_s=0.001, on_full=packer.put)
+        spool = Spool(tmp_path, segment_bytes=4000, every_s=0.001, on_full=full.put)
         parts, close = point_parts(tmp_path), spool.close
     else:
-        writer = JournalWriter(tmp_path / "events.jsonl", part_bytes=4000, every_s=0.001, on_full=packer.put)
+        writer = JournalWriter(tmp_path / "events.jsonl", part_bytes=4000, every_s=0.001, on_full=full.put)
         parts, close = journal_parts(tmp_path / "events.jsonl"), writer.close
 
     def write() -> None:
@@ -189,10 +192,11 @@ def test_a_follower_of_a_writer_that_rotates_and_compresses_misses_nothing(tmp_p
             found = [int(line) for file in parts.each() for line in file if line.endswith(b"\n")]
             assert found == list(range(len(found)))
     thread.join()
-    packer.close()
+    full.put(None)
+    packer.join()
     assert [int(line) for line in followed] == list(range(count))
-    full = parts.numbers()[: -1 if of_points else None]
-    assert len(full) > 5
-    assert any(packed(parts.full(number)).exists() for number in full)
+    numbers = parts.numbers()[: -1 if of_points else None]
+    assert len(numbers) > 5
+    assert all(packed(parts.full(number)).exists() for number in numbers)
     if of_points:
         assert [path.name for path in segments(tmp_path)] == [parts.full(number).name for number in parts.numbers()]
