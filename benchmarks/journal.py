@@ -179,7 +179,7 @@ def summed(disk: str, what: str, waits_s: Sequence[float], elapsed_s: float) -> 
 
 def commit_per_entry(disk: str, path: Path, lines: Sequence[bytes], seconds: float) -> Wait:
     """Append an entry and make it durable, then the next."""
-    writer = JournalWriter(path, part_bytes=PART_BYTES, writes_at_once=True, every_s=3600)
+    writer = JournalWriter(path, part_bytes=PART_BYTES, every_s=3600)
     waits_s, begin_s = [], time.perf_counter()
     for line in itertools.cycle(lines):
         entry_s = time.perf_counter()
@@ -215,7 +215,7 @@ async def group_commit(disk: str, path: Path, lines: Sequence[bytes], seconds: f
 
 async def stalls(disk: str, path: Path, lines: Sequence[bytes], seconds: float, *, at_once: bool) -> Wait:
     """Time single appends, one per millisecond, while another coroutine waits for commits without a pause."""
-    writer = JournalWriter(path, part_bytes=PART_BYTES, writes_at_once=at_once, every_s=3600)
+    writer = JournalWriter(path, part_bytes=PART_BYTES, every_s=3600)
     took_s: list[float] = []
     begin_s = time.perf_counter()
 
@@ -226,7 +226,7 @@ async def stalls(disk: str, path: Path, lines: Sequence[bytes], seconds: float, 
     committing = asyncio.create_task(commit())
     for line in itertools.cycle(lines):
         entry_s = time.perf_counter()
-        writer.append(line)
+        writer.append(line, at_once=at_once)
         took_s.append(time.perf_counter() - entry_s)
         if time.perf_counter() - begin_s > seconds:
             break

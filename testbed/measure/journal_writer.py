@@ -6,8 +6,8 @@ durable: with an fdatasync of 2 ms, a hundred coroutines that wait at once wait 
 
 What an appended entry survives:
 
-* with `writes_at_once` immediately, else after the turn of the event loop and the commit under way: the end of this
-  process;
+* with `at_once` immediately, unless the thread is just writing, else after the turn of the event loop and the commit
+  under way: the end of this process;
 * after `durable`, or within `EVERY_S`: the end of the machine's power.
 
 When the file has reached `part_bytes`, it is made durable and renamed, and entries go on in a new file of the first
@@ -29,6 +29,7 @@ from testbed.measure.append_file import AppendFile, sync_directory
 from testbed.run.parts import journal_parts
 
 EVERY_S = 1.0
+_MOST_WAITING_BYTES = 1 << 14  # that a kill or a full disk can take while the thread has no turn
 
 
 class _Waiter(NamedTuple):
@@ -46,7 +47,7 @@ class JournalWriter:
     """
 
     def __init__(
-        self, path: Path, *, part_bytes: int, writes_at_once: bool = False, every_s: float = EVERY_S,
+        self, path: Path, *, part_bytes: int, every_s: float = EVERY_S,
         on_failure: Callable[[OSError], None] = lambda _error: None,
         on_full: Callable[[Path], None] = lambda _part: None,
     ) -> None:  # fmt: skip
@@ -56,7 +57,6 @@ class JournalWriter:
         self.lost = 0
         self._parts = journal_parts(path)
         self._part_bytes = part_bytes
-        self._writes_at_once = writes_at_once
         self._every_s = every_s
         self._on_failure = on_failure
         self._on_full = on_full
@@ -83,8 +83,12 @@ class JournalWriter:
         """Whether it was closed."""
         return self._file.closed
 
-    def append(self, line: bytes) -> int:
-        """Append one line, given without its line break; return its number, from 1."""
+    def append(self, line: bytes, *, at_once: bool = False) -> int:
+        """Append one line, given without its line break; return its number, from 1.
+
+        With `at_once`, or if 16 KiB wait by now, it is written by this call, with all lines before it. That may wait
+        for a disk that is busy with other files: a commit of the thread never holds up the caller.
+        """
         with self._lock:
             self._appended += 1
             number = self._appended
@@ -93,7 +97,8 @@ class JournalWriter:
                 return number
             self._waiting += line
             self._waiting += b"\n"
-        if self._writes_at_once and self._file_lock.acquire(blocking=False):
+            at_once |= len(self._waiting) >= _MOST_WAITING_BYTES
+        if at_once and self._file_lock.acquire(blocking=False):
             try:
                 self._hand_over()
             except OSError as error:

@@ -29,7 +29,7 @@ from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
-from testbed.run.events import Event
+from testbed.run.events import Event, Intent
 from testbed.run.journal import BadEntryError, encode, read_lines
 
 RESERVE_BYTES = 1 << 20
@@ -86,7 +86,6 @@ class RunDirectory:
             self._events = JournalWriter(
                 journal,
                 part_bytes=self._part_bytes,
-                writes_at_once=self._is_dry,
                 on_failure=partial(self._points.fail, journal),
                 on_full=self._packer.put,
             )
@@ -139,14 +138,19 @@ class RunDirectory:
             self._events.go_on()
 
     def journal(self, event: Event) -> int:
-        """Append one event to the journal; return its number, for `durable`."""
+        """Append one event to the journal; return its number, for `durable`.
+
+        The intent of an operation that creates or moves something is written by this call, so that the end of this
+        process cannot take it; other entries, and a cap, by a thread.
+        """
         if self._events is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")
         if self.failure is not None and not self._ending:
             self._entries_left_out += 1
             return 0
         line = encode(event)
-        number = self._events.append(line)
+        creates = isinstance(event, Intent) and event.verb != "cap"
+        number = self._events.append(line, at_once=creates or self._is_dry)
         if self.failure is None or self._ending:
             self.recorders.journal(line)
         return number

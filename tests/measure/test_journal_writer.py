@@ -66,11 +66,11 @@ def test_all_that_wait_in_one_turn_wait_for_one_commit(
     path = tmp_path / "events.jsonl"
 
     async def act(writer: JournalWriter, number: int) -> int:
-        await writer.durable(writer.append(b"%04d" % number))
+        await writer.durable(writer.append(b"%04d" % number, at_once=at_once))
         return disk.synced[-1]
 
     async def main() -> None:
-        with writing(path, writes_at_once=at_once) as writer:
+        with writing(path) as writer:
             assert await asyncio.gather(*(act(writer, number) for number in range(100))) == [500] * 100
             assert len(disk.synced) == 1
             await writer.durable(50)
@@ -93,7 +93,7 @@ def test_what_was_waited_for_is_on_disk(
     expected = [b"%d %s\n" % (number, b"x" * size) for number, (size, _, _) in enumerate(sizes)]
 
     async def main() -> None:
-        with writing(path, part_bytes=part_bytes, writes_at_once=at_once) as writer:
+        with writing(path, part_bytes=part_bytes) as writer:
 
             async def wait(number: int) -> None:
                 await writer.durable(number)
@@ -101,7 +101,7 @@ def test_what_was_waited_for_is_on_disk(
 
             waits = []
             for line, (_, is_waited_for, turns) in zip(expected, sizes, strict=True):
-                number = writer.append(line[:-1])
+                number = writer.append(line[:-1], at_once=at_once)
                 if is_waited_for:
                     waits.append(asyncio.create_task(wait(number)))
                 for _ in range(turns):
@@ -120,10 +120,10 @@ def test_a_slow_disk_holds_up_who_waits_and_no_append(
     path = tmp_path / "events.jsonl"
 
     async def main() -> None:
-        with writing(path, writes_at_once=at_once) as writer:
+        with writing(path) as writer:
             first = asyncio.create_task(writer.durable(writer.append(b"first")))
             await until(disk.at_disk.is_set, "the disk")
-            numbers = [writer.append(b"%d" % number) for number in range(1000)]
+            numbers = [writer.append(b"%d" % number, at_once=at_once) for number in range(1000)]
             assert numbers == list(range(2, 1002))
             if at_once:
                 assert len(lines_of(path)) == 1001, "the kernel has them while the disk is still at the first"
@@ -169,10 +169,11 @@ def test_a_full_disk_leaves_whole_entries_and_is_told_once(
     path = tmp_path / "events.jsonl"
 
     async def main() -> None:
-        with writing(path, writes_at_once=at_once, on_failure=failures.append) as writer:
+        with writing(path, on_failure=failures.append) as writer:
             with monkeypatch.context() as patch:
                 patch.setattr(append_file.os, "write", full)
-                numbers = [writer.append(b"line %04d" % number) for number in range(20)]  # 10 bytes with its end
+                lines = [b"line %04d" % number for number in range(20)]  # 10 bytes with its end
+                numbers = [writer.append(line, at_once=at_once) for line in lines]
                 waits = await asyncio.gather(*map(writer.durable, numbers), return_exceptions=True)
             assert {type(each) for each in waits} == {RunError}
             writer.append(b"late")  # there is room again, but it would leave a gap

@@ -104,13 +104,13 @@ def test_a_kill_or_an_error_at_any_step_of_a_rotation_loses_no_durable_entry(
         failures: list[OSError] = []
         error = KilledError if is_kill else lambda: OSError(errno.ENOSPC, "No space left on device")
         appended = durable = 0
-        writer = JournalWriter(path, part_bytes=20, writes_at_once=True, every_s=3600, on_failure=failures.append)
+        writer = JournalWriter(path, part_bytes=20, every_s=3600, on_failure=failures.append)
         ended = False
         with broken(monkeypatch, at, error, for_ever=is_kill) as called:
             try:
                 for number in range(12):
                     appended += 1
-                    writer.append(b"line %d" % number)
+                    writer.append(b"line %d" % number, at_once=True)
                     if number % 3 == 2:
                         writer.sync()
                         durable = appended

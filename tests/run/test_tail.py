@@ -119,11 +119,9 @@ def test_a_follower_under_any_interleaving_gets_each_line_once(
         spool = Spool(run, segment_bytes=part_bytes, every_s=3600, on_full=full.append)
         parts, append, close, sync = point_parts(run), spool.append, spool.close, spool.sync
     else:
-        writer = JournalWriter(
-            run / "events.jsonl", part_bytes=part_bytes, writes_at_once=True, every_s=3600, on_full=full.append
-        )
+        writer = JournalWriter(run / "events.jsonl", part_bytes=part_bytes, every_s=3600, on_full=full.append)
         parts, close, sync = journal_parts(run / "events.jsonl"), writer.close, writer.sync
-        append = lambda line: writer.append(line.encode())  # noqa: E731
+        append = lambda line: writer.append(line.encode(), at_once=True)  # noqa: E731
     tail = Tail(parts)
     appended: list[bytes] = []
     followed: list[bytes] = []
