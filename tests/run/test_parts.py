@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from control import rehearsal as control_rehearsal
 from report.rehearsed_run import rehearse
 from support.live import wait_until
 
@@ -22,7 +24,7 @@ from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.measure.shipping_batches import SegmentReader, bytes_left, next_batch, points_left
 from testbed.measure.spool import read_lines, segments
 from testbed.run.events import Teardown
-from testbed.run.journal import encode, read_events
+from testbed.run.journal import convert, encode, read_events
 from testbed.run.parts import exists, has_journal, journal_parts, open_part, packed, point_parts, size_bytes
 
 STEPS = ("open", "write", "fdatasync", "fsync", "rename", "unlink")
@@ -173,6 +175,32 @@ def test_every_reader_reads_all_parts_of_a_run(tmp_path: Path, monkeypatch: pyte
     places = [place for _, place in read_lines(cut)]
     for index in range(0, len(places), 97):
         assert next(iter(read_lines(cut, places[index])), ("",))[0] == [*points, ""][index + 1]
+
+
+def test_the_scenario_says_how_large_a_part_is_and_intents_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    init = JournalWriter.__init__
+
+    def remember(self: JournalWriter, path: Path, **options: Any) -> None:
+        sizes.append(options["part_bytes"])
+        init(self, path, **options)
+
+    monkeypatch.setattr(JournalWriter, "__init__", remember)
+    _, journal = control_rehearsal.rehearse(tmp_path, control_rehearsal.five_jobs(), run={"part_mib": 3})
+    assert sizes == [3 << 20]
+
+    monkeypatch.setattr(JournalWriter, "_serve", lambda _self: None)
+    run = RunDirectory(tmp_path / "run", {})
+    run.open()
+    intents = [convert(entry) for entry in journal if entry["kind"] == "intent"]
+    assert {intent.verb for intent in intents} >= {"start", "cap", "save", "restore"}
+    for intent in intents:
+        run.journal(intent)
+        written = len(lines_of(run.path / "events.jsonl"))
+        assert (written == intents.index(intent) + 1) == (intent.verb != "cap")
+    run.close()
 
 
 @pytest.mark.parametrize("keeps_reader", [True, False])
