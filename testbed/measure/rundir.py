@@ -45,7 +45,7 @@ JOB_COLUMNS = (
 class RunDirectory:
     """Writes one run.
 
-    `recorders` are told what was written. `on_failure` may be set; it is called once, in any thread, when a file cannot
+    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file cannot
     be written. In a dry run nothing waits for the disk: its loop is in virtual time, and its guests do not exist.
     """
 
