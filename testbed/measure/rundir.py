@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from testbed.errors import RunError, UserError
+from testbed.measure.append_file import sync_directory
 from testbed.measure.journal_writer import JournalWriter
 from testbed.measure.packer import Packer
 from testbed.measure.points import Value, to_line
@@ -45,8 +46,8 @@ JOB_COLUMNS = (
 class RunDirectory:
     """Writes one run.
 
-    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file cannot
-    be written. In a dry run nothing waits for the disk: its loop is in virtual time, and its guests do not exist.
+    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file
+    cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, and its guests do not exist.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RunDirectory:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             made = True
+            sync_directory(self.path.parent)
             with (self.path / ".reserve").open("xb") as reserve:
                 os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
             self._points = Spool(
@@ -110,6 +112,9 @@ class RunDirectory:
     def kept(self) -> str:
         """Say how much of journal and points was written, and how much was lost, for a person."""
         points, events = self._points, self._events
+        if events is not None:
+            with contextlib.suppress(RunError):
+                events.sync()  # what waits is counted, too
         written, lost = (0, 0) if points is None else (points.lines - points.lost, points.lost)
         entries, entries_lost = (0, 0) if events is None else (events.written, events.lost + self._entries_left_out)
         return f"{entries} journal entries and {written} points ({entries_lost} and {lost} lost)"
