@@ -47,7 +47,7 @@ class RunDirectory:
     """Writes one run.
 
     `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file
-    cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, and its guests do not exist.
+    cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, its guests do not exist.
     """
 
     def __init__(
