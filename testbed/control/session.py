@@ -158,7 +158,10 @@ async def run_session(
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
-    directory = RunDirectory(path, tags, Recorders(make_recorders(scenario.recorders)))
+    directory = RunDirectory(
+        path, tags, Recorders(make_recorders(scenario.recorders)), part_bytes=scenario.run.part_mib << 20,
+        is_dry=open_lab is dry_lab,
+    )  # fmt: skip
     directory.open()
     clock = ReplayClock(scenario.time_scale)
     recorder = Recorder(
@@ -212,7 +215,7 @@ async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
     """End what is inside the block when the run directory cannot be written, and raise its failure instead."""
     loop = asyncio.get_running_loop()
     async with ended_by() as end:
-        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from the spool's thread
+        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
         if directory.failure is not None:
             raise directory.failure
         yield

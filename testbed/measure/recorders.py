@@ -40,7 +40,7 @@ class RunRecorder(Protocol):
         """
 
     def journal(self, entry: Mapping[str, object]) -> None:
-        """An entry of events.jsonl was written: `t_s`, seconds since the run began, `kind`, and what belongs to it."""
+        """An entry was appended to the journal: `t_s`, seconds since the run began, `kind`, and what belongs to it."""
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
         """A point was written, with the tags of the run; `time_ns` is Unix time. See `testbed.measure.points`."""

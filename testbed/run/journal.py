@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from testbed.errors import TestbedError, UserError
 from testbed.run.events import KINDS, Event, Known, Unknown, upgrade
+from testbed.run.parts import READ_ERRORS, journal_parts, reason
 
+T = TypeVar("T")
 _MOST_CHARS = 40  # of an unknown kind, in messages
+_log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -87,22 +91,29 @@ def never(_line: bytes) -> bool:
 
 
 def read_events(path: Path, skip: Callable[[bytes], bool] = never) -> Iterator[Known]:
-    """Yield the events of events.jsonl one by one; a last line that was cut off by a crash is left out.
+    """Yield the events of the journal that grows at `path`, the file events.jsonl, one by one, with all its full parts.
 
-    Lines for which `skip` holds are not decoded. Raises `UserError` with the line's number for a line that is no entry
-    of a journal, and for a file that cannot be read.
+    A last line that was cut off by a crash is left out, with a warning. Lines for which `skip` holds are not decoded.
+    Raises `UserError` with the line's number for a line that is no entry of a journal, and for a file that cannot be
+    read or is missing.
     """
+    return read_lines(path, decode, skip)
+
+
+def read_lines(path: Path, read: Callable[[bytes], T], skip: Callable[[bytes], bool] = never) -> Iterator[T]:
+    """Yield what `read` returns for each line, as `read_events` does; it raises `BadEntryError` for a bad line."""
     try:
-        with path.open("rb") as file:
+        for file in journal_parts(path).each():
             for number, line in enumerate(file, 1):
                 if not line.strip() or skip(line):
                     continue
                 try:
-                    event = decode(line)
+                    entry = read(line)
                 except BadEntryError as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    raise UserError(f"{path}:{number}: {error}") from None
-                yield event
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
+                    if line.endswith(b"\n"):
+                        raise UserError(f"{file.name}:{number}: {error}") from None
+                    _log.warning("%s:%d: cut off after %d B: left out", file.name, number, len(line))
+                    break
+                yield entry
+    except READ_ERRORS as error:
+        raise UserError(f"{path}: cannot read: {reason(error)}; expected the journal of a run") from error

@@ -16,12 +16,13 @@ class Ledger:
     """The history of a run that goes on, and its journal, to which `append` writes an event.
 
     Listeners are told each event that counts (see `History.apply`), in the order of the journal and in that in which
-    they came. An event that a listener records is appended and applied at once, so that the state is never behind the
+    they came. `written` is the number of the last entry. An event that a listener records is appended and applied at once, so that the state is never behind the
     journal; listeners are told it after the events before it, so that no listener is entered while it listens.
     """
 
-    def __init__(self, append: Callable[[events.Event], None]) -> None:
+    def __init__(self, append: Callable[[events.Event], int]) -> None:
         self.history = History()
+        self.written = 0
         self._append = append
         self._listeners: list[Listener] = []
         self._untold: deque[events.Event] = deque()
@@ -37,7 +38,7 @@ class Ledger:
         Raises `IllegalEventError` for one that contradicts those before it, which is in the journal then: it shows a
         mistake of the controller.
         """
-        self._append(event)
+        self.written = self._append(event)
         counts = self.history.apply(event)
         if counts:
             self._untold.append(event)

@@ -17,8 +17,8 @@ from testbed.measure.points import to_line
 from testbed.report.browser.changes import Page
 from testbed.report.browser.follow import RunFeed
 from testbed.report.browser.jobs import board_of
+from testbed.report.browser.newest import newest_run
 from testbed.report.browser.state import RunState
-from testbed.report.browser.tail import LineTail, SegmentTail, newest_run
 from testbed.report.browser.telemetry import Telemetry
 from testbed.report.timeline import read_timeline
 from testbed.run.history import History, fold
@@ -188,52 +188,6 @@ def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
     assert telemetry.by_node["rack 1,node=2"].guests == {}  # not heard of for six seconds
     assert telemetry.feed(b'job,job=1 state="running",trace_s=1.0 5') is None
     assert telemetry.feed(b"node,node=a cpu_frac=half 5") is None
-
-
-@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"d\ne", b"\n\n"]), max_size=30))
-def test_a_tail_gives_each_whole_line_once(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
-    path = tmp_path_factory.mktemp("tail") / "file"
-    tail, got = LineTail(path), []
-    assert tail.read() == ([], False)
-    for piece in pieces:
-        with path.open("ab") as file:
-            file.write(piece)
-        lines, again = tail.read(3)
-        got += lines
-        assert not again
-    while lines := tail.read(3)[0]:
-        got += lines
-    assert got == b"".join(pieces).split(b"\n")[:-1]
-
-
-def test_a_file_that_was_replaced_or_cut_begins_again(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"one\ntwo\n")
-    tail = LineTail(path)
-    assert tail.read() == ([b"one", b"two"], False)
-    path.write_bytes(b"new\n")
-    assert tail.read() == ([b"new"], True)
-    other = tmp_path / "other"
-    other.write_bytes(b"longer than before\n")
-    other.replace(path)
-    assert tail.read() == ([b"longer than before"], True)
-
-
-def test_segments_are_read_in_their_order_and_from_near_the_end(tmp_path: Path) -> None:
-    (tmp_path / "points.lp").write_bytes(b"1\n2\n")
-    tail = SegmentTail(tmp_path)
-    assert tail.read() == [b"1", b"2"]
-    with (tmp_path / "points.lp").open("ab") as file:
-        file.write(b"3\n")
-    (tmp_path / "points.2.lp").write_bytes(b"4\n")
-    (tmp_path / "points.3.lp").write_bytes(b"5\n6")
-    assert [tail.read(), tail.read(), tail.read(), tail.read()] == [[b"3"], [b"4"], [b"5"], []]
-    (tmp_path / "points.3.lp").write_bytes(b"5\n67\n")
-    assert tail.read() == [b"67"]
-    long = tmp_path / "long"
-    long.mkdir()
-    (long / "points.lp").write_bytes(b"".join(b"%d\n" % number for number in range(1000)))
-    assert SegmentTail(long, back_bytes=11).read() == [b"998", b"999"]
 
 
 def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
