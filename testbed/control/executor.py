@@ -215,6 +215,8 @@ class Executor:
         stays = lost = False
         full: NoRoomThereError | None = None
         try:
+            if action.verb is not Verb.CAP:  # a cap creates nothing, and is not to wait for a disk
+                await self._recorder.durable()
             for attempt in range(1, self._tries + 1):
                 try:
                     result = await self._do(live, action)

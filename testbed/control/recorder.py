@@ -270,6 +270,10 @@ class Recorder:
         at = f" at yield {action.yield_frac:.2f}" if action.yield_frac else ""
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
 
+    async def durable(self) -> None:
+        """Wait until all entries until now survive a loss of power; raises `RunError` if they cannot be written."""
+        await self.directory.durable(self.ledger.written)
+
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
         """An operation on a job is not carried out, as a node has no room for its images."""
         self.journal(

@@ -16,8 +16,9 @@ class Ledger:
     """The history of a run that goes on, and its journal, to which `append` writes an event.
 
     Listeners are told each event that counts (see `History.apply`), in the order of the journal and in that in which
-    they came. `written` is the number of the last entry. An event that a listener records is appended and applied at once, so that the state is never behind the
+    they came. An event that a listener records is appended and applied at once, so that the state is never behind the
     journal; listeners are told it after the events before it, so that no listener is entered while it listens.
+    `written` is the number of the last entry.
     """
 
     def __init__(self, append: Callable[[events.Event], int]) -> None:

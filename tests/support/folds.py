@@ -26,7 +26,9 @@ _UNDER_WAY = frozenset({Phase.STARTING, Phase.SAVING, Phase.TRANSFERRING, Phase.
 
 def differences(mine: History, journal: History) -> list[str]:
     """Return what the history of a controller and the fold of its journal say differently, by key."""
-    found = _unequal("run", mine, journal, leave_out={"names", "jobs", "nodes"})
+    found = _unequal("run", mine, journal, leave_out={"names", "jobs", "active", "nodes"})
+    if mine.active.keys() != journal.active.keys():
+        found.append(f"the controller has active jobs {list(mine.active)}, its journal {list(journal.active)}")
     if (mine.jobs.keys(), mine.nodes) != (journal.jobs.keys(), journal.nodes):
         found.append(f"the controller has jobs {list(mine.jobs)}, nodes {mine.nodes}, its journal {journal}")
     for job in mine.jobs.keys() & journal.jobs.keys():
