@@ -138,7 +138,8 @@ class Agent:
         self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._tickets = Tickets(asyncio.get_running_loop().time)
-        self._server = ImageServer(self._stores.path, self._tickets, server_context(tls_dir) if tls_dir else None)
+        tls = server_context(tls_dir) if tls_dir else None
+        self._server = ImageServer(self._stores.path, self._tickets, tls, self._acts)
         fetcher: ImageFetcher | ImageCopier = (
             ImageFetcher(self._stores.disk, client_context(tls_dir, "peers.pem") if tls_dir else None)
             if config.serve_images

@@ -20,10 +20,11 @@ import msgspec
 
 from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.few_lines import FewLines
-from node_agent.image_tickets import Tickets
+from node_agent.image_tickets import NoTicketError, Tickets
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of
 from testbed.errors import UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import SOMEBODY, ActKind, ActLog
 
 MOST_CONNECTIONS = 256
 MOST_OF_ONE_ADDRESS = 128
@@ -34,12 +35,22 @@ _log = logging.getLogger(__name__)
 
 
 class ImageServer:
-    """Serves the file `find(image)` of images that `tickets` are out for; with `tls` to other agents only."""
+    """Serves the file `find(image)` of images that `tickets` are out for; with `tls` to other agents only.
 
-    def __init__(self, find: Callable[[str], Path], tickets: Tickets, tls: ssl.SSLContext | None = None) -> None:
+    What no honest node does goes to `acts`, too.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Path],
+        tickets: Tickets,
+        tls: ssl.SSLContext | None = None,
+        acts: ActLog | None = None,
+    ) -> None:
         self._find = find
         self._tickets = tickets
         self._tls = tls
+        self._acts = acts if acts is not None else ActLog(lambda _acts: None)
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._talks: dict[asyncio.Task[None], str] = {}
@@ -108,6 +119,8 @@ class ImageServer:
         except OSError as error:  # also what TLS says
             connection.close()
             self._refused(f"image server: {address} refused: no handshake: {error or type(error).__name__}")
+            if isinstance(error, ssl.SSLError):
+                self._acts.note(SOMEBODY, ActKind.REFUSED_CONNECTION, f"image server: from {address}: {error}")
             return
         except BaseException:
             connection.close()
@@ -136,6 +149,8 @@ class ImageServer:
             lost = isinstance(error, ImageLostError)
             why = f"its line has more than {LONGEST_LINE} bytes" if type(error) is ValueError else str(error)
             self._refused(f"image server: {f'node {peer} at ' if peer else ''}{address} refused: {why}")
+            if isinstance(error, NoTicketError) or not isinstance(error, DriverError):
+                self._acts.note(peer or SOMEBODY, ActKind.REFUSED_IMAGE, f"from {address}: {why}")
             async with asyncio.timeout(PATIENCE_S):
                 writer.write(line_of(Answer(error=why, code=FailureCode.IMAGE_LOST.value if lost else "")))
                 await writer.drain()

@@ -18,6 +18,10 @@ MOST_OFFERS = 4096
 _REMEMBERED_S = 600.0  # after its end, so that the log can say that a ticket was one
 
 
+class NoTicketError(DriverError):
+    """No honest node asks like this; one whose ticket expired while it waited may."""
+
+
 @dataclass(slots=True)
 class _Offer:
     image: ImageRef
@@ -43,22 +47,23 @@ class Tickets:
         self._offers[action.ticket_digest] = _Offer(action.image, action.to, now_s + action.for_s)
 
     def take(self, request: Request, peer: str) -> ImageRef:
-        """Use up the ticket of a request, and return the image that it is for; raises `DriverError`.
+        """Use up the ticket of a request, and return the image that it is for.
 
+        Raises `NoTicketError`, and `DriverError` for a ticket that has expired.
         `peer` is who asks by its certificate, "" without one.
         """
         offer = self._offers.get(token_digest(request.ticket))
         if offer is None:
-            raise DriverError("no such ticket is out")
+            raise NoTicketError("no such ticket is out")
         if offer.used:
-            raise DriverError(f"the ticket for {offer.image.image} was used")
+            raise NoTicketError(f"the ticket for {offer.image.image} was used")
         if self._now_s() >= offer.until_s:
             raise DriverError(f"the ticket for {offer.image.image} has expired")
         if peer and peer != offer.to:
-            raise DriverError(f"the ticket for {offer.image.image} is node {offer.to}'s")
+            raise NoTicketError(f"the ticket for {offer.image.image} is node {offer.to}'s")
         offer.used = True
         if ImageRef(image=request.image, bytes=request.bytes, digest=request.digest) != offer.image:
-            raise DriverError(f"the ticket is for {offer.image.image} and no other image")
+            raise NoTicketError(f"the ticket is for {offer.image.image} and no other image")
         return offer.image
 
     def clear(self) -> None:

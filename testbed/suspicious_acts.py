@@ -44,6 +44,7 @@ class ActKind(StrEnum):
     DENIED_PUBLISH = "denied-publish"
     FOREIGN_SUBSCRIPTION = "foreign-subscription"
     REFUSED_CONNECTION = "refused-connection"
+    REFUSED_IMAGE = "refused-image"
 
 
 MEANINGS = {
@@ -55,7 +56,8 @@ MEANINGS = {
     ActKind.REFUSED_COMMAND: "a command that an agent did not obey: without the live lease, or malformed",
     ActKind.DENIED_PUBLISH: "a message on a topic that its sender may not write to",
     ActKind.FOREIGN_SUBSCRIPTION: "a subscription to topics that its client may not read",
-    ActKind.REFUSED_CONNECTION: "a connection that the broker ended",
+    ActKind.REFUSED_CONNECTION: "a connection that the broker, or the image server of an agent, did not let in",
+    ActKind.REFUSED_IMAGE: "a request for a saved guest without a ticket for it",
 }
 """What each kind means, for people."""
 

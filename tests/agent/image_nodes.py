@@ -16,6 +16,7 @@ from node_agent.programs.image import new_digest
 from testbed.bus.lease import token_digest
 from testbed.bus.messages import ImageRef, OfferImage
 from testbed.bus.tls import client_context, server_context
+from testbed.suspicious_acts import ActLog
 
 CONTENT = bytes(range(256)) * 9000
 
@@ -43,6 +44,7 @@ class Nodes:
     tickets: Tickets
     fetcher: ImageFetcher
     now_s: list[float]
+    acts: ActLog  # of node a
 
     @property
     def port(self) -> int:
@@ -77,11 +79,11 @@ async def two_nodes(
     source, target = ImageStore(tmp_path / "a"), ImageStore(tmp_path / "b")
     (tmp_path / "a" / REF.image).write_bytes(CONTENT)
     now_s = [0.0]
-    tickets = Tickets(lambda: now_s[0])
-    server = ImageServer(source.path, tickets, server_tls and server_context(server_tls))
+    tickets, acts = Tickets(lambda: now_s[0]), ActLog(lambda _acts: None)
+    server = ImageServer(source.path, tickets, server_tls and server_context(server_tls), acts)
     await server.open("127.0.0.1")
     tls = fetcher_tls and client_context(fetcher_tls, "peers.pem")
     try:
-        yield Nodes(source, target, server, tickets, ImageFetcher(target, tls), now_s)
+        yield Nodes(source, target, server, tickets, ImageFetcher(target, tls), now_s, acts)
     finally:
         await server.close()

@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node_agent.agent import GuestSampler
+from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, Happening, SuspectError
 from node_agent.guests.channel import Decoder
 from node_agent.guests.wire import Frame, Reader, encode
 from testbed.bus.messages import GuestSpec, ProgramSpec, convert, decode
@@ -280,3 +281,15 @@ def no_whole_file(read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
         return read(path)
 
     return refuses
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING, State.HELD])
+def test_a_second_join_is_no_honest_one_whatever_the_guest_does(state: State) -> None:
+    async def main() -> None:
+        guest = virtual([])
+        guest.rank._server = PmiServer(0, 2, "0" * 16)
+        guest.state = state
+        with pytest.raises(SuspectError, match="has joined its MPI job already"):
+            await guest.join("/bin/patterns", "0" * 16)
+
+    asyncio.run(main())

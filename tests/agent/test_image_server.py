@@ -27,6 +27,7 @@ from testbed.bus.messages import OfferImage
 from testbed.bus.tls import client_context
 from testbed.errors import UserError
 from testbed.secure.authority import Authority
+from testbed.suspicious_acts import SOMEBODY, ActKind
 
 
 def on(tmp_path: Path, play, **tls: Path) -> None:
@@ -99,9 +100,11 @@ def test_a_ticket_expires_and_all_are_taken_back(tmp_path: Path) -> None:
         nodes.now_s[0] = 30.0
         with pytest.raises(DriverError, match=r"the ticket for a-s1\.img has expired"):
             await nodes.fetch(ticket=late)
+        assert nodes.acts.counts == {}, "an honest node may have waited too long"
         nodes.tickets.clear()
         with pytest.raises(DriverError, match="no such ticket"):
             await nodes.fetch(ticket=taken_back)
+        assert nodes.acts.counts == {(SOMEBODY, ActKind.REFUSED_IMAGE): 1}
 
     on(tmp_path, play)
 

@@ -46,13 +46,19 @@ def get(found: PmiServer, key: str) -> str | Barrier | None:
     return found.take(f"cmd=get kvsname=dfrs key={key}".encode())
 
 
+def test_no_two_jobs_have_the_same_key_space() -> None:
+    """MPICH makes names of shared memory from that of the key space."""
+    spaces = {PmiServer(0, 2, session).take(b"cmd=get_my_kvsname") for session in (SESSION, SESSION[::-1])}
+    assert len(spaces) == 2
+
+
 def test_a_rank_is_served_from_its_start_to_its_end() -> None:
     found = server(rank=1, ranks=3)
     for line, answer in (
         ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"),
         ("cmd=get_maxes", MAXES),
         ("cmd=get_appnum ", "cmd=appnum appnum=0"),
-        ("cmd=get_my_kvsname", "cmd=my_kvsname kvsname=dfrs"),
+        ("cmd=get_my_kvsname", f"cmd=my_kvsname kvsname=dfrs_{SESSION}"),
         ("cmd=get_universe_size", "cmd=universe_size size=3"),
         ("cmd=get kvsname=dfrs key=PMI_process_mapping", "cmd=get_result rc=0 msg=success value=(vector,(0,3,1))"),
         ("cmd=get kvsname=dfrs key=other", "cmd=get_result rc=-1 msg=key_not_found value=unknown"),

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
@@ -135,6 +136,23 @@ class TestJobs:
             assert not [path for path in segments if path.exists()]
 
         self.suite.on_nodes(tmp_path, 2, scenario)
+
+    def test_jobs_beside_each_other_share_no_memory(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            first = [(node, spec) for spec in self.suite.job(2, self.suite.throttled_s)]
+            second = [(node, msgspec.structs.replace(spec, guest=f"n{spec.program.rank}", job=2)) for _, spec in first]
+            for job in (first, second):
+                await self.suite.start_job(job, cap_cores=self.suite.throttled_cores)
+            of_first, of_second = (
+                {path for _, spec in job for path in segments_of(pid_of(node, spec.guest))} for job in (first, second)
+            )
+            assert of_first
+            assert of_second
+            assert of_first.isdisjoint(of_second)
+            for _, spec in (*first, *second):
+                await node.driver.stop(spec.guest)
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
 
     def test_ranks_that_die_before_they_report_their_shared_memory_leave_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,18 @@ def test_shared_memory_is_abandoned_once_no_process_has_it_open_or_mapped(monkey
     assert segments.abandoned_segments() == {opened, mapped, left}
 
 
+def test_a_segment_that_cannot_be_removed_keeps_nobody_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where another user has a file of its name: the folder is sticky."""
+    foreign, own = tmp_path / "mpich_a", tmp_path / "mpich_b"
+    foreign.mkdir()  # which no `unlink` removes
+    own.touch()
+    segments.remove_segments([foreign, own, tmp_path / "mpich_gone"])
+    assert list(tmp_path.iterdir()) == [foreign]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [f"{foreign} stays"]
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])
 def test_damaged_records_kill_nothing(tmp_path, content):
     path = tmp_path / "processes.json"

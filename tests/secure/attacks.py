@@ -87,6 +87,10 @@ class World:
         """Return how many commands the agent has noted as suspicious."""
         return self.agent._acts.counts.get(("n2", ActKind.REFUSED_COMMAND), 0)
 
+    def moves_live(self) -> bool:
+        """Whether the agent's guests can migrate live."""
+        return "live" in self.fleet.facts(0).capabilities
+
     async def guests(self) -> list[GuestSample]:
         """Return what the agent says that it holds."""
         return guests_in(await self.fleet.call(0, ListGuests(), HANG_S))
@@ -292,11 +296,17 @@ async def refused(world: World, given: Sequence[AnyAction], *, seen: bool = True
 
 
 async def migrate_to_what_is_no_node(world: World) -> None:
-    await refused(world, orders.migrations("dfrs-a"))
+    """The first of them is one that a controller of guests that migrate live may give."""
+    may_be, *others = orders.migrations("dfrs-a")
+    await refused(world, [may_be], seen=not world.moves_live())
+    await refused(world, others)
 
 
 async def adopt_what_never_arrived(world: World) -> None:
-    await refused(world, orders.adoptions(world.spec("dfrs-f")))
+    """The first of them is one that a controller gives that asks where a guest is."""
+    may_be, *others = orders.adoptions(world.spec("dfrs-f"))
+    await refused(world, [may_be], seen=not world.moves_live())
+    await refused(world, others)
 
 
 async def join_what_is_no_rank(world: World) -> None:
@@ -356,8 +366,8 @@ ATTACKS = (
     Attack(command_without_the_live_lease, {REFUSED: 4}),
     Attack(replay_a_command, {REFUSED: 6}),
     Attack(lead_out_of_its_folders, {REFUSED: 9}),
-    Attack(migrate_to_what_is_no_node, {REFUSED: len(orders.migrations("dfrs-a"))}),
-    Attack(adopt_what_never_arrived, {REFUSED: len(orders.adoptions(SPEC))}),
+    Attack(migrate_to_what_is_no_node, {REFUSED: len(orders.migrations("dfrs-a")) - 1}),
+    Attack(adopt_what_never_arrived, {REFUSED: len(orders.adoptions(SPEC)) - 1}),
     Attack(join_what_is_no_rank, {REFUSED: len(orders.joins("dfrs-a"))}),
     Attack(let_a_rank_pass_by_lies, {REFUSED: len(orders.passes("dfrs-m", orders.SESSION)) + 2}),
     Attack(run_other_programs_natively, {REFUSED: len(orders.natives(SPEC))}),

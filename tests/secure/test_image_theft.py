@@ -34,6 +34,7 @@ from testbed.bus.messages import (
 from testbed.bus.tls import client_context
 from testbed.control.lease import hold_lease
 from testbed.secure.authority import Authority
+from testbed.suspicious_acts import ActKind
 
 CONTENT = b"memory of a guest" * 1000
 
@@ -132,6 +133,7 @@ def test_a_node_opens_only_the_image_that_it_is_told_to_fetch(tmp_path: Path, ca
             await two._abandon("the lease was released")
             void = await world.ask("n1", ticket=late, image="a.img", bytes=len(CONTENT), digest=image.digest)
             assert void["error"] == "no such ticket is out"
+            assert two._acts.counts == {("n1", ActKind.REFUSED_IMAGE): 6, ("n2", ActKind.REFUSED_IMAGE): 1}
 
     asyncio.run(main())
     lines = [record.getMessage() for record in caplog.records if "image server" in record.getMessage()]

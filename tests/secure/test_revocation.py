@@ -27,8 +27,10 @@ from testbed.cli.ca import ca
 from testbed.errors import UserError
 from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
+from testbed.secure.broker_log import acts_of
 from testbed.secure.farewell import say_farewell
 from testbed.secure.revocation import revoked
+from testbed.suspicious_acts import SOMEBODY, ActKind
 
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.1", "n3": "127.0.0.1"}
 
@@ -45,7 +47,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def doors(tmp_path: Path) -> Iterator[Doors]:
-    with open_doors(tmp_path, nodes=NODES) as opened:
+    with open_doors(tmp_path, nodes=NODES, log_denied=True) as opened:
         yield opened
 
 
@@ -185,6 +187,11 @@ async def until_let_in(doors: Doors, name: str, *, let_in: bool) -> None:
         pass
 
 
+def seen(doors: Doors) -> set[tuple[str, ActKind, str]]:
+    """Return the suspicious acts in the broker's log."""
+    return {(act.node, act.kind, act.what) for act in acts_of(doors.log.read_text().split("\n"), LAB)}
+
+
 def test_a_revoked_node_is_out_at_its_next_connection_and_the_others_go_on(doors: Doors) -> None:
     async def work() -> None:
         heard: list[tuple[str, bytes]] = []
@@ -216,6 +223,8 @@ def test_a_revoked_node_is_out_at_its_next_connection_and_the_others_go_on(doors
             await until_let_in(doors, "n1", let_in=True)
 
     asyncio.run(work())
+    line = f"from 127.0.0.1 on port {doors.agent_port}: certificate verify failed"
+    wait_until(lambda: (SOMEBODY, ActKind.REFUSED_CONNECTION, line) in seen(doors), "a line of it")
 
 
 def test_a_connection_of_before_says_and_hears_nothing_more(doors: Doors) -> None:
@@ -259,6 +268,8 @@ def test_a_connection_of_before_says_and_hears_nothing_more(doors: Doors) -> Non
             assert (heard, told) == ([b"before", b"end"], [b"no secret", b"for n2"])
 
     asyncio.run(work())
+    line = f"a message on {topics.node_topic(LAB, 'n1', 'event')}"
+    wait_until(lambda: ("n1", ActKind.DENIED_PUBLISH, line) in seen(doors), "a line of it")
 
 
 @pytest.mark.parametrize("parted_before", [False, True])

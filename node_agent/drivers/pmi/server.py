@@ -15,11 +15,9 @@ from testbed.bus.mpi_barriers import MOST_BARRIERS
 from testbed.bus.mpi_keys import MOST_KEYS, MOST_VALUE_CHARS, BadKeysError, check_keys
 from testbed.errors import shown
 
-_NAME = "dfrs"  # of the key space
 _ANSWERS = {
     "get_maxes": f"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={MOST_VALUE_CHARS + 1}",
     "get_appnum": "cmd=appnum appnum=0",
-    "get_my_kvsname": f"cmd=my_kvsname kvsname={_NAME}",
     "finalize": "cmd=finalize_ack",
 }
 _SHOWN_CHARS = 80
@@ -78,6 +76,8 @@ class PmiServer:
         match command.name:
             case "init" if command.word("pmi_version") == "1":
                 return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
+            case "get_my_kvsname":  # MPICH makes the names of its shared memory from it: no two jobs may have the same
+                return f"cmd=my_kvsname kvsname=dfrs_{self.session}"
             case "get_universe_size":
                 return f"cmd=universe_size size={self.ranks}"
             case "put":

@@ -26,7 +26,7 @@ from node_agent.drivers.procs.usage import Usage, read_usage
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
-from node_agent.programs.segments import abandoned_segments, is_segment
+from node_agent.programs.segments import abandoned_segments, is_segment, remove_segments
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
 from testbed.bus.telemetry import GuestSample, Supersteps
@@ -476,8 +476,7 @@ class ProcessGuest:
             self._pmi.close()
         if self.spec.program.ranks > 1 and (self._stopping or self._trouble):  # perhaps while MPI started
             self._note_segments(await asyncio.to_thread(abandoned_segments, self._made_unix_s))
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
+        remove_segments(self._segments)
         self._records.unshare(self._segments)
         if self._program is not None:
             os.close(self._program)

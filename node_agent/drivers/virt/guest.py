@@ -144,7 +144,8 @@ class VirtualGuest:
 
     async def join(self, program: str, session: str) -> None:
         """Start its rank of an MPI job; return when that has its memory."""
-        self._must_be(State.WAITING)
+        if not self.rank.joined:
+            self._must_be(State.WAITING)
         await self.rank.start(program, session)
         await self.made()
 

@@ -36,7 +36,7 @@ from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, NativeReport
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import MAX_FRAME_BYTES
-from node_agent.programs.segments import abandoned_segments, segments_of
+from node_agent.programs.segments import abandoned_segments, remove_segments, segments_of
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 
@@ -278,8 +278,7 @@ class _Rank:
             self._pmi.close()
         if self._spec.program.ranks > 1:  # it may have ended while MPI started
             self._segments |= await asyncio.to_thread(abandoned_segments, self._made_unix_s)
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
+        remove_segments(self._segments)
         self._records.unshare(self._segments)
         self._records.discard(self.pid, *(child.pid for child in self._children))
         shutil.rmtree(self._folder, ignore_errors=True)

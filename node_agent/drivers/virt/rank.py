@@ -38,9 +38,14 @@ class GuestRank:
         self._line = 0  # the number of the rank's last line
         self._answering: asyncio.Task[None] | None = None
 
+    @property
+    def joined(self) -> bool:
+        """Whether it has joined its MPI job on this node."""
+        return self._server is not None
+
     async def start(self, program: str, session: str) -> None:
         """Start the rank's program in the guest; raises `DriverError`."""
-        if self._server is not None:
+        if self.joined:
             raise SuspectError(f"guest {self._spec.guest} has joined its MPI job already: expected one join")
         place = self._spec.program
         self._server = PmiServer(place.rank, place.ranks, session)
