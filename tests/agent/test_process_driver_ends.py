@@ -62,6 +62,33 @@ class TestEnds:
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
+    @pytest.mark.parametrize("order", ["hold", "release", "save", "park"])
+    def test_an_order_after_its_program_hung_up_fails_with_the_name_and_the_end_of_the_guest(
+        self, tmp_path: Path, order: str
+    ) -> None:
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.suite.spec("a"), 1.0, None)
+            if order != "hold":
+                await node.driver.hold("a")
+            guest = node.driver._guests["a"]
+            closed, hung_up = asyncio.Event(), guest._link._on_closed
+            guest._link._on_closed = lambda: (hung_up(), closed.set())
+            guest._link._transport.abort()  # its processes end a moment later
+            await closed.wait()
+            image = node.budget.image_dir / "a.img"
+            orders = {
+                "hold": lambda: node.driver.hold("a"),
+                "release": lambda: node.driver.release("a"),
+                "save": lambda: node.driver.save("a", None, image),
+                "park": lambda: guest.save_whole(asyncio.Event().wait),
+            }
+            with pytest.raises(DriverError, match=r"^guest a"):
+                await orders[order]()
+            await node.until("a", "failed")
+            assert node.driver.sample() == []
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
     def test_a_killed_agent_leaves_no_process_not_even_a_stopped_one(self, tmp_path: Path) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", ORPHANAGE, str(tmp_path), *map(str, Path(__file__).parents[:2])],

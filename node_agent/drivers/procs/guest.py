@@ -227,6 +227,7 @@ class ProcessGuest:
     async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
         """Have `write` write the guest's processes as they are, then end them; on failure the guest is held still."""
         self._must_be(State.HELD)
+        await self._check_connected()
         self.state = State.SAVING
         self._parked = True
         try:
@@ -346,8 +347,15 @@ class ProcessGuest:
             raise DriverError(f"guest {self.spec.guest}: its cap could not be set: {error}") from error
 
     async def _ask(self, kind: str, *answers: str, **fields: object) -> Message:
+        await self._check_connected()
         self._link.send(kind, **fields)
         return await self._wait_for(*answers)
+
+    async def _check_connected(self) -> None:
+        """Raise why the guest has ended if its program hung up, as soon as its processes have ended, too."""
+        if not self._link.open:
+            await asyncio.shield(self.gone)
+            raise DriverError(f"guest {self.spec.guest}: {self._trouble or 'it has ended'}")
 
     async def _wait_for(self, *answers: str) -> Message:
         if self.state is State.ENDED:
@@ -486,8 +494,7 @@ class ProcessGuest:
         self.gone.set_result(None)
         if self._stopping or self._saved:
             return
-        name = self.spec.guest
         if self._done and not self._trouble:
-            self._tell(Happening(name, "done", self._done[0], self._done[1]))
+            self._tell(Happening(self.spec.guest, "done", self._done[0], self._done[1]))
         elif self._made or was is State.WAITING:
-            self._tell(Happening(name, "failed", time.monotonic_ns(), {"reason": self._trouble}))
+            self._tell(Happening(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))
