@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from testbed.box.network import BRIDGE
 from testbed.box.spec import BoxSpec, NodeSpec
 from testbed.box.state import Journal, only_command
 from testbed.box.up import bring_up
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
+from testbed.bus.mpi_barriers import Barriers, Entered
 from testbed.bus.telemetry import GuestSample
 from testbed.control.boxes import spec_of
 from testbed.control.scenario import check_scenario
@@ -73,8 +74,12 @@ class Node:
     facts: DriverFacts = field(default_factory=lambda: DriverFacts((), {}))
     happenings: list[Happening] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    at_barrier: Callable[[Happening], None] = lambda _happening: None
 
     def hear(self, happening: Happening) -> None:
+        if happening.event == MPI_BARRIER:
+            self.at_barrier(happening)
+            return
         self.happenings.append(happening)
         self.news.set()
 
@@ -96,6 +101,26 @@ class Node:
             if sample.guest == guest:
                 return sample
         raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.happenings}")
+
+
+async def join(members: Sequence[tuple[Node, GuestSpec]]) -> None:
+    """Start the ranks of an MPI job, as a controller does; return when they have their memory."""
+    session, barriers = os.urandom(8).hex(), Barriers(len(members))
+    passing: set[asyncio.Task[None]] = set()
+
+    async def let_pass(number: int) -> None:
+        for node, spec in members:
+            await node.driver.mpi_pass(spec.guest, session, number, barriers.keys, last=True)
+
+    def hear(happening: Happening) -> None:
+        rank = next(spec.program.rank for _, spec in members if spec.guest == happening.guest)
+        number, keys = happening.detail["number"], happening.detail["keys"]
+        if isinstance(number, int) and isinstance(keys, dict) and barriers.enter(rank, number, keys) is Entered.ALL:
+            passing.add(asyncio.create_task(let_pass(number)))
+
+    for node, _ in members:
+        node.at_barrier = hear
+    await asyncio.gather(*(node.driver.mpi_join(spec.guest, session) for node, spec in members))
 
 
 @contextlib.asynccontextmanager

@@ -32,7 +32,7 @@ import libvirt
 import libvirt_qemu
 import msgspec
 import psutil
-from guest_lab import NEWS_WITHIN_S, Node, box, eatcpu, opened, say
+from guest_lab import NEWS_WITHIN_S, Node, box, eatcpu, join, opened, say
 from intervals import cells, interval, ratio_of_medians
 from lab import percentile, print_machine, print_table
 
@@ -251,8 +251,7 @@ async def measure_skew(one: Node, two: Node, options: argparse.Namespace) -> dic
     ]  # fmt: skip
     members = list(zip((one, two), specs, strict=True))
     await asyncio.gather(*(node.driver.start(spec, 1.0, None) for node, spec in members))
-    launch = await one.driver.mpi_open(specs[0].guest, {spec.guest: spec.address for spec in specs})
-    await asyncio.gather(*(node.driver.mpi_join(spec.guest, launch[spec.guest]) for node, spec in members))
+    await join(members)
     for node, spec in members:
         await node.progress(spec.guest)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,21 +17,23 @@ import msgspec
 
 from node_agent import SERVING
 from node_agent.backlog import Backlog
+from node_agent.bounds import Bounds, bound_own_group
 from node_agent.drivers.protocol import (
     PREFIX,
     Driver,
     DriverError,
     DriverFacts,
-    Happening,
     MigrationReport,
     NodeBudget,
     SaveReport,
 )
-from node_agent.ends import ENDS, Ends
 from node_agent.facts import node_facts
+from node_agent.guest_events import GuestEvents
 from node_agent.image_orders import ImageOrders
+from node_agent.image_server import ImageServer
 from node_agent.image_starts import ImageStarts
-from node_agent.images import ImageCopier, ImageFetcher, ImageServer
+from node_agent.image_tickets import Tickets
+from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.post import Listener, Post
@@ -40,13 +41,14 @@ from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
-from node_agent.tell import tell
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
+from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
+    MOST_NATIVE_RANKS,
     Adopt,
     AnyAction,
     Calibrate,
@@ -54,16 +56,16 @@ from testbed.bus.messages import (
     Command,
     DropImage,
     FetchImage,
-    GuestEvent,
     GuestSpec,
     Hold,
     ListGuests,
     Migrate,
     MpiJoin,
-    MpiOpen,
+    MpiPass,
     Native,
     NodeFacts,
     NodeStatus,
+    OfferImage,
     Ping,
     Quit,
     Release,
@@ -77,8 +79,8 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context, server_context
-from testbed.errors import UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class AgentConfig:
     tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
     serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
     image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
+    agent_memory_mib: int = 0  # most memory of the agent itself; 0: no bound
 
     @property
     def budget(self) -> NodeBudget:
@@ -121,23 +124,24 @@ class Agent:
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
         self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
-        self._ends = Ends()
         self._verifier = Verifier()
         self._verifies = False
-        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone)
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
+        self._acts = ActLog(self._report_acts, now_s=asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
+        self._bounds = Bounds(config.agent_memory_mib, self._events.put)
         self._virtual = False  # the driver's guests are
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
         self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
-        self._server = ImageServer(self._stores.path, self._lease.allows, server_context(tls_dir) if tls_dir else None)
+        self._tickets = Tickets(asyncio.get_running_loop().time)
+        tls = server_context(tls_dir) if tls_dir else None
+        self._server = ImageServer(self._stores.path, self._tickets, tls, self._acts)
         fetcher: ImageFetcher | ImageCopier = (
-            ImageFetcher(
-                self._stores.disk, lambda: self._lease.token, client_context(tls_dir, "peers.pem") if tls_dir else None
-            )
+            ImageFetcher(self._stores.disk, client_context(tls_dir, "peers.pem") if tls_dir else None)
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
@@ -153,14 +157,15 @@ class Agent:
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
-            found = await self._driver.open(config.budget, self._happenings.put_nowait)
+            found = await self._driver.open(config.budget, self._events.put)
             self._virtual = self._starts.virtual = self._room.stands_for_more = found.virtual
             self._verifies = "checksums" in found.capabilities
             able = set(found.capabilities)  # programs read their own images, and check them
             self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
             if config.serve_images:
-                await self._listen()
+                await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
+                await asyncio.to_thread(bound_own_group, config.agent_memory_mib, config.memory_mib)
             else:
                 self._stores.rehearse_memory()
             self._kept_images.begin()
@@ -171,50 +176,42 @@ class Agent:
         finally:
             await asyncio.shield(self._leave())
 
-    async def _listen(self) -> None:
-        address = self._config.address
-        try:
-            await self._server.open(address)
-        except OSError as error:
-            raise UserError(
-                f"--address {address}: images cannot be served there: {os.strerror(error.errno or 0)}: expected an "
-                "address of this machine"
-            ) from None
-
     async def _serve(self, bus: Bus) -> None:
         config = self._config
         listener = Listener(bus)
-        self._ends.open(partial(bus.publish, topics.node_topic(config.lab, config.node, "event")))
-
-        def lost() -> None:
-            listener.lost()
-            self._ends.lost()
-
-        bus.on_lost = lost
+        self._events.open(bus, listener)
         lease = LeaseWatch(self._lease, self._kept_images.keep, self._abandon, self)
 
         async def on_lease(topic: str, payload: bytes) -> None:
             listener.heard()
             lease.hear(topic, payload)
 
+        await bus.subscribe(topics.release_topic(config.lab, topics.ANY), on_lease)
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, lease, journal)
 
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
-        async with (
-            Responder(bus, config.lab, config.node, self.perform, self._refuse, journal=journal),
-            self._background(bus, listener, lease),
-        ):
+        responder = Responder(
+            bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts
+        )  # fmt: skip
+        async with responder, self._background(bus, listener, lease, responder):
             _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
 
     def _refuse(self, command: Command) -> str | None:
         """Say why a command is not to be obeyed, or None."""
-        return None if self._lease.allows(command.lease) else "its lease is not the one in force here"
+        if not self._lease.allows(command.lease):
+            return "its lease is not the one in force here"
+        return self._bounds.refusal(command.action)
+
+    def _report_acts(self, acts: Sequence[Act]) -> None:
+        warn(acts)
+        ActFile(self._config.state_dir / FILE).append(acts)
 
     async def _leave(self) -> None:
+        self._acts.flush()
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
@@ -230,7 +227,11 @@ class Agent:
 
         def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
             told = facts if online else None
-            return encode(NodeStatus(node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left))
+            return encode(
+                NodeStatus(
+                    node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left, release=__version__
+                )
+            )  # fmt: skip
 
         return Presence(
             topic=topics.node_topic(self._config.lab, node, "status"),
@@ -240,15 +241,18 @@ class Agent:
         )
 
     @contextlib.asynccontextmanager
-    async def _background(self, bus: Bus, listener: Listener, lease: LeaseWatch) -> AsyncIterator[None]:
+    async def _background(
+        self, bus: Bus, listener: Listener, lease: LeaseWatch, responder: Responder
+    ) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
         post = Post(bus, topic, self._backlog, listener)
         self._backlog.open()
+        self._bounds.relieve = post.set_aside
         tasks = [
-            asyncio.create_task(self._report(post), name="telemetry"),
+            asyncio.create_task(self._report(post, responder), name="telemetry"),
             asyncio.create_task(post.run(), name="post"),
-            asyncio.create_task(self._tell(bus, listener), name="guest events"),
-            asyncio.create_task(self._ends.run(listener.ready), name="ends of guests"),
+            asyncio.create_task(self._events.run(bus, listener), name="guest events"),
+            asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
         for task in tasks:
@@ -270,7 +274,7 @@ class Agent:
         free_mib = self._room.free_mib()
         return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
 
-    async def _report(self, post: Post) -> None:
+    async def _report(self, post: Post, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._virtual else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
@@ -279,24 +283,9 @@ class Agent:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             await self._driver.refresh()
-            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped))
-
-    async def _tell(self, bus: Bus, listener: Listener) -> None:
-        topic = topics.node_topic(self._config.lab, self._config.node, "event")
-
-        async def publish(happening: Happening) -> None:
-            event = GuestEvent(
-                node=self._config.node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=happening.detail,
-            )  # fmt: skip
-            if not bus.connected.is_set():
-                await listener.ready()
-            if happening.event in ENDS:
-                await self._ends.tell(encode(event))
-            else:
-                await bus.publish(topic, encode(event), qos=1)
-
-        await tell(self._happenings, self._verifier, publish, self._gone)
+            self._bounds.look(loop.time())
+            refused = responder.lost_replies + self._events.refused
+            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
@@ -304,20 +293,20 @@ class Agent:
 
     def lost(self, guest: str, why: str) -> None:
         """See `Guests.lost`."""
-        detail: dict[str, object] = {"reason": why, "code": FailureCode.LEASE_LOST.value}
-        self._happenings.put_nowait(Happening(guest, "failed", time.monotonic_ns(), detail))
+        self._events.put_failed(guest, why, FailureCode.LEASE_LOST)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
-        self._ends.forget()
+        self._events.ends.forget()
         if doing := set(self._doing):
             _log.warning("%s: giving up %d commands", why, len(doing))
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
+        self._tickets.clear()
         if not pause:  # before anything that takes time: who drives next may save soon
             self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
@@ -351,14 +340,14 @@ class Agent:
             return await self._perform(action)
         self._doing.add(task)
         try:
-            await self._ends.again()  # before an answer that a guest is not here
+            await self._events.ends.again()  # before an answer that a guest is not here
             return await self._perform(action)
         finally:
             self._doing.discard(task)
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
-        if guest is None:
+        if guest is None or isinstance(action, MpiPass):  # which a join, or a save, of that guest waits for
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
         async with lock:
@@ -370,16 +359,16 @@ class Agent:
                 return await self._measure(action)
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+            case OfferImage():
+                self._tickets.offer(action)
             case FetchImage():
                 return await self._images.fetch(action)
             case DropImage():
                 self._stores.drop(action.image)
+            case MpiPass():
+                await self._pass(action)
             case ListGuests():
-                for guest in action.settled:
-                    async with self._locks.setdefault(guest, asyncio.Lock()):
-                        pass
-                guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
-                return {"guests": guests, "images": self._stores.all()}
+                return await self._list(action)
             case Ping():
                 return {"mono_ns": time.monotonic_ns()}
             case Quit():
@@ -388,8 +377,22 @@ class Agent:
                 raise DriverError(f"{type(action).__name__} is not a command for a node")
         return {}
 
+    async def _pass(self, action: MpiPass) -> None:
+        await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
+        if action.last:
+            self._events.ends.passed(action.guest, action.session, action.number)
+
+    async def _list(self, action: ListGuests) -> dict[str, object]:
+        for guest in action.settled:
+            async with self._locks.setdefault(guest, asyncio.Lock()):
+                pass
+        guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
+        return {"guests": guests, "images": self._stores.all()}
+
     async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
         if isinstance(action, Native):
+            if action.program.ranks > MOST_NATIVE_RANKS:
+                raise DriverError(f"native: {action.program.ranks} ranks: expected at most {MOST_NATIVE_RANKS}")
             return asdict(await self._driver.native(action.program, action.seconds, action.cap_cores))
         if isinstance(action, Calibrate):
             return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
@@ -405,10 +408,8 @@ class Agent:
         match action:
             case Start():
                 return await self._start(action)
-            case MpiOpen():
-                return {"launch": await self._driver.mpi_open(action.guest, action.hosts)}
             case MpiJoin():
-                await self._driver.mpi_join(action.guest, action.argv)
+                await self._driver.mpi_join(action.guest, action.session)
             case Hold():
                 at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
                 return {"at": at, "wall_ns": time.time_ns()}
@@ -430,7 +431,7 @@ class Agent:
     async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
-            report = await self._driver.migrate(action.guest, action.to_uri, action.budget_s, action.no_progress_s)
+            report = await self._driver.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
         else:
             report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)
@@ -472,6 +473,7 @@ class Agent:
 
     def _gone(self, guest: str) -> None:
         self._memory_mib.pop(guest, None)
+        self._events.ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)

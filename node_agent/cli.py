@@ -22,6 +22,7 @@ from testbed import __version__
 from testbed.errors import TestbedError, UserError
 from testbed.limits import (
     CORES_EXPECTED,
+    LEAST_AGENT_MIB,
     LEAST_NODE_CORES,
     MEMORY_EXPECTED,
     MOST_DISK_MIB,
@@ -94,6 +95,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     help="Room of all images on the disk together, in MiB; 0: the disk's.",
 )
 @click.option(
+    "--agent-memory-mib",
+    type=int,
+    default=512,
+    help="Most memory of the agent itself, guests apart; beyond it takes no new work. 0: no bound.",
+)
+@click.option(
     "--telemetry-s",
     type=click.FloatRange(min=0.2, max=60),
     default=1.0,
@@ -114,7 +121,8 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
-    image_budget_mib: int, telemetry_s: float, die_with_parent: bool, no_claim: bool, debug: bool,
+    image_budget_mib: int, agent_memory_mib: int, telemetry_s: float, die_with_parent: bool, no_claim: bool,
+    debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -124,17 +132,17 @@ def cli(
       node-agent --node b --cpus 1.0 --memory-mib 512 &
     """  # noqa: D301  # \b keeps click from wrapping the example
     from node_agent.agent import AgentConfig  # noqa: PLC0415  # --help stays quick
+    from node_agent.log_file import log_to_stderr  # noqa: PLC0415  # as above
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
 
-    logging.basicConfig(
-        level=logging.DEBUG if debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(logging.DEBUG if debug else logging.INFO)
     if die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
     check_size(cpus, memory_mib)
+    if agent_memory_mib and not LEAST_AGENT_MIB <= agent_memory_mib <= MOST_NODE_MEMORY_MIB:
+        raise UserError(f"--agent-memory-mib {agent_memory_mib}: expected 0, or {LEAST_AGENT_MIB} and more")
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
     images = (image_dir or state / "images").absolute()
     folders = {"--state-dir": state, "--image-dir": images}
@@ -146,6 +154,7 @@ def cli(
         config = AgentConfig(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
             telemetry_s=telemetry_s, tls_dir=tls_dir if where.tls else None, image_budget_mib=image_budget_mib,
+            agent_memory_mib=agent_memory_mib,
         )  # fmt: skip
         agent = _serve(config, where, driver, options)
         asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=die_with_parent))

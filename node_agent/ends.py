@@ -1,10 +1,10 @@
-"""Ends of guests: told once, and again after the bus was away, as nothing else says that a guest is done."""
+"""Ends of guests, and barriers that they wait in: told again after the bus was away, as nothing else says so."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 ENDS = ("ended", "done", "failed")
 _KEPT = 1000  # the newest ends
@@ -15,15 +15,17 @@ async def _nowhere(end: bytes) -> None:
 
 
 class Ends:
-    """Publishes ends of guests.
+    """Publishes ends of guests, and that a guest's rank waits in a barrier of MPI.
 
     A broker that is killed takes with it what it had acknowledged and not yet passed on to a busy controller. So all
-    ends are told again after a loss of the bus; the controller takes each once.
+    ends, and the barrier that each guest waits in, are told again after a loss of the bus; the controller takes each
+    once.
     """
 
     def __init__(self) -> None:
         self._publish: Callable[[bytes], Awaitable[None]] = _nowhere
         self._told: deque[bytes] = deque(maxlen=_KEPT)
+        self._waits: dict[str, tuple[object, object, bytes]] = {}  # by guest: session, number, event
         self._due = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -36,6 +38,20 @@ class Ends:
         self._told.append(end)
         await self._publish(end)
 
+    async def tell_barrier(self, guest: str, detail: Mapping[str, object], event: bytes) -> None:
+        """Publish that a guest waits in a barrier, and keep it until the guest has passed, or is gone."""
+        self._waits[guest] = detail.get("session"), detail.get("number"), event
+        await self._publish(event)
+
+    def passed(self, guest: str, session: str, number: int) -> None:
+        """The guest has passed a barrier."""
+        if self._waits.get(guest, ())[:2] == (session, number):
+            del self._waits[guest]
+
+    def gone(self, guest: str) -> None:
+        """The guest is not here any more, and waits for nothing here."""
+        self._waits.pop(guest, None)
+
     def lost(self) -> None:
         """Note that the bus was lost."""
         self._due.set()
@@ -43,16 +59,17 @@ class Ends:
     def forget(self) -> None:
         """Tell none of the ends again that were told so far; the controller that heard them has left the node."""
         self._told.clear()
+        self._waits.clear()
 
     async def again(self) -> None:
-        """After a loss of the bus, publish all ends again; somebody is known to listen."""
+        """After a loss of the bus, publish all of it again; somebody is known to listen."""
         async with self._lock:
             if not self._due.is_set():
                 return
             self._due.clear()
             try:
-                for end in tuple(self._told):
-                    await self._publish(end)
+                for event in (*self._told, *(event for _, _, event in self._waits.values())):
+                    await self._publish(event)
             except BaseException:
                 self._due.set()
                 raise

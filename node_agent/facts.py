@@ -50,7 +50,6 @@ def node_facts(
         image_port=image_port,
         image_free_mib=stores.disk.free_mib() if image_free_mib is None else image_free_mib,
         guest_floor_mib=found.floor_mib,
-        migration_uri=found.migration_uri,
         programs=found.programs,
         image_stores=stores.names,
     )

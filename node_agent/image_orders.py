@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from node_agent.drivers.protocol import Driver, DriverError, SaveReport
+from node_agent.drivers.protocol import Driver, DriverError, SaveReport, SuspectError
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.room import ImageRoom, tells_full_disk
 from node_agent.stores import ImageStores
 from testbed.bus.messages import FetchImage, Hold, Save
+from testbed.limits import most_image_bytes
 
 
 class ImageOrders:
@@ -39,6 +40,11 @@ class ImageOrders:
 
     async def save(self, action: Save, memory_mib: int) -> SaveReport:
         """Save a held guest; without room nothing is written, or nothing is left of it."""
+        report = await self._save(action, memory_mib)
+        self._stores.note(action.image, report.digest)
+        return report
+
+    async def _save(self, action: Save, memory_mib: int) -> SaveReport:
         path = self._stores.place(action.image, action.store, memory_mib)
         if path.parent != self._stores.disk.folder:
             return await self._driver.save(action.guest, action.at, path)
@@ -57,14 +63,19 @@ class ImageOrders:
             self._room.release(action.guest)
 
     async def fetch(self, action: FetchImage) -> dict[str, object]:
-        """Copy an image from another node."""
+        """Copy an image from another node, which has said how large it is: no larger than its guest can make it."""
         image = action.image
+        most = most_image_bytes(action.memory_mib)
+        if action.memory_mib and image.bytes > most:
+            raise SuspectError(f"image {image.image}: it has {image.bytes} bytes: expected at most {most}, "
+                               f"as its guest has {action.memory_mib} MiB")  # fmt: skip
         holder = f"fetch of {image.image}"
         mib = -(-image.bytes >> 20)
         self._room.reserve(holder, image.image, mib)
         try:
-            fetched = await self._fetcher.fetch(image, action.host, action.port)
+            fetched = await self._fetcher.fetch(image, action.host, action.port, action.ticket)
             self._room.written(holder, image.image, image.bytes)
+            self._stores.note(image.image, image.digest)
         except DriverError as error:
             if tells_full_disk(error):
                 self._stores.disk.drop(image.image)

@@ -1,4 +1,8 @@
-"""Starts of guests, anew or from images: a wrong image is found, whoever reads it."""
+"""Starts of guests, anew or from images: none from an image but the one that the controller names, by its digest.
+
+What this agent has written or fetched itself was digested then; only images of an earlier agent are read beforehand.
+Damage since then is found by whoever reads the image.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 
-from node_agent.drivers.protocol import Driver, DriverError
+from node_agent.drivers.protocol import Driver, DriverError, ImageLostError
 from node_agent.stores import ImageStores
 from testbed.bus.messages import GuestSpec, ImageRef
 
@@ -25,6 +29,8 @@ class ImageStarts:
 
         Raises `ImageLostError` for a wrong image, else `DriverError`.
         """
+        if image is not None:
+            await self._compare(image)
         path = None if image is None else self._stores.path(image.image)
         found = None if path is None else await self._cached(path, cold=cold)
         starting = self._driver.start(spec, cap_cores, path)
@@ -35,6 +41,18 @@ class ImageStarts:
         else:
             await self._start_or_blame(starting, image)
         return found
+
+    async def _compare(self, image: ImageRef) -> None:
+        """Raise `ImageLostError` if the image of that name is another one."""
+        noted = self._stores.noted(image.image)
+        if noted is None:
+            if self.virtual:
+                self._stores.verify(image)
+            else:
+                await asyncio.to_thread(self._stores.verify, image)
+            self._stores.note(image.image, image.digest)
+        elif noted != image.digest:
+            raise ImageLostError(f"image {image.image}: digest {noted[:12]}…, expected {image.digest[:12]}…")
 
     async def _start_and_verify(self, starting: Awaitable[None], image: ImageRef) -> None:
         """Read the image beside the hypervisor, which leaves the guest held: a wrong one never gets to work."""

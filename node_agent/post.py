@@ -72,7 +72,7 @@ class Post:
         """Take a sample."""
         self._fresh.append(sample)
         if self._backlog:
-            self._set_aside()  # behind those that wait
+            self.set_aside()  # behind those that wait
         self._news.set()
 
     async def run(self) -> None:
@@ -87,7 +87,7 @@ class Post:
                     self._news.clear()
                     await self._news.wait()
         finally:
-            self._set_aside()
+            self.set_aside()
 
     async def _send_fresh(self) -> None:
         samples = list(islice(self._fresh, _BATCH))
@@ -96,7 +96,7 @@ class Post:
                 self._fresh.popleft()
         else:
             self._listener.lost()
-            self._set_aside()
+            self.set_aside()
 
     async def _send_late(self) -> None:
         await self._listener.ready()
@@ -109,7 +109,8 @@ class Post:
         else:
             self._listener.lost()
 
-    def _set_aside(self) -> None:
+    def set_aside(self) -> None:
+        """Move what waits in memory to the backlog."""
         while self._fresh:
             self._backlog.append(encode(msgspec.structs.replace(self._fresh.popleft(), late=True)))
 

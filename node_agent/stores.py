@@ -89,6 +89,7 @@ class ImageStores:
         self.disk = ImageStore(disk)
         self._stores = {DISK: self.disk}
         self._memory: MemoryFolder | None = None
+        self._digests: dict[str, str] = {}  # of images that this agent has written or fetched itself
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,6 +133,7 @@ class ImageStores:
                     f"image store memory: {memory_mib} MiB to save beside the guest itself, {free_mib} MiB are free"
                 )
         path = self._stores[store or DISK].path(image)
+        self._digests.pop(image, None)
         for other in self._stores.values():  # a name is that of one image
             if other.path(image) != path:
                 other.drop(image)
@@ -141,6 +143,14 @@ class ImageStores:
         """Return the file of an image in whichever store it is; that on the disk if it is nowhere."""
         paths = [store.path(image) for store in self._stores.values()]
         return next((path for path in paths if path.exists()), paths[0])
+
+    def note(self, image: str, digest: str) -> None:
+        """Remember the digest of an image that has just been written here, or fetched and checked."""
+        self._digests[image] = digest
+
+    def noted(self, image: str) -> str | None:
+        """Return the digest of an image, None for one that was there before this agent."""
+        return self._digests.get(image)
 
     def verify(self, image: ImageRef) -> None:
         """Read an image; raises `ImageLostError` if it is not the one that was saved."""
@@ -157,6 +167,7 @@ class ImageStores:
 
     def drop(self, image: str) -> None:
         """Delete an image and what a broken transfer left of it."""
+        self._digests.pop(image, None)
         for store in self._stores.values():
             store.drop(image)
 
@@ -166,6 +177,7 @@ class ImageStores:
 
     def clear(self) -> None:
         """Delete every image."""
+        self._digests.clear()
         for store in self._stores.values():
             store.clear()
 

@@ -67,7 +67,7 @@ class NodeSampler:
         self._self = psutil.Process()
         psutil.cpu_percent(interval=None)
 
-    def sample(self, guests: tuple[GuestSample, ...], dropped: int = 0) -> Telemetry:
+    def sample(self, guests: tuple[GuestSample, ...], dropped: int = 0, refused: int = 0) -> Telemetry:
         """Return one record; about two milliseconds of CPU time."""
         disk = psutil.disk_io_counters(nowrap=False)
         net = psutil.net_io_counters(nowrap=False)
@@ -87,5 +87,6 @@ class NodeSampler:
             guests=guests,
             boot=self._boot,
             dropped=dropped,
+            refused=refused,
             image_free_mib=self._image_free_mib(),
         )

@@ -12,11 +12,13 @@ class TestbedError(Exception):
     """Base of all errors of the testbed; `exit_code` is what the command line returns.
 
     `failure_code` is the code of a job that fails for this error, None where that depends on what was being done.
+    `suspicious` errors are about what no honest party asks for, or sends: whoever watches the lab should hear of them.
     """
 
     __test__ = False  # the name begins with "Test", yet it is not one
     exit_code = 1
     failure_code: FailureCode | None = None
+    suspicious = False
 
 
 class UserError(TestbedError):
@@ -51,6 +53,17 @@ def shown(value: object, chars: int = 200) -> str:
     """Return how Python writes a value, cut to so many characters, for a line that a person reads."""
     text = repr(value)
     return text if len(text) <= chars else f"{text[:chars]}… ({len(text)} characters)"
+
+
+def printable(text: str, chars: int = 1000) -> str:
+    """Return a text of somebody else for a person's screen: one line without control sequences, cut to so many."""
+    cut = text if len(text) <= chars else f"{text[:chars]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of a text that may have several lines, as logs of nodes have."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.rstrip("\n").split("\n"))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from node_agent.drivers.protocol import NativeReport
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
+from testbed.bus.mpi_barriers import Barriers, Entered
 
 _LOOK_EVERY_S = 0.005  # when something is waited for
 _LOOK_AFTER_S = 0.1  # else
@@ -22,6 +25,34 @@ class Told:
     units: int
     mono_ns: int
     cpu_s: float
+
+
+class PassBarrier(Protocol):
+    """Lets a rank pass a barrier, as `PmiServer.pass_barrier`."""
+
+    def __call__(self, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """Let it pass."""
+
+
+class NativeBarriers:
+    """Barriers of ranks that one agent runs by itself: `passes` lets each rank pass, by rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self.session = os.urandom(8).hex()
+        self.passes: list[PassBarrier] = []
+        self._barriers = Barriers(ranks)
+
+    def enter(self, rank: int, detail: dict[str, object]) -> None:
+        """Take what `Barrier.detail` says of a rank; raises `BadKeysError`."""
+        entered = msgspec.convert(detail, _Entered)
+        if self._barriers.enter(rank, entered.number, entered.keys) is Entered.ALL:
+            for let_pass in self.passes:
+                let_pass(self.session, entered.number, self._barriers.keys, last=True)
+
+
+class _Entered(msgspec.Struct):
+    number: int
+    keys: dict[str, str]
 
 
 async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) -> NativeReport:

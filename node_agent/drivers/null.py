@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,8 @@ from node_agent.drivers.protocol import (
     SaveReport,
 )
 from node_agent.programs.catalogue import installed
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec, RankKeys
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import UserError
 
@@ -44,6 +45,7 @@ class _Guest:
     fresh: bool = False  # from an image, and not released since
     cpu_s: float = 0.0
     end: asyncio.TimerHandle | None = None
+    passed: asyncio.Event = field(default_factory=asyncio.Event)  # the barrier at the start of MPI
 
 
 class NullDriver:
@@ -57,7 +59,7 @@ class NullDriver:
 
     name = "null"
 
-    reachable: ClassVar[dict[str, NullDriver]] = {}  # open drivers with `live`, by migration URI
+    reachable: ClassVar[dict[tuple[int, str], NullDriver]] = {}  # open drivers with `live`, by event loop and URI
 
     def __init__(self, extras: str = "") -> None:
         self._extras = tuple(extra for extra in extras.split(",") if extra)
@@ -72,12 +74,10 @@ class NullDriver:
         """See `Driver.open`."""
         self._tell = tell
         if "live" in self._extras:
-            self._uri = f"null://{budget.node}/{id(self)}"
-            self.reachable[self._uri] = self
+            self._uri = f"null://{budget.node}/system"
+            self.reachable[self._place(self._uri)] = self
         capabilities = ("start", "cap", "save", "mpi", "native", *self._extras)
-        return DriverFacts(
-            capabilities=capabilities, versions={}, programs=installed(), migration_uri=self._uri, virtual=True
-        )
+        return DriverFacts(capabilities=capabilities, versions={}, programs=installed(), virtual=True)
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: its guests end with it."""
@@ -86,7 +86,8 @@ class NullDriver:
 
     async def close(self) -> None:
         """See `Driver.close`."""
-        self.reachable.pop(self._uri, None)
+        if self._uri and self.reachable.get(self._place(self._uri)) is self:
+            del self.reachable[self._place(self._uri)]
         for guest in list(self._guests):
             await self.stop(guest)
 
@@ -101,18 +102,23 @@ class NullDriver:
         if runs and not waits:
             self._begin(spec.guest)
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`."""
-        self._get(guest)
-        return {host: ["null"] for host in hosts}
-
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
-        if list(argv) != ["null"]:
-            raise DriverError(f"proxy command {argv!r}: expected this driver's own")
-        self._get(guest).runs = True
-        self._get(guest).since_s = self._now_s()
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`: there is one barrier, in which nothing is published."""
+        found = self._get(guest)
+        detail: dict[str, object] = {"session": session, "number": 1, "keys": {}}
+        self._tell(Happening(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
+        await found.passed.wait()
+        if self._guests.get(guest) is not found:
+            raise DriverError(f"guest {guest} was destroyed while its MPI job began")
+        found.runs = True
+        found.since_s = self._now_s()
         self._begin(guest)
+
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        del session, number, keys
+        if last and guest in self._guests:
+            self._guests[guest].passed.set()
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -159,12 +165,12 @@ class NullDriver:
         digest = xxhash.xxh3_128(content).hexdigest()
         return SaveReport(bytes=_touched_bytes(found.spec), digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`; memory is sent once, so that something is always less."""
         del no_progress_s
-        found, there = self._get(guest), self.reachable.get(to_uri)
+        found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
-            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to_uri!r}: none there")
+            raise DriverError(f"guest {guest}: cannot migrate from {self._uri or 'here'} to {to.uri!r}: none there")
         elapsed_s = _touched_bytes(found.spec) / (MIGRATION_MIB_PER_S * (1 << 20)) + MIGRATION_DOWNTIME_S
         if elapsed_s > budget_s:
             await asyncio.sleep(budget_s)
@@ -177,8 +183,8 @@ class NullDriver:
         self._arm(found)
         try:
             await asyncio.sleep(MIGRATION_DOWNTIME_S)
-            if there._uri not in self.reachable:  # noqa: SLF001  # a driver of the same class
-                raise DriverError(f"guest {guest}: {to_uri} has closed")
+            if self.reachable.get(self._place(to.uri)) is not there:
+                raise DriverError(f"guest {guest}: {to.uri} has closed")
         except BaseException:
             self._go_on(found, held=held)
             raise
@@ -204,7 +210,10 @@ class NullDriver:
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""
         found = self._guests.pop(guest, None)
-        if found is not None and found.end is not None:
+        if found is None:
+            return
+        found.passed.set()  # whoever waits there finds that the guest is gone
+        if found.end is not None:
             found.end.cancel()
 
     async def calibrate(self, cpu_s: float) -> float:
@@ -250,6 +259,9 @@ class NullDriver:
             raise DriverError(f"native: its {program.work_units} work units were done before {seconds:g} s passed")
         await asyncio.sleep(seconds)
         return NativeReport(units, seconds, cpu_s)
+
+    def _place(self, uri: str) -> tuple[int, str]:
+        return id(asyncio.get_running_loop()), uri
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.child import Child, Log, ending
-from node_agent.drivers.procs.environment import BIN, environment, program_argv
+from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import House, ProcessGuest
-from node_agent.drivers.procs.hydra import PROXY
-from node_agent.drivers.procs.job import join_job, open_job
+from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
@@ -29,18 +29,21 @@ from node_agent.drivers.protocol import (
     NativeReport,
     NodeBudget,
     SaveReport,
+    SuspectError,
+    check_rank,
 )
 from node_agent.programs.catalogue import installed, unknown
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 
-FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine, process manager and proxy beside the first 8
+FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
 
 
 class ProcessDriver:
-    """One guest = one program in a session of its own; an MPI member is started by the proxy of MPICH's manager.
+    """One guest = one program in a session of its own; the agent is the process manager of an MPI member's rank.
 
     Joins of the members of one job must run side by side: no rank is ready before all are. `caps` forces a mechanism
     (`cgroup2`, `cgroup1`, `duty`); by default DFRS_CAPS in the environment does, else the best that works is taken.
@@ -68,10 +71,10 @@ class ProcessDriver:
         self._records = ProcessRecords(budget.state_dir / "processes.json")
         if left := await self.sweep(budget):
             _log.warning("removed what an earlier agent left: %s", ", ".join(left))
-        for socket in budget.state_dir.glob("*.sock"):
+        for socket in (*budget.state_dir.glob("*.sock"), *budget.state_dir.glob("*.pmi")):
             socket.unlink()
         self._caps = await self.open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}")
-        mpi = ("mpi",) if (BIN / "mpiexec").exists() and (BIN / PROXY).exists() else ()
+        mpi = ("mpi",) if _has_mpi() else ()
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", "native", *mpi)
@@ -106,7 +109,7 @@ class ProcessDriver:
     async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
         """See `Driver.start`."""
         if not _GUEST_NAME.fullmatch(spec.guest):
-            raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+            raise SuspectError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
@@ -137,17 +140,16 @@ class ProcessDriver:
         del guest
         return f"{self._count}.sock"
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`; all processes of a node are reached at the node's address."""
-        lead = self._get(guest)
-        for host in hosts:
-            if not _GUEST_NAME.fullmatch(host):
-                raise DriverError(f"guest name {host!r}: expected letters, digits and '-', at most 63")
-        return await open_job(lead, list(hosts), self._opened()[0].address)
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`; all processes of a node are reached at the node's address."""
+        member = self._get(guest)
+        check_rank(member.spec)
+        await join_job(member, session, self._opened()[0].address)
 
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
-        await join_job(self._get(guest), argv, self._opened()[0].address)
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        if guest in self._guests:
+            self._guests[guest].pass_barrier(session, number, keys, last=last)
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -165,15 +167,15 @@ class ProcessDriver:
         """See `Driver.save`. The call returns when all members of the job are written: they end together."""
         return await self._get(guest).save(at, image)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Driver.migrate`; raises `DriverError`: it has not the capability `live`."""
-        del to_uri, budget_s, no_progress_s
-        raise DriverError(f"guest {guest} is a tree of processes, which cannot migrate live")
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """See `Driver.migrate`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
+        del to, budget_s, no_progress_s
+        raise SuspectError(f"guest {guest} is a tree of processes, which cannot migrate live")
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
-        """See `Driver.adopt`; raises `DriverError`: it has not the capability `live`."""
+        """See `Driver.adopt`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
         del cap_cores
-        raise DriverError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
+        raise SuspectError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""
@@ -234,3 +236,10 @@ class ProcessDriver:
     def _forget(self, guest: ProcessGuest) -> None:
         if self._guests.get(guest.spec.guest) is guest:
             del self._guests[guest.spec.guest]
+
+
+def _has_mpi() -> bool:
+    """Whether this environment has MPICH, and the module by which programs use it; MPI is not started by that."""
+    return all(importlib.util.find_spec(name) is not None for name in ("mpi4py",)) and bool(
+        list(importlib.metadata.distributions(name="mpich"))
+    )

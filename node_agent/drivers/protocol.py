@@ -7,12 +7,13 @@ guests are unique in a lab. Calls for one guest never overlap: the agent sees to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 from testbed.failure_codes import FailureCode
@@ -22,6 +23,19 @@ PREFIX = "dfrs-"  # begins the name of everything that agents make
 
 class DriverError(TestbedError):
     """An operation on a guest failed; the message says what was looked for and what was found."""
+
+
+class SuspectError(DriverError):
+    """What a command names, or what is in an image, could harm this node, and no honest controller or node made it."""
+
+    suspicious = True
+
+
+def check_rank(spec: GuestSpec) -> None:
+    """Raise `SuspectError` unless a guest, which is told to join its MPI job, is a rank of one."""
+    if spec.program.ranks < 2:
+        found = spec.program.ranks
+        raise SuspectError(f"guest {spec.guest} has ranks = {found}: expected 2 or more, to join an MPI job")
 
 
 class ImageLostError(DriverError):
@@ -54,7 +68,6 @@ class DriverFacts:
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     floor_mib: int = 0  # the least memory of a guest
-    migration_uri: str = ""  # at which the drivers of other nodes reach this one's hypervisor for a live migration
     programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
     virtual: bool = False
 
@@ -62,6 +75,8 @@ class DriverFacts:
 @dataclass(frozen=True, slots=True)
 class Happening:
     """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
+
+    `mpi-barrier`: its rank waits in a barrier (see `mpi_join`).
 
     The detail of `failed` has a `reason`, and a `code` (`FailureCode`) unless that is `guest-failed`.
     """
@@ -143,17 +158,23 @@ class Driver(Protocol):
 
         A member of an MPI job (`ranks` > 1) begins at `mpi_join` instead, which then returns at that point. A `whole`
         driver returns with the guest held when it comes from an image, its cap set: `release` lets it go on, and
-        there is nothing to open or join.
+        there is nothing to join.
         """
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """Start the MPI process manager inside `guest`; return each guest's proxy command line.
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """Start the guest's rank: its own program, served as process manager; return when the rank has its memory.
 
-        `hosts` maps the guests of the ranks, in their order, to their addresses (empty where guests have none).
+        Whenever the rank enters a barrier of MPI that happens as `mpi-barrier`, with `session`, the `number` of the
+        barrier, from 1, and the `keys` that the rank published since the last one. It waits there for `mpi_pass`.
+        A `whole` driver tells of a barrier again when the guest has come from another node meanwhile.
         """
 
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """Start the guest's proxy; return when the rank has its memory."""
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """Hand the guest's rank what others published in a barrier; it passes with the `last` part.
+
+        A guest that is not there, another session, and a barrier that was passed are no errors. Raises `DriverError`
+        for a barrier still to come, and for keys that no rank of MPI would publish.
+        """
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
@@ -173,8 +194,8 @@ class Driver(Protocol):
         If that fails the guest is held still.
         """
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """Move a running guest to the hypervisor at `to_uri` while it works; it is gone here when this returns.
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
+        """Move a running guest to another node's hypervisor while it works; it is gone here when this returns.
 
         Raises `DriverError` when it takes longer than `budget_s`, or when `no_progress_s` passed without less remaining
         than ever before: the guest then still runs here, and not there, as far as this end can know.

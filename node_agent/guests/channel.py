@@ -4,9 +4,10 @@ Framing: both directions carry JSON objects in UTF-8, each on one line that ends
 `MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and go on. Any reliable
 byte stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one
 life of one program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and
-`task`) the version of this protocol. Numbers are JSON numbers, durations seconds, `*_ns` CLOCK_MONOTONIC of the
-machine that the program runs on, `at` iterations done. A reader ignores fields that it does not know; a missing or
-mistyped field is an error of that line, but for those that may be missing.
+`task`) the version of this protocol. Integers are from 0 below 2**63, other numbers within 1e15, as what is told of
+guests on the bus; durations are seconds, `*_ns` CLOCK_MONOTONIC of the machine that the program runs on, `at`
+iterations done. A reader ignores fields that it does not know; a missing or mistyped field, or a number out of these
+bounds, is an error of that line, but for fields that may be missing.
 
 From the program to the agent::
 
@@ -46,11 +47,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, shown
+from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_LINE_BYTES = 65536
+_SHOWN_CHARS = 80
 
+_BOUNDS_INT = (0, MOST_COUNT, "an int from 0 below 2**63")
+_BOUNDS = (-MOST_AMOUNT, MOST_AMOUNT, "a number within 1e15")
 _NUMBER = (int, float)
 _TEXT_OR_NONE = (str, type(None))
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -112,7 +117,10 @@ def decode(line: bytes) -> Message:
     for name, types in expected.items():
         found = value.get(name)
         if not isinstance(found, types) or isinstance(found, bool):
-            raise ChannelError(f"{kind}: {name} = {found!r}: expected {_type_names(types)}")
+            raise ChannelError(f"{kind}: {name} = {shown(found, _SHOWN_CHARS)}: expected {_type_names(types)}")
+        least, most, bounds = _BOUNDS_INT if types is int else _BOUNDS
+        if isinstance(found, int | float) and not least <= found <= most:
+            raise ChannelError(f"{kind}: {name} = {shown(found, _SHOWN_CHARS)}: expected {bounds}")
     if expected.get("v") is int and value["v"] != VERSION:
         raise ChannelError(f"{kind}: version {value['v']}; this side speaks {VERSION}")
     return Message(str(kind), {name: value[name] for name in expected})

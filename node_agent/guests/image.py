@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.guests.recipe import Ingredients, gather, make
+from node_agent.guests.recipe import Ingredients, gather, make, own_fingerprints
 from node_agent.guests.recipe_tools import sha256
 from testbed.errors import UserError
 
@@ -130,6 +130,9 @@ def _read(folder: Path) -> GuestImage:
     for name, output in manifest["outputs"].items():
         if (folder / name).stat().st_size != output["bytes"]:
             raise UserError(f"guest image {folder}: {name} is damaged: expected it removed, then {_BUILD}")
+    ours = own_fingerprints()
+    if others := [name for name, value in ours.items() if manifest["ingredients"].get(name) != value]:
+        raise UserError(f"guest image {folder}: {others[0]} is that of another release: expected our own: {_BUILD}")
     return GuestImage(
         folder, folder / "vmlinuz", folder / "initramfs", manifest["key"], manifest["floor_mib"], manifest["versions"]
     )

@@ -18,7 +18,7 @@ from node_agent.guests.recipe_mpi import Mpich, closure, mpich
 from node_agent.guests.recipe_tools import run, sha256
 from testbed.errors import RunError
 
-VERSION = 1  # of this recipe: another image from the same inputs needs another number
+VERSION = 2  # of this recipe: another image from the same inputs needs another number
 SOURCES = Path(__file__).with_name("src")
 _MODULES = (  # in the order in which they depend on each other
     "drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_modern_dev",
@@ -32,7 +32,7 @@ _APPLETS = (
 _COMMON = ("life.c", "report.c", "kernel.c", "ballast.c", "wire.c")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wl,--build-id=none")
 _STATIC: dict[str, tuple[str, ...]] = {
-    "agent": ("agent.c", "procs.c", "told.c", "wire.c"),
+    "agent": ("agent.c", "procs.c", "pmi.c", "told.c", "wire.c"),
     "eatcpu": ("eatcpu.c", *_COMMON),
 }
 
@@ -51,22 +51,27 @@ class Ingredients:
     versions: dict[str, str]
 
 
+def own_fingerprints() -> dict[str, str]:
+    """Return those of what is our own in the image: an agent of another release does not fit it."""
+    sources = {f"source {path.name}": sha256(path) for path in sorted(SOURCES.iterdir()) if path.is_file()}
+    return {"recipe": str(VERSION), **sources}
+
+
 def gather(downloads: Path) -> Ingredients:
     """Find out what the image would be made from now, without making it; raises `UserError` or `RunError`."""
     kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), mpich()
-    loader, libraries = closure((*mpi.programs, mpi.library))
+    loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library
     compiler = run(["gcc", "--version"]).splitlines()[0]
-    files = {f"source {path.name}": path for path in sorted(SOURCES.iterdir()) if path.is_file()}
-    files |= {f"mpich {path.name}": path for path in (mpi.header, *mpi.programs)}
+    files = {f"mpich {mpi.header.name}": mpi.header}
     files |= {f"library {name}": path for name, path in sorted(libraries.items())}
     files["loader"] = loader
     files |= {f"linked {name}": Path(run(["gcc", f"-print-file-name={name}"]).strip()) for name in ("libc.a", "libm.a")}
     if busybox_file is not None:
         files["busybox"] = busybox_file
     fingerprints = {name: sha256(path) for name, path in files.items()}
+    fingerprints |= own_fingerprints()
     fingerprints |= {
-        "recipe": str(VERSION),
         "kernel": kernel.sha256,
         "gcc": compiler,
         "strip": run(["strip", "--version"]).splitlines()[0],
@@ -132,7 +137,6 @@ def make(
         cpio.file("bin/busybox", box.read_bytes(), 0o755),
         *(cpio.link(f"bin/{name}", "busybox") for name in _APPLETS),
         *(cpio.file(f"bin/{path.name}", _stripped(path, scratch), 0o755) for path in ours),
-        *(cpio.file(f"usr/bin/{path.name}", _stripped(path, scratch), 0o755) for path in ingredients.mpi.programs),
         *(cpio.file(f"usr/lib/{name}", _stripped(path, scratch), 0o755)
           for name, path in ingredients.libraries.items()),
         cpio.file(f"lib64/{ingredients.loader.name}", _stripped(ingredients.loader, scratch), 0o755),

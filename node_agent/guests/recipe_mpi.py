@@ -10,7 +10,6 @@ from pathlib import Path
 from node_agent.guests.recipe_tools import run
 from testbed.errors import RunError, UserError
 
-PROGRAMS = ("mpiexec.hydra", "hydra_pmi_proxy")
 _LOADER = re.compile(r"^\s*(/\S*/ld-linux\S*) \(", re.MULTILINE)
 _LIBRARY = re.compile(r"^\s*(\S+) => (\S+) \(", re.MULTILINE)
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
@@ -23,7 +22,6 @@ class Mpich:
     version: str
     header: Path
     library: Path
-    programs: tuple[Path, ...]
 
 
 def mpich() -> Mpich:
@@ -33,10 +31,10 @@ def mpich() -> Mpich:
     except metadata.PackageNotFoundError as error:
         raise UserError("guest image: no mpich in this Python environment: expected pip install mpich") from error
     found = {file.name: Path(str(file.locate())).resolve() for file in wheel.files or ()}
-    for name in ("mpi.h", "libmpi.so.12", *PROGRAMS):
+    for name in ("mpi.h", "libmpi.so.12"):
         if name not in found or not found[name].is_file():
             raise UserError(f"guest image: mpich {wheel.version} has no {name}: expected pip install mpich")
-    return Mpich(wheel.version, found["mpi.h"], found["libmpi.so.12"], tuple(found[name] for name in PROGRAMS))
+    return Mpich(wheel.version, found["mpi.h"], found["libmpi.so.12"])
 
 
 def closure(binaries: tuple[Path, ...]) -> tuple[Path, dict[str, Path]]:

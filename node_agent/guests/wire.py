@@ -20,6 +20,8 @@ the host sends an order after the one before it was answered::
                                       seq > after is sent, and telling goes on from there
     task    id, <field>=<value>...    what the programs read as /run/task, one `field=value` line each
     run     id, arg...                start a process (an absolute path first); answered with its `pid`
+    rank    id, rank, ranks, state, arg...         as `run`, for a rank of an MPI job, whose process manager is the host
+    pmi     id, number, state, text   the answer to line `number` of that rank, or no text where none is expected
     go      id                        the program that said `ready` may work, now or when it says so
     kill    id, signal                signal every process that `run` started, and their children
 
@@ -34,6 +36,8 @@ What the guest tells by itself is retained and numbered by `seq` (from 1), for w
     ready     seq, ballast_mib, touch_s            the program has its memory
     done      seq, units, checksum, messages, steps, longest_s, compute_s, comm_s
     error     seq, message            the program cannot go on
+    pmi       seq, number, state, line             a line of the rank to its process manager; the next is read when it
+                                      is answered, and it is retained until then. `state` is what the host said last
 
 A new host skips frames that arrive before the answer to its `attach`. They were sent to an earlier host, and their
 numbers could hide frames that the new host has not received. After the first `attach` no hang-up stops the guest.
@@ -58,13 +62,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, shown
+from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_FRAME_BYTES = 16384
 BEAT_EVERY_S = 0.5
 _MAGIC = b"G%d " % VERSION
 _SAFE = "/:,"
+_SHOWN_CHARS = 80
 _KIND = re.compile(r"[a-z]+")
 _NAME = re.compile(r"[a-z_]+")
 
@@ -88,21 +94,21 @@ class Frame:
         return values[0]
 
     def count(self, name: str) -> int:
-        """Return a non-negative integer; raises `WireError`."""
+        """Return an integer from 0 up to `MOST_COUNT`; raises `WireError`."""
         text = self.text(name)
-        if not (text.isascii() and text.isdigit()) or len(text) > 20:
-            raise WireError(f"{self.kind}: {name} = {text!r}: expected a count")
+        if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > MOST_COUNT:
+            raise WireError(f"{self.kind}: {name} = {shown(text, _SHOWN_CHARS)}: expected a count below 2**63")
         return int(text)
 
     def number(self, name: str) -> float:
-        """Return a finite number; raises `WireError`."""
+        """Return a number of at most `MOST_AMOUNT`, of either sign; raises `WireError`."""
         text = self.text(name)
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not -1e300 < value < 1e300:
-            raise WireError(f"{self.kind}: {name} = {text!r}: expected a number")
+        if not -MOST_AMOUNT <= value <= MOST_AMOUNT:
+            raise WireError(f"{self.kind}: {name} = {shown(text, _SHOWN_CHARS)}: expected a number within 1e15")
         return value
 
 

@@ -17,7 +17,6 @@ from node_agent.programs.words import seed_of, stream
 _MIB = 1 << 20
 _LANES = 1 << 15  # words a block: 256 KiB stay in the cache while they are made
 _BLOCK_BYTES = 8 * _LANES
-PROXY_MIB = 4  # the MPI proxy beside a rank, and once more the process manager beside rank 0
 
 
 def resident_mib(pid: int | str = "self") -> float:
@@ -28,8 +27,7 @@ def resident_mib(pid: int | str = "self") -> float:
 
 def ballast_mib(task: Task, own_mib: float) -> int:
     """Return how much ballast makes the task as large as it should be; raises `TaskError` below the floor."""
-    helpers_mib = 0 if task.ranks == 1 else PROXY_MIB if task.rank else 2 * PROXY_MIB
-    floor_mib = math.ceil(own_mib) + helpers_mib
+    floor_mib = math.ceil(own_mib)
     if task.memory_mib < floor_mib:
         raise TaskError(
             f"memory_mib = {task.memory_mib}: expected at least {floor_mib}, which the program {task.name} needs itself"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,20 @@ import mpi4py
 
 mpi4py.rc.thread_level = "funneled"
 mpi4py.rc.finalize = False  # collective: the program does it when all ranks have come to their end
+
+
+def _call_manager() -> socket.socket | None:
+    """Connect to the process manager of this rank, which is its agent, and tell MPI the descriptor."""
+    path = os.environ.get("DFRS_PMI")
+    if path is None:
+        return None
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    manager.connect(path)
+    os.environ["PMI_FD"] = str(manager.fileno())
+    return manager
+
+
+_manager = _call_manager()  # kept: MPI speaks by its descriptor until its end
 
 from mpi4py import MPI  # noqa: E402  # initialises MPI with the settings above
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 SEGMENTS = Path("/dev/shm")  # noqa: S108  # where the C library puts what `shm_open` makes
 _PREFIX = "mpich_"
+_log = logging.getLogger(__name__)
 _CLOCK_S = 1.0  # files bear the time of the kernel's last tick, which is a little earlier than that of the clock
 
 
@@ -25,6 +28,15 @@ def segments_of(pid: int) -> set[Path]:
             if is_segment(path):
                 found.add(path)
     return found
+
+
+def remove_segments(segments: Iterable[Path]) -> None:
+    """Remove files of MPI's shared memory; what another user has put in their place stays, which is logged."""
+    for path in segments:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s stays: %s", path, error.strerror)
 
 
 def abandoned_segments(since_unix_s: float = 0.0) -> set[Path]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from testbed.errors import RunError, UserError
 
 _PLACES = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+HANG_S = 120.0  # a guard, of what should take moments: guests may have both cores meanwhile
 
 
 class CommandError(RunError):
@@ -32,7 +33,7 @@ def program(name: str) -> str:
     return found
 
 
-def run(*argv: str, timeout_s: float = 10.0) -> str:
+def run(*argv: str, timeout_s: float = HANG_S) -> str:
     """Run a program to its end and return what it printed; raises `CommandError`."""
     try:
         done = subprocess.run(  # noqa: S603  # arguments are a list, built from checked names

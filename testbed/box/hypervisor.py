@@ -4,40 +4,43 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from testbed.box.commands import CommandError, program, run
+from testbed.box.commands import HANG_S, CommandError, program, run
 from testbed.box.control_group import within
 from testbed.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
 from testbed.box.room import enter, is_on_network
 from testbed.box.spec import NodeSpec
 from testbed.box.state import Journal
 from testbed.errors import RunError, TestbedError
+from testbed.secure.hypervisor import libvirtd_settings, qemu_settings
 
 _PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # by default it is where another daemon's may be
-_SOCKET_WITHIN_S = 20.0
-_ANSWER_WITHIN_S = 30.0  # it looks at every emulator before its first answer
-_CALL_WITHIN_S = 10.0
+_SOCKET_WITHIN_S = HANG_S
+_ANSWER_WITHIN_S = HANG_S  # it looks at every emulator before its first answer
+_CALL_WITHIN_S = HANG_S
+_SILENT_AFTER_S = 30.0  # then it is taken for one that does not answer
 _STOP_GRACE_S = 8.0
 _HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
 
 
-def _daemon_settings(node: NodeSpec) -> dict[str, object]:
+def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
+    """Return the content of a node's libvirtd.conf; `others` are the nodes that may send guests to it, by name."""
     return {
         "host_uuid": str(uuid.uuid5(_HOSTS, f"{node.lab}/{node.name}")),
         "auth_unix_rw": "none",
         "auth_unix_ro": "none",
         "unix_sock_rw_perms": "0700",
-        "listen_tls": 0,
-        "listen_tcp": 1,  # reachable from this lab's network alone; migrations come in here
-        "listen_addr": node.host,
-        "auth_tcp": "none",
+        **libvirtd_settings(node.transport, node.host, others),  # reachable from this lab's network alone
         "max_client_requests": 64,  # an agent has that many calls under way; with less its keepalive is answered late
         "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
     }
 
 
-def _driver_settings(node: NodeSpec) -> dict[str, object]:
+def driver_settings(node: NodeSpec) -> dict[str, object]:
+    """Return the content of a node's qemu.conf."""
     return {
         "user": "root",  # another user may have no access to /dev/kvm: every call would probe the emulator again
         "group": "root",
@@ -47,8 +50,7 @@ def _driver_settings(node: NodeSpec) -> dict[str, object]:
         "namespaces": [],
         "stdio_handler": "file",  # no virtlogd to look after
         "cgroup_controllers": ["cpu", "cpuacct", "cpuset"],
-        "migration_address": node.host,
-        "migration_host": node.host,  # the host name has no address anywhere
+        **qemu_settings(node.transport, node.host),
     }
 
 
@@ -83,11 +85,16 @@ class Libvirtd:
         return f"libvirtd {self.node.full_name}"
 
     @property
+    def _others(self) -> list[str]:
+        nodes = self.journal.state.nodes
+        return [node.name for node in nodes if node.has_libvirtd and node.name != self.node.name]
+
+    @property
     def process(self) -> ProcessId | None:
         """The daemon, as it was written down."""
         return self.journal.process(self.name)
 
-    def answers(self, timeout_s: float = _CALL_WITHIN_S) -> bool:
+    def answers(self, timeout_s: float = _SILENT_AFTER_S) -> bool:
         """Whether it does what it is asked."""
         try:
             run("virsh", "-c", self.node.libvirt_uri, "version", timeout_s=timeout_s)
@@ -97,7 +104,22 @@ class Libvirtd:
 
     def there(self) -> bool:
         """See `Part.there`."""
-        return is_on_network(self.process, self.node) and self.answers()
+        return is_on_network(self.process, self.node) and self._is_told() and self.answers()
+
+    def _files(self) -> dict[Path, str]:
+        """Return its settings as they are to be, by file."""
+        folder = self.node.run_dir / "etc"
+        return {
+            folder / "libvirtd.conf": _text(daemon_settings(self.node, self._others)),
+            folder / "qemu.conf": _text(driver_settings(self.node)),
+        }
+
+    def _is_told(self) -> bool:
+        """Whether its files say what they are to say: an earlier release may have left its door open for everybody."""
+        try:
+            return all(path.read_text(encoding="utf-8") == text for path, text in self._files().items())
+        except OSError:
+            return False
 
     def make(self) -> None:
         """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
@@ -105,8 +127,8 @@ class Libvirtd:
         # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
         # disk, pid file and port are taken; that thread may have no environment any more.
         end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], _STOP_GRACE_S)
-        (node.run_dir / "etc" / "libvirtd.conf").write_text(_text(_daemon_settings(node)), encoding="utf-8")
-        (node.run_dir / "etc" / "qemu.conf").write_text(_text(_driver_settings(node)), encoding="utf-8")
+        for path, text in self._files().items():
+            path.write_text(text, encoding="utf-8")
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
         inside = [*within(node.lab), *enter(node, self.journal, network=True)]

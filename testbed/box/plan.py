@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from testbed.box.certificates import Certificates
 from testbed.box.control_group import ControlGroup
 from testbed.box.hypervisor import Libvirtd
 from testbed.box.network import Fabric, NodeNetwork
@@ -39,6 +40,7 @@ def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lamb
             *(Fabric(spec), Broker(spec, journal)),
             *(Partition(spec, node) for node in [*virtual, *nested]),
             *([AgentDisk(spec)] if nested else []),
+            *([Certificates(spec)] if any(node.transport == "tls" for node in virtual) else []),
         ],
         [NodeNetwork(spec, node) for node in spec.nodes],
         [*(Room(node, journal) for node in rooms), *(XenMachine(spec, node, journal, say) for node in nested)],

@@ -1,8 +1,9 @@
 """The mount and UTS namespace of a node: what makes one machine look like another one to libvirt.
 
-A process that sleeps keeps it; others enter by that process. libvirt's folders are the node's own there, /sys is the
-network namespace's (with the control groups still visible), and the machine's D-Bus and systemd are hidden, so that
-libvirt makes the guests' control groups itself, where the partition is, and no reload of systemd resets their quotas.
+A process that sleeps keeps it; others enter by that process. libvirt's folders are the node's own there, as are the
+certificates of its hypervisor. /sys is the network namespace's, with the control groups still visible. The machine's
+D-Bus and systemd are hidden, so that libvirt makes the guests' control groups itself, where the partition is, and no
+reload of systemd resets their quotas.
 What libvirt knows of running guests is in memory, as /run is on most machines: it is synchronised at each change, which
 on a disk waits for the images that are being saved.
 """
@@ -31,11 +32,12 @@ from testbed.errors import RunError
 # $1 host name, $2 folder of sockets and configuration, $3 folder on disk
 _FURNISH = """
 hostname "$1"
-mkdir -p /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt
+mkdir -p /run/libvirt /etc/libvirt /etc/pki /var/lib/libvirt /var/log/libvirt /var/cache/libvirt
 mount --bind "$2/run" /run/libvirt
 mkdir -p /run/libvirt/qemu
 mount -t tmpfs -o mode=755 state /run/libvirt/qemu
 mount --bind "$2/etc" /etc/libvirt
+mount --bind "$2/pki" /etc/pki
 mount --bind "$3/lib" /var/lib/libvirt
 mount --bind "$3/log" /var/log/libvirt
 mount --bind "$3/cache" /var/cache/libvirt
@@ -48,7 +50,7 @@ mount --move "$2/cgroup" /sys/fs/cgroup
 : > "$2/furnished"
 exec sleep infinity
 """
-RUN_FOLDERS = ("run", "etc/qemu", "cgroup")
+RUN_FOLDERS = ("run", "etc/qemu", "pki", "cgroup")
 STORE_FOLDERS = ("lib/qemu", "log", "cache/qemu", "images")
 _FURNISHED_WITHIN_S = 10.0
 

@@ -138,7 +138,7 @@ def arguments(node: NodeSpec) -> list[str]:
     """Return the command line of a node's agent."""
     options = {
         "uri": "qemu:///system",  # inside, the node's own
-        "migration_uri": f"qemu+tcp://{node.host}/system",
+        "migration": node.transport,
         "partition": f"/{node.full_name}",
         "bridge": BRIDGE,
     }

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from testbed.bus.migration import Transport
+
 RUN_ROOT = Path("/run/dfrs-testbed")
 STORE_ROOT = Path("/var/lib/dfrs-testbed")
 WITHOUT_HYPERVISOR = frozenset({"process", "null"})
@@ -31,7 +33,8 @@ def store_dir(lab: str) -> Path:
 class NodeSpec:
     """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network.
 
-    `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's.
+    `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's. `transport` is that of live
+    migrations between the hypervisors of its lab.
     """
 
     lab: str
@@ -41,6 +44,7 @@ class NodeSpec:
     driver: str
     address: str
     image_budget_mib: int = 0
+    transport: Transport = "tls"
 
     @property
     def full_name(self) -> str:
@@ -81,6 +85,11 @@ class NodeSpec:
     def image_dir(self) -> Path:
         """Saved guests."""
         return self.store_dir / "images"
+
+    @property
+    def pki_dir(self) -> Path:
+        """Certificates of its libvirtd and hypervisor, where these look for them: /etc/pki inside."""
+        return self.run_dir / "pki"
 
     @property
     def socket(self) -> Path:

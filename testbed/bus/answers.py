@@ -20,24 +20,37 @@ class AnswerJournal:
 
     The file has one reply a line: `accepted` before a command is begun, the final one after. An agent that
     starts on the file of one that died answers as that one did, and says of what was under way that it was
-    interrupted.
+    interrupted. All replies together have at most `limit_bytes`, the last one apart, and the file four times as much.
     """
 
-    def __init__(self, path: Path | None = None, limit: int = 4096) -> None:
+    def __init__(self, path: Path | None = None, limit: int = 4096, limit_bytes: int = 16 << 20) -> None:
         self._path = path
         self._limit = limit
+        self._limit_bytes = limit_bytes
         self._answers: OrderedDict[str, Reply] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+        self._begun: dict[str, Reply] = {}
         self._file: TextIO | None = None
+        self._file_bytes = 0
 
     def __enter__(self) -> Self:
         if self._path is not None:
             self._load(self._path)
-            fresh = self._path.with_name(self._path.name + ".new")
-            with fresh.open("w", encoding="utf-8") as file:
-                file.writelines(encode(reply).decode() + "\n" for reply in self._answers.values())
-            os.replace(fresh, self._path)  # noqa: PTH105  named for what it promises: atomic
-            self._file = self._path.open("a", encoding="utf-8")
+            self._rewrite(self._path)
         return self
+
+    def _rewrite(self, path: Path) -> None:
+        """Write the file anew, with what is still of use."""
+        lines = [encode(reply).decode() + "\n" for reply in (*self._answers.values(), *self._begun.values())]
+        fresh = path.with_name(path.name + ".new")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+        os.replace(fresh, path)  # noqa: PTH105  named for what it promises: atomic
+        if self._file is not None:
+            self._file.close()
+        self._file = path.open("a", encoding="utf-8")
+        self._file_bytes = sum(map(len, lines))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -52,24 +65,35 @@ class AnswerJournal:
 
     def begin(self, accepted: Reply) -> None:
         """Note that a command is about to be done."""
+        self._begun[accepted.id] = accepted
         self._write(accepted)
 
     def finish(self, reply: Reply) -> None:
         """Keep a final reply."""
+        self._begun.pop(reply.id, None)
         self._keep(reply)
         self._write(reply)
 
     def _keep(self, reply: Reply) -> None:
         self._answers[reply.id] = reply
         self._answers.move_to_end(reply.id)
-        while len(self._answers) > self._limit:
-            self._answers.popitem(last=False)
+        self._bytes -= self._sizes.get(reply.id, 0)
+        self._sizes[reply.id] = len(encode(reply))
+        self._bytes += self._sizes[reply.id]
+        while len(self._answers) > self._limit or (self._bytes > self._limit_bytes and len(self._answers) > 1):
+            oldest, _ = self._answers.popitem(last=False)
+            self._bytes -= self._sizes.pop(oldest)
 
     def _write(self, reply: Reply) -> None:
         # Flushed to the kernel, which outlives the agent; a power cut ends the guests as well, so no fsync.
-        if self._file is not None:
-            self._file.write(encode(reply).decode() + "\n")
-            self._file.flush()
+        if self._file is None or self._path is None:
+            return
+        line = encode(reply).decode() + "\n"
+        self._file.write(line)
+        self._file.flush()
+        self._file_bytes += len(line)
+        if self._file_bytes > 4 * self._limit_bytes:
+            self._rewrite(self._path)
 
     def _load(self, path: Path) -> None:
         try:

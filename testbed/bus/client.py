@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -12,10 +11,13 @@ from typing import Self
 import aiomqtt
 
 from testbed.bus.address import BrokerAddress
-from testbed.bus.connection import Connection, connect, disconnect, lost
+from testbed.bus.certificate import own_name
+from testbed.bus.comebacks import Comebacks
+from testbed.bus.connection import Connection, OlderBrokerError, connect, disconnect, lost
 from testbed.bus.inbox import Inbox
 from testbed.bus.outbox import Outbox, Parcel
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
+from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
+from testbed.bus.quotas import AGENT_SESSION_S
 from testbed.bus.topics import check_topic
 from testbed.errors import UserError
 
@@ -23,7 +25,6 @@ __all__ = ["BrokerAddress", "Bus", "BusError", "Handler", "Message", "MqttBus", 
 
 _WINDOW = 16  # messages on the wire without acknowledgement
 _REFUSED = 0x80
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +33,10 @@ class MqttBus(Bus):
     """A `Bus` at an MQTT broker.
 
     `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id
-    while it is away. The first connection is made within `connect_timeout_s` or entering raises `BusError`;
-    later losses only lead to new connections. At most `outbox_limit` QoS 1 messages wait; one that is not
-    acknowledged within `ack_timeout_s` makes the connection count as lost. Closing gives what still waits
-    `close_timeout_s`.
+    while it is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
+    connection is made within `connect_timeout_s` or entering raises `BusError`; later losses only lead to new
+    connections. At most `outbox_limit` QoS 1 messages wait; one that is not acknowledged within `ack_timeout_s` makes
+    the connection count as lost. Closing gives what still waits `close_timeout_s`.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class MqttBus(Bus):
         presence: Presence | None = None,
         *,
         keep_session: bool = True,
+        session_s: float = AGENT_SESSION_S,
+        end_session: bool = False,
         connect_timeout_s: float = 5.0,
         ack_timeout_s: float = 10.0,
         close_timeout_s: float = 2.0,
@@ -56,7 +59,10 @@ class MqttBus(Bus):
         self.connected = asyncio.Event()
         self.on_lost: Callable[[], None] = lambda: None
         self._presence = presence
-        self._keep_session = keep_session
+        self._session_s = session_s if keep_session else 0.0
+        self._end_session = end_session
+        self._mqtt5 = True  # unless the broker says that it is older
+        self._comebacks = Comebacks(asyncio.get_running_loop().time)
         self._connect_timeout_s = connect_timeout_s
         self._ack_timeout_s = ack_timeout_s
         self._close_timeout_s = close_timeout_s
@@ -72,6 +78,7 @@ class MqttBus(Bus):
         self._ending = False
 
     async def __aenter__(self) -> Self:
+        self.party = await asyncio.to_thread(own_name, self.address.tls_dir if self.address.tls else None)
         client = await self._connect()
         self._open = True
         self._tasks = [
@@ -99,6 +106,7 @@ class MqttBus(Bus):
         message = Message(check_topic(topic), payload, qos, retain)
         if not self._open:
             raise BusError(f"{topic}: the bus of {self.client_id} is closed")
+        check_size(topic, payload)
         if qos == 0:
             await self._send_once(message)
             return
@@ -127,18 +135,29 @@ class MqttBus(Bus):
     # --- one connection after the other ---
 
     async def _connect(self) -> Connection:
+        if self._mqtt5:
+            try:
+                return await self._connect_once()
+            except OlderBrokerError as error:
+                _log.debug("bus %s: %s: MQTT 3.1.1 it is", self.client_id, error)
+                self._mqtt5 = False
+        return await self._connect_once()
+
+    async def _connect_once(self) -> Connection:
         return await connect(
             self.address,
             self.client_id,
             self._presence,
             self._inbox.put,
-            keep_session=self._keep_session,
+            session_s=self._session_s,
             timeout_s=self._connect_timeout_s,
             keepalive_s=self._keepalive_s,
+            mqtt5=self._mqtt5,
         )
 
     async def _run(self, client: Connection) -> None:
         while True:
+            self._comebacks.made()
             try:
                 await self._serve(client)
             finally:
@@ -146,15 +165,18 @@ class MqttBus(Bus):
                 self.connected.clear()
                 self._outbox.rewind()
                 self.on_lost()
-                await disconnect(client, in_peace=self._presence is None or self._parted)
+                in_peace = self._presence is None or self._parted
+                await disconnect(client, in_peace=in_peace, for_good=in_peace and self._ending and self._end_session)
             if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them
                 return
+            why = self._comebacks.lost(self.client_id, taken_over=client.taken_over)
+            if why:
+                _log.error("bus %s: %s", self.client_id, why)
             client = await self._reconnect()
 
     async def _reconnect(self) -> Connection:
-        backoff_s = _FIRST_BACKOFF_S
         while True:
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311  spreads agents, hides nothing
+            await asyncio.sleep(self._comebacks.wait_s())
             try:
                 client = await self._connect()
             except (BusError, UserError) as error:  # its certificate may have expired meanwhile
@@ -162,7 +184,6 @@ class MqttBus(Bus):
             else:
                 _log.info("bus %s: connected again", self.client_id)
                 return client
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _serve(self, client: Connection) -> None:
         client.pending_calls_threshold = 2 * _WINDOW  # the window bounds them; no warning needed

@@ -13,29 +13,51 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import aiomqtt
 from aiomqtt.exceptions import MqttConnectError  # not exported by the package itself
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.protocol import NoBrokerError, Presence
+from testbed.bus.refusal import refusal
 from testbed.bus.tls import client_context
+from testbed.bus.topics import CLIENT_PREFIX, never_retained
+from testbed.errors import printable
 
 # Small packets go out at once: Nagle's algorithm and delayed acknowledgements would add 40 ms each way.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _GRACE_S = 0.5  # for a thread in the middle of its connect, and for a last packet
 
 _NO_GREETING = "it closed the connection without a greeting"
+_REFUSED = 0x80  # reason codes from here on [MQTT5-2.4]
+_OLDER_VERSION = 0x84  # the broker does not speak this version of the protocol
+_TAKEN_OVER = 0x8E  # another client of the same id has connected
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _wire_log = logging.getLogger("testbed.bus.wire")
 _wire_log.setLevel(logging.CRITICAL)  # losses are told by the bus, with the broker's address
 
 
+class OlderBrokerError(NoBrokerError):
+    """The broker does not speak MQTT 5."""
+
+
 class Connection(aiomqtt.Client):
     """aiomqtt's client, with what it overlooks at the edges of a connection."""
+
+    taken_over = False  # the broker said that another client of the same id has connected
+
+    def end_session(self) -> None:
+        """Have the broker forget this client's session when the connection is closed, if it speaks MQTT 5."""
+        if self._client.protocol == aiomqtt.ProtocolVersion.V5.value:
+            expiry = _expiry(PacketTypes.DISCONNECT, 0.0)
+            self._client.disconnect = partial(self._client.disconnect, properties=expiry)  # type: ignore[method-assign]
 
     def abort(self) -> None:
         """Break the connection without a word, so that the broker publishes the last will."""
@@ -53,11 +75,17 @@ class Connection(aiomqtt.Client):
         return result
 
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason_code: Any, properties: Any = None) -> None:
+        self.taken_over = getattr(reason_code, "value", 0) == _TAKEN_OVER
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
         else:  # else it would wait for a greeting until its time is over
             self._connected.set_exception(aiomqtt.MqttError(_NO_GREETING))
             self._connected.exception()  # nobody may wait for it any more
+
+    def _on_publish(self, client: Any, userdata: Any, mid: int, reason_code: Any, properties: Any) -> None:
+        if getattr(reason_code, "value", 0) >= _REFUSED:
+            _log.warning("a message was refused by the broker: %s; do its rules know this client?", reason_code)
+        super()._on_publish(client, userdata, mid, reason_code, properties)
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
         # Its own version registers the socket's number a turn of the loop later: closed by then, or another's.
@@ -88,20 +116,27 @@ async def connect(
     presence: Presence | None,
     deliver: Callable[[str, bytes], None],
     *,
-    keep_session: bool,
+    session_s: float,
     timeout_s: float,
     keepalive_s: int,
+    mqtt5: bool = True,
 ) -> Connection:
-    """Return an open connection (MQTT 3.1.1: every broker has it), or raise `NoBrokerError` within `timeout_s`.
+    """Return an open connection, or raise `NoBrokerError` within `timeout_s`.
 
-    `deliver(topic, payload)` is called for each message that arrives, before it is acknowledged.
+    The broker keeps the session for `session_s` seconds after the connection was lost, not at all for 0. A broker
+    without MQTT 5 is an `OlderBrokerError`; with `mqtt5` false (MQTT 3.1.1, which every broker has) it keeps a session
+    for as long as it likes. `deliver(topic, payload)` is called for each message that arrives, before it is
+    acknowledged; retained messages on topics where none are due are left out.
     """
 
     class Straight(asyncio.Queue[aiomqtt.Message]):
         """Hands messages on at once: those that aiomqtt holds when a connection breaks would be lost."""
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
-            deliver(item.topic.value, bytes(item.payload))
+            if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all that waited as retained
+                _log.warning("%s: a retained message is ignored: none is due there", printable(item.topic.value, 200))
+            else:
+                deliver(item.topic.value, bytes(item.payload))
 
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
@@ -112,8 +147,8 @@ async def connect(
         address.port,
         username=address.username,
         password=address.password,
-        identifier=client_id,
-        clean_session=not keep_session,
+        identifier=f"{CLIENT_PREFIX}{client_id}",
+        **_session(session_s, mqtt5=mqtt5),
         will=aiomqtt.Will(presence.topic, presence.lost, qos=1, retain=presence.retain) if presence else None,
         keepalive=keepalive_s,
         timeout=max(deadline_s - loop.time(), 0.1),
@@ -137,11 +172,13 @@ async def connect(
     if error is None:
         return client
     if isinstance(error, MqttConnectError):
+        if mqtt5 and getattr(error.rc, "value", error.rc) == _OLDER_VERSION:
+            raise OlderBrokerError(f"broker {address}: it does not speak MQTT 5")
         raise NoBrokerError(f"broker {address} refuses {client_id}: {_reason(error)}")
     await disconnect(client)
     hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
-    if address.tls and _NO_GREETING in hint:
-        hint += f"; does it trust {_own(address)}, on this port? Agents and controllers have different ones"
+    if tls is not None and _NO_GREETING in hint:
+        hint = await refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
     raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}")
 
 
@@ -151,12 +188,14 @@ async def lost(client: aiomqtt.Client) -> None:
         raise AssertionError("messages are delivered straight")  # its queue stays empty
 
 
-async def disconnect(client: Connection, *, in_peace: bool = True) -> None:
+async def disconnect(client: Connection, *, in_peace: bool = True, for_good: bool = False) -> None:
     """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will.
 
-    Raises nothing: aiomqtt passes on every error of reading or writing the socket, and the bus, which connects again
-    after this, would end with it.
+    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt passes on every error of
+    reading or writing the socket, and the bus, which connects again after this, would end with it.
     """
+    if for_good:
+        client.end_session()
     if not in_peace:
         client.abort()
     leaving = asyncio.create_task(client.__aexit__(None, None, None))
@@ -180,8 +219,21 @@ async def _try_address(address: BrokerAddress, timeout_s: float, tls: ssl.SSLCon
         await writer.wait_closed()
 
 
-def _own(address: BrokerAddress) -> str:
-    return f"the certificate in {address.tls_dir}" if address.tls_dir else "us without a certificate"
+def _session(session_s: float, *, mqtt5: bool) -> dict[str, Any]:
+    """Return the arguments of aiomqtt's client that say how long the broker keeps the session."""
+    if not mqtt5:
+        return {"clean_session": not session_s}
+    return {
+        "protocol": aiomqtt.ProtocolVersion.V5,
+        "clean_start": not session_s,
+        "properties": _expiry(PacketTypes.CONNECT, session_s),
+    }
+
+
+def _expiry(packet: int, session_s: float) -> Properties:
+    properties = Properties(packet)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = int(session_s)
+    return properties
 
 
 def _os_reason(error: OSError) -> str:

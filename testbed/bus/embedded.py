@@ -4,7 +4,8 @@ Found in amqtt 0.12 and mended here: a client that connects again before its old
 no more messages; a client that falls silent is never given up, so its last will is never published; messages of
 QoS 0 are handed on, and kept, as QoS 1; subscriptions that change while retained messages are sent end the session of
 another client; connections that do not speak MQTT stay open; anonymous clients have no queue; a shutdown in the
-middle of traffic may wait for ever. What stays: messages on the wire to a client when its connection breaks are lost,
+middle of traffic may wait for ever; a client that speaks MQTT 5 is never answered; messages of any size and number
+wait for clients that are away. What stays: messages on the wire to a client when its connection breaks are lost,
 and nothing outlives the process. Those who need more install Mosquitto.
 """
 
@@ -19,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.errors import BrokerError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
@@ -27,12 +29,18 @@ from amqtt.session import Session
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.protocol import BusError
+from testbed.bus.quotas import MOST_MESSAGE_BYTES, MOST_QUEUED_BYTES, MOST_QUEUED_MESSAGES
+from testbed.bus.topics import never_retained
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items
 
 _USER = "testbed"
 _SHUTDOWN_TIMEOUT_S = 5.0
+_CONNECT = 0x10
+_LONGEST_CONNECT = 1 << 18  # bytes: names, password and will of 64 KiB each
+_MQTT_5 = 5
+_REFUSE_VERSION = b"\x20\x02\x00\x01"  # a CONNACK of MQTT 3.1.1: unacceptable protocol version
 
 
 class _Snapshots(dict[str, Any]):
@@ -44,6 +52,40 @@ class _Snapshots(dict[str, Any]):
     def items(self) -> dict_items[str, Any]:
         """Return what is there now."""
         return dict(super().items()).items()
+
+
+class _FromFirst(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no type information
+    """A reader of which the first bytes were read already."""
+
+    def __init__(self, first: bytes, rest: asyncio.StreamReader) -> None:
+        super().__init__(rest)
+        self._first = first
+
+    async def read(self, n: int = -1) -> bytes:
+        """Return `n` bytes."""
+        taken, self._first = self._first[:n], self._first[n:]
+        if len(taken) == n:
+            return taken
+        more: bytes = await super().read(n - len(taken))
+        return taken + more
+
+
+async def _connect_packet(reader: asyncio.StreamReader) -> bytes:
+    """Return the first packet of a connection whole, if it is a CONNECT; raises `ValueError` or `EOFError`."""
+    packet = bytearray(await reader.readexactly(2))
+    while packet[-1] & 0x80 and len(packet) < 5:  # the length has four octets at most
+        packet += await reader.readexactly(1)
+    length = sum((octet & 0x7F) << (7 * place) for place, octet in enumerate(packet[1:]))
+    if packet[0] != _CONNECT or length > _LONGEST_CONNECT:
+        raise ValueError("no CONNECT of MQTT")
+    return bytes(packet) + await reader.readexactly(length)
+
+
+def _version(connect: bytes) -> int:
+    """Return the version of the protocol that a CONNECT packet asks for, 0 if it does not say."""
+    begin = next(place for place, octet in enumerate(connect) if place and not octet & 0x80) + 1
+    name_bytes = int.from_bytes(connect[begin : begin + 2], "big")
+    return int.from_bytes(connect[begin + 2 + name_bytes : begin + 3 + name_bytes], "big")
 
 
 class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type information
@@ -70,6 +112,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
         self._subscriptions = _Snapshots()
         self._connections: dict[asyncio.Task[Any], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._in_hand: dict[str, int] = {}  # QoS of the message of each client that is being handed on
+        self._queued_bytes: dict[str, int] = {}  # that wait for each client that is away
 
     @property
     def port(self) -> int:
@@ -86,7 +129,14 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
             raise RuntimeError("a connection is served by a task of its own")
         self._connections[task] = (reader, writer)
         try:
-            await super().stream_connected(reader, writer, listener_name)
+            first = await _connect_packet(reader)
+            if _version(first) == _MQTT_5:  # amqtt would take its properties for lengths, and wait for the rest
+                writer.write(_REFUSE_VERSION)
+                await writer.drain()
+                return
+            await self.external_connected(_FromFirst(first, reader), StreamWriterAdapter(writer), listener_name)
+        except (EOFError, ValueError, ConnectionError):
+            return
         finally:
             writer.close()
             del self._connections[task]
@@ -122,11 +172,28 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
             del self._in_hand[session.client_id]
         return goes_on
 
+    async def retain_message(
+        self, source_session: Session | None, topic_name: str | None, data: bytes | None, qos: int | None = None
+    ) -> None:
+        """Keep a message for who subscribes later, on topics where that is due."""
+        if topic_name is None or not never_retained(topic_name):
+            await super().retain_message(source_session, topic_name, data, qos)
+
+    async def _retain_broadcast_message(self, broadcast: dict[str, Any], qos: int, target_session: Session) -> None:
+        queue = target_session.retained_messages
+        waiting_bytes = self._queued_bytes.get(target_session.client_id, 0) if queue.qsize() else 0
+        waiting_bytes += len(broadcast["data"])
+        if queue.qsize() < MOST_QUEUED_MESSAGES and waiting_bytes <= MOST_QUEUED_BYTES:
+            self._queued_bytes[target_session.client_id] = waiting_bytes
+            await super()._retain_broadcast_message(broadcast, qos, target_session)
+
     async def _broadcast_message(
         self, session: Session | None, topic: str, data: bytes, force_qos: int | None = None
     ) -> None:
         if session is not None and self._in_hand.get(session.client_id) == 0:
             force_qos = 0
+        if len(data) > MOST_MESSAGE_BYTES:
+            return
         await super()._broadcast_message(session, topic, data, force_qos)
 
     async def _handle_disconnect(

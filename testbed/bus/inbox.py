@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 
 from testbed.bus.protocol import Handler
 from testbed.bus.topics import check_pattern, matches
+from testbed.errors import printable
 
 _UNCLAIMED = 1000
+_SHOWN_CHARS = 200
+_TRACEBACK_EVERY_S = 60.0  # of one pattern
+MOST_WAITING_BYTES = 16 << 20  # on one topic, and of all that nobody claims
+EACH_BYTES = 256  # for a message beside its topic and payload: objects and queue take some 150
 
 _log = logging.getLogger(__name__)
 
@@ -19,14 +24,25 @@ class Inbox:
 
     It belongs to a bus, not to one of its connections: what has arrived is handled also if the
     connection breaks. A broker sends what it kept for a client before that has subscribed again, so
-    messages without a handler wait for one (the last 1000 of them).
+    messages without a handler wait for one (the last 1000 of them, of 16 MiB in all). At most 16 MiB wait on one topic:
+    whoever sends faster than its messages can be handled loses its own, not those of others. All of a message counts:
+    payload, topic, and the objects that hold them. What is lost is counted in `dropped`.
     """
 
     def __init__(self) -> None:
         self.by_pattern: dict[str, tuple[Handler, int]] = {}
         self._arrived: deque[tuple[str, bytes]] = deque()
-        self._unclaimed: deque[tuple[str, bytes]] = deque(maxlen=_UNCLAIMED)
+        self._unclaimed: deque[tuple[str, bytes]] = deque()
+        self.unclaimed_bytes = 0
         self._changed = asyncio.Event()
+        self._waiting_bytes: dict[str, int] = {}  # by topic
+        self.dropped: Counter[str] = Counter()  # messages, by topic
+        self._failures: dict[str, tuple[float, int]] = {}  # by pattern: when one was logged, and how many since
+
+    @property
+    def waiting(self) -> int:
+        """How many messages have arrived and were not looked at yet."""
+        return len(self._arrived)
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
         """Enter a handler; a second one for the same pattern is a mistake in the program."""
@@ -38,11 +54,20 @@ class Inbox:
             rest = [message for message in self._unclaimed if not matches(pattern, message[0])]
             self._unclaimed.clear()
             self._unclaimed.extend(rest)
+            for topic, payload in claimed:
+                size_bytes = _size_bytes(topic, payload)
+                self.unclaimed_bytes -= size_bytes
+                self._waiting_bytes[topic] = self._waiting_bytes.get(topic, 0) + size_bytes
             self._arrived.extendleft(reversed(claimed))
             self._changed.set()
 
     def put(self, topic: str, payload: bytes) -> None:
         """Take in a message that has arrived."""
+        waiting_bytes = self._waiting_bytes.get(topic, 0) + _size_bytes(topic, payload)
+        if waiting_bytes > MOST_WAITING_BYTES:
+            self._drop(topic, "messages come faster than they can be handled")
+            return
+        self._waiting_bytes[topic] = waiting_bytes
         self._arrived.append((topic, payload))
         self._changed.set()
 
@@ -50,17 +75,55 @@ class Inbox:
         """Call handlers until cancelled; whatever they raise is logged."""
         while True:
             while self._arrived:
-                await self._deliver(*self._arrived.popleft())
+                topic, payload = self._arrived.popleft()
+                self._forget(topic, _size_bytes(topic, payload))
+                await self._deliver(topic, payload)
                 await asyncio.sleep(0)  # a burst of messages must not hold up everything else
             self._changed.clear()
             await self._changed.wait()
 
+    def _forget(self, topic: str, size_bytes: int) -> None:
+        left_bytes = self._waiting_bytes.get(topic, 0) - size_bytes
+        if left_bytes > 0:
+            self._waiting_bytes[topic] = left_bytes
+        else:
+            self._waiting_bytes.pop(topic, None)
+
     async def _deliver(self, topic: str, payload: bytes) -> None:
         found = [(p, handler) for p, (handler, _) in self.by_pattern.items() if matches(p, topic)]
         if not found:
-            self._unclaimed.append((topic, payload))
+            self._keep(topic, payload)
         for pattern, handler in found:
             try:
                 await handler(topic, payload)
-            except Exception:  # noqa: BLE001  one handler must not end the others
-                _log.exception("handler of %s failed on a message of %s (%d bytes)", pattern, topic, len(payload))
+            except Exception as error:  # noqa: BLE001  one handler must not end the others
+                self._failed(pattern, f"{printable(topic, _SHOWN_CHARS)} ({len(payload)} bytes)", error)
+
+    def _keep(self, topic: str, payload: bytes) -> None:
+        """Let a message wait for a handler; the oldest such messages make room."""
+        self._unclaimed.append((topic, payload))
+        self.unclaimed_bytes += _size_bytes(topic, payload)
+        while len(self._unclaimed) > _UNCLAIMED or self.unclaimed_bytes > MOST_WAITING_BYTES:
+            oldest, its_payload = self._unclaimed.popleft()
+            self.unclaimed_bytes -= _size_bytes(oldest, its_payload)
+            self._drop(oldest, "too many messages wait for a handler")
+
+    def _drop(self, topic: str, why: str) -> None:
+        if not self.dropped[topic]:
+            _log.warning("%s: %s: some are dropped", printable(topic, _SHOWN_CHARS), why)
+        self.dropped[topic] += 1
+
+    def _failed(self, pattern: str, message: str, error: Exception) -> None:
+        """Log a failure with its traceback, but for a minute only its first: whoever sends can cause any number."""
+        now_s = asyncio.get_running_loop().time()
+        since_s, left_out = self._failures.get(pattern, (float("-inf"), 0))
+        if now_s - since_s < _TRACEBACK_EVERY_S:
+            self._failures[pattern] = since_s, left_out + 1
+            return
+        self._failures[pattern] = now_s, 0
+        more = f" (and on {left_out} more that are left out)" if left_out else ""
+        _log.error("handler of %s failed on a message of %s%s", pattern, message, more, exc_info=error)
+
+
+def _size_bytes(topic: str, payload: bytes) -> int:
+    return len(topic) + len(payload) + EACH_BYTES

@@ -3,6 +3,13 @@
 All hear its records in the same order, so all agree: the first holder of a free lab keeps it until it lets go, is made
 to, or ceases to renew. Only the digest of its token is published. The token itself is in commands alone: whoever
 can read the topic learns nothing that an agent would obey.
+
+The broker lets every controller write the lease topic, so a record there is believed only as far as it proves itself:
+
+* A release has the token, which is of no use from then on. Only the holder and the agents know it.
+* A renewal prolongs the lease, and changes none of its terms.
+* One controller ends the lease of another on a topic of its own, which the broker keeps from all others: so the name of
+  that controller is known.
 """
 
 from __future__ import annotations
@@ -15,7 +22,9 @@ import time
 from collections.abc import Callable
 
 from testbed.bus.messages import BadRecordError, Lease, OnControllerLoss, decode
+from testbed.bus.topics import releaser_of
 
+_MOST_CHARS = 100  # of a name that another side gives itself
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +49,6 @@ class LeaseGuard:
         self._now_s = now_s
         self._unix_s = unix_s
         self._lease: Lease | None = None
-        self._token = ""
         self._ends_s = 0.0
         self._lapsed = False  # a lease ran out, and another was heard before anybody asked
         self._ended = ""  # digest of the last lease that was let go: a renewal that crossed that does not bring it back
@@ -58,11 +66,6 @@ class LeaseGuard:
         return self._lease if self.live else None
 
     @property
-    def token(self) -> str:
-        """The token of the live lease, once it was seen in a command; else an empty string."""
-        return self._token if self.live else ""
-
-    @property
     def name(self) -> str:
         """What the live lease may be called in public: its holder and a digest of its token; else an empty string."""
         return f"{self._lease.holder}/{self._lease.digest[:12]}" if self._lease and self.live else ""
@@ -75,42 +78,49 @@ class LeaseGuard:
     def allows(self, token: str) -> bool:
         """Whether a command with this token is to be obeyed."""
         lease = self.lease
-        if lease is None or not hmac.compare_digest(token_digest(token), lease.digest):
-            return False
-        self._token = token
-        return True
+        return lease is not None and hmac.compare_digest(token_digest(token), lease.digest)
 
     def hear(self, topic: str, payload: bytes) -> bool:
-        """Take a record of the lease topic; return whether the holder that was has just let go, or was made to."""
-        if not payload:
-            return self._let_go("")
+        """Take a record of the lease topic or a release topic; return whether the holder has let go, or was made to."""
+        if not payload:  # somebody has removed the retained record: the lease goes on while it is renewed
+            return False
         try:
-            lease = decode(Lease, payload, topic)
+            lease = decode(Lease, payload, topic, any_protocol=True)  # whoever drives the lab, drives it
         except BadRecordError as error:
             _log.warning("%s", error)
             return False
+        by = releaser_of(topic)
         if lease.released:
-            self.released_by = lease.released_by
-            return self._let_go(lease.digest)
+            return self._released(lease, by)
+        if not by:
+            self._renewed(lease)
+        return False
+
+    def _renewed(self, lease: Lease) -> None:
         held = self.lease
         if held is not None and lease.digest != held.digest:
             _log.warning("lease of %s ignored: %s holds the lab", lease.holder, held.holder)
-            return False
+            return
         if held is None and (lease.expires_unix_s <= self._unix_s() or lease.digest == self._ended):
-            return False
+            return
         if held is None:
-            self._token = ""
             self._lapsed |= self._lease is not None and self._lease.digest != lease.digest
-        self._lease, self.on_controller_loss = lease, lease.on_controller_loss
-        self._ends_s = self._now_s() + lease.ttl_s
-        return False
+        terms = held or lease
+        self._lease, self.on_controller_loss = terms, terms.on_controller_loss
+        self._ends_s = self._now_s() + terms.ttl_s
 
-    def _let_go(self, digest: str) -> bool:
+    def _released(self, lease: Lease, by: str) -> bool:
         held = self._lease
-        if held is None or digest in {"", held.digest}:
-            self._ended = digest or (held.digest if held else "")
-            self._lease = None
-        return held is not None and self._lease is None
+        if not by and not hmac.compare_digest(token_digest(lease.token), lease.digest):
+            _log.warning("release of the lease of %s ignored: it is not by its holder", lease.holder[:_MOST_CHARS])
+            return False
+        if held is not None and lease.digest != held.digest:
+            return False
+        self._ended = lease.digest
+        self._lease = None
+        if held is not None:
+            self.released_by = f"{by} ({lease.released_by[:_MOST_CHARS]})" if by else ""
+        return held is not None
 
     def run_out(self) -> bool:
         """Return whether a lease has just run out, and forget it."""

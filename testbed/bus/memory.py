@@ -9,7 +9,7 @@ from typing import Self
 
 from testbed.bus.inbox import Inbox
 from testbed.bus.outbox import Outbox
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
+from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
 from testbed.bus.topics import check_topic, matches
 
 
@@ -110,6 +110,7 @@ class MemoryBus(Bus):
         message = Message(check_topic(topic), payload, qos, retain)
         if not self._open:
             raise BusError(f"{topic}: the bus of {self.client_id} is closed")
+        check_size(topic, payload)
         if qos == 0:
             if self.connected.is_set():
                 self._hub.take(message)

@@ -1,43 +1,36 @@
-"""Records on the bus: typed, versioned, and the only thing that controller and agents share.
+"""Records on the bus: typed, versioned (`testbed.bus.records`), and the only thing that controller and agents share.
 
-Every record is one JSON object with `v`, the version of the schema. A reader ignores fields that it does not
-know and fills missing ones with their defaults, so a newer minor change needs no new version; a record whose
-`v` is higher than `SCHEMA_VERSION` is refused, as is an unknown kind of command. Durations are seconds by a
-monotonic clock on the machine that reports them; `*_mono_ns` is that clock itself.
+An unknown kind of command is refused. Durations are seconds by a monotonic clock on the machine that reports them;
+`*_mono_ns` is that clock itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
-from testbed.bus.numbers import Cores, Count, Memory, Port, Rank, Ranks, Workers
-from testbed.errors import TestbedError
+from testbed.bus import records
+from testbed.bus.migration import Destination
+from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank, Ranks, Workers
 
-SCHEMA_VERSION = 1
-
-
-class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` says where it came from."""
-
-    def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
-        super().__init__(f"bad record on {topic}: {reason}")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything that is published."""
-
-    v: int = SCHEMA_VERSION
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is nested in a record."""
+# Part of this module as well: whoever uses records needs them.
+Record = records.Record
+Value = records.Value
+BadRecordError = records.BadRecordError
+OtherProtocolError = records.OtherProtocolError
+encode = records.encode
+decode = records.decode
+convert = records.convert
+make_printable = records.make_printable
 
 
 # --- what runs ---------------------------------------------------------------------------------------------
+
+GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
+ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
+Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
 
 
 class ProgramSpec(Value, frozen=True):
@@ -49,16 +42,16 @@ class ProgramSpec(Value, frozen=True):
     reserved and never touched.
     """
 
-    name: str
+    name: ProgramName
     work_units: Count
     units_per_iteration: Count
-    seed: int
+    seed: Count
     workers: Workers = 1
     rank: Rank = 0
     ranks: Ranks = 1
-    topology: str = "ring"
-    imbalance: str = "uniform"
-    message_bytes: int = 4096
+    topology: Topology = "ring"
+    imbalance: Imbalance = "uniform"
+    message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
     touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
@@ -70,14 +63,14 @@ class GuestSpec(Value, frozen=True):
     `lease` names the lease that the guest was last started or adopted under; the agent writes it, whatever it was told.
     """
 
-    guest: str
+    guest: GuestName
     run: str
-    job: int
-    task: int
+    job: Count
+    task: Count
     program: ProgramSpec
     cpu_cores: Cores
     memory_mib: Memory
-    address: str = ""
+    address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
     lease: str = ""
 
 
@@ -118,22 +111,38 @@ class Start(Action, frozen=True):
     verify: bool = True
 
 
-class MpiOpen(Action, frozen=True):
-    """Run the MPI process manager inside `guest`.
+class RankKeys(Value, frozen=True):
+    """What one rank of an MPI job publishes for the others; see `testbed.bus.mpi_keys`."""
 
-    `hosts` maps the guests of the ranks, in their order, to their addresses without prefix length (empty where
-    guests have none); the reply carries `launch`: guest name to the command line of its proxy.
-    """
+    rank: Rank
+    keys: dict[str, str]
 
-    guest: str
-    hosts: dict[str, str]
+
+SessionName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class MpiJoin(Action, frozen=True):
-    """Start the proxy of `guest`, which starts its rank."""
+    """Start the rank of `guest`; done when it has its memory.
 
-    guest: str
-    argv: tuple[str, ...]
+    MPI cannot start before all ranks have exchanged keys. The agent sends an event `mpi-barrier` whenever the rank
+    enters a barrier of MPI, and the rank waits there for `MpiPass`. `session` names this life of the job's processes.
+    """
+
+    guest: GuestName
+    session: SessionName
+
+
+class MpiPass(Action, frozen=True):
+    """Let the rank of `guest` pass the barrier `number` of `session`; a guest that is not there is no error.
+
+    `keys` is what other ranks published in it, or a part of that: the rank passes with the `last` part.
+    """
+
+    guest: GuestName
+    session: SessionName
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    keys: tuple[RankKeys, ...] = ()
+    last: bool = True
 
 
 class SetCaps(Action, frozen=True):
@@ -142,7 +151,7 @@ class SetCaps(Action, frozen=True):
     A cap that is lifted while the guest is made, held or saved is all that the guest can use; it is set later.
     """
 
-    caps: dict[str, Cores]
+    caps: dict[GuestName, Cores]
 
 
 class Hold(Action, frozen=True):
@@ -153,14 +162,14 @@ class Hold(Action, frozen=True):
     written, or the guest is released or gone.
     """
 
-    guest: str
+    guest: GuestName
     image: str = ""
 
 
 class Release(Action, frozen=True):
     """Let a held guest go on; the reply carries `wall_ns`, Unix time by the node's clock at which it went on."""
 
-    guest: str
+    guest: GuestName
 
 
 class Save(Action, frozen=True):
@@ -170,23 +179,23 @@ class Save(Action, frozen=True):
     of a node, so that whoever restores, fetches or drops one need not say where it is.
     """
 
-    guest: str
+    guest: GuestName
     image: str
     at: int | None = None
     store: str = ""
 
 
 class Migrate(Action, frozen=True):
-    """Move a running guest to the hypervisor at `to_uri` while it works; it is gone from this node afterwards.
+    """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
     Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
-    guest: str
-    to_uri: str
-    budget_s: Annotated[float, msgspec.Meta(gt=0)]
-    no_progress_s: Annotated[float, msgspec.Meta(gt=0)]
+    guest: GuestName
+    to: Destination
+    budget_s: Positive
+    no_progress_s: Positive
 
 
 class Adopt(Action, frozen=True):
@@ -200,12 +209,26 @@ class Adopt(Action, frozen=True):
     verify: bool = True
 
 
-class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent into this node's store."""
+class OfferImage(Action, frozen=True):
+    """Serve an image to node `to` once, within `for_s` seconds: to who shows the ticket that has this digest."""
 
     image: ImageRef
-    host: str
+    ticket_digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    to: str
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class FetchImage(Action, frozen=True):
+    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store.
+
+    `memory_mib` is that of its guest, which bounds how large it can be; 0 is of a controller that did not say so yet.
+    """
+
+    image: ImageRef
+    host: Annotated[str, msgspec.Meta(max_length=4096)]
     port: Port
+    ticket: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    memory_mib: Memory = 0
 
 
 class DropImage(Action, frozen=True):
@@ -217,7 +240,7 @@ class DropImage(Action, frozen=True):
 class Stop(Action, frozen=True):
     """Destroy a guest; one that is not there is no error."""
 
-    guest: str
+    guest: GuestName
 
 
 class Calibrate(Action, frozen=True):
@@ -230,7 +253,7 @@ class CapChange(Value, frozen=True):
     """New CPU caps, in cores, for some of the guests of a `Watch`, `after_s` seconds after it began."""
 
     after_s: Annotated[float, msgspec.Meta(ge=0)]
-    caps: dict[str, float]
+    caps: dict[GuestName, float]
 
 
 class Watch(Action, frozen=True):
@@ -242,7 +265,7 @@ class Watch(Action, frozen=True):
     read back, one for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
     """
 
-    guests: tuple[str, ...]
+    guests: tuple[GuestName, ...]
     every_s: Annotated[float, msgspec.Meta(ge=0.005)]
     for_s: Annotated[float, msgspec.Meta(gt=0, le=120)]
     caps: tuple[CapChange, ...] = ()
@@ -256,18 +279,21 @@ class Native(Action, frozen=True):
 
     They run for `seconds` after the first progress of the last of them, under a cap of `cap_cores` each, or without
     one for 0. The reply carries `units`, `elapsed_s` (by the node's monotonic clock) and `cpu_s` of the slowest rank.
-    Nodes that can do it have the capability `native`.
+    They are `MOST_NATIVE_RANKS` at most. Nodes that can do it have the capability `native`.
     """
 
     program: ProgramSpec
     seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
-    cap_cores: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    cap_cores: Cores = 0.0
+
+
+MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):
     """Tell every guest that this node really holds and its state, once no command for those in `settled` runs."""
 
-    settled: tuple[str, ...] = ()
+    settled: tuple[GuestName, ...] = ()
 
 
 class Ping(Action, frozen=True):
@@ -285,7 +311,7 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiOpen | MpiJoin | SetCaps | Hold | Release | Save | Migrate | Adopt | FetchImage | DropImage
+    Start | MpiJoin | MpiPass | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
     | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
@@ -302,6 +328,7 @@ class Command(Record, frozen=True):
     reply_to: str
     deadline_s: Annotated[float, msgspec.Meta(gt=0)]
     action: AnyAction
+    release: str = ""  # of the controller
 
 
 ReplyStatus = Literal["accepted", "done", "failed", "cancelled", "expired", "rejected"]
@@ -321,6 +348,10 @@ class Reply(Record, frozen=True):
     result: dict[str, object] = msgspec.field(default_factory=dict)
     elapsed_s: float = 0.0
     code: str = ""
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "error", "code")
 
     @property
     def final(self) -> bool:
@@ -350,9 +381,14 @@ class NodeFacts(Value, frozen=True):
     image_port: int
     image_free_mib: int
     guest_floor_mib: int = 0
-    migration_uri: str = ""
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(
+            self, "cpu_model", "kernel", "driver", "capabilities", "versions", "address", "programs", "image_stores"
+        )
 
 
 class NodeStatus(Record, frozen=True):
@@ -364,24 +400,26 @@ class NodeStatus(Record, frozen=True):
     facts: NodeFacts | None = None
     reason: str = ""
     left: bool = False
+    release: str = ""  # of the agent
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "boot", "reason", "release")
 
 
-T = TypeVar("T")
-
-
-def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise BadRecordError("a reply", str(error)) from error
+MPI_BARRIER = "mpi-barrier"
 
 
 class GuestEvent(Record, frozen=True):
     """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
 
+    `mpi-barrier` says that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
+    barrier, from 1, and the `keys` that the rank published since the one before.
+
     One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
     as `done`, or as `failed` if the result is wrong, when it was checked.
+
+    An event `limit` of the guest `ITSELF` is of the agent itself, with an `AgentLimit` as its detail.
     """
 
     node: str
@@ -389,6 +427,22 @@ class GuestEvent(Record, frozen=True):
     event: str
     mono_ns: Count
     detail: dict[str, object] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make names printable; `testbed.bus.event_details` does this for the detail."""
+        make_printable(self, "node", "guest", "event")
+
+
+ITSELF = "agent"  # in place of a guest: those of ours have a prefix
+
+
+class AgentLimit(Value, frozen=True):
+    """An agent has reached a bound on its own memory or log, or is well below it again (`left`); in MiB."""
+
+    what: Literal["memory", "log"]
+    state: Literal["reached", "left"]
+    value_mib: Memory
+    bound_mib: Memory
 
 
 OnControllerLoss = Literal["keep", "pause", "remove"]
@@ -399,7 +453,8 @@ class Lease(Record, frozen=True):
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
     destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
-    `since_unix_s` is when it was taken; `released_by` says who ended it, if not its holder.
+    `since_unix_s` is when it was taken. A holder that lets go proves by the `token` that it is the holder. Another
+    controller ends a lease on its own topic (`testbed.bus.topics.release_topic`), and says in `released_by` who it is.
     """
 
     digest: str
@@ -410,35 +465,9 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
+    token: str = ""  # once it is released, and of no use any more
+    release: str = ""  # of the holder's testbed
 
-
-R = TypeVar("R", bound=Record)
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(record: Record) -> bytes:
-    """Return the record as JSON.
-
-    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
-    """
-    return _encoder.encode(record)
-
-
-class _Version(msgspec.Struct):
-    v: int | None = None
-
-
-def decode(kind: type[R], payload: bytes | str, topic: str = "?") -> R:
-    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are."""
-    try:
-        version = msgspec.json.decode(payload, type=_Version).v
-        if version is None:
-            raise BadRecordError(topic, "it has no schema version `v`")
-        if not 1 <= version <= SCHEMA_VERSION:
-            raise BadRecordError(topic, f"schema version {version}; this side reads 1 to {SCHEMA_VERSION}")
-        return msgspec.json.decode(payload, type=kind)
-    except RecursionError:
-        raise BadRecordError(topic, "nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadRecordError(topic, str(error)) from error
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "holder", "released_by", "release")

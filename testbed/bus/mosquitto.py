@@ -19,6 +19,7 @@ from pathlib import Path
 from testbed.bus.address import BrokerAddress
 from testbed.bus.connection import connect, disconnect
 from testbed.bus.protocol import BusError
+from testbed.bus.quotas import mosquitto_quotas
 
 _USER = "testbed"
 _START_TIMEOUT_S = 60.0  # it takes a fraction of a second, but machines stand still for seconds
@@ -41,15 +42,18 @@ def find_mosquitto() -> Path | None:
 
 
 @asynccontextmanager
-async def mosquitto_broker(program: Path, state_dir: Path, port: int = 0) -> AsyncIterator[BrokerAddress]:
+async def mosquitto_broker(
+    program: Path, state_dir: Path, port: int = 0, *, sys_interval_s: int = 10
+) -> AsyncIterator[BrokerAddress]:
     """Run Mosquitto until the end of the block; a second run on `state_dir` has the sessions of the first.
 
-    Raises `BusError` with the last line of its log when it does not come up within a minute.
+    It tells of its load under $SYS every `sys_interval_s` seconds. Raises `BusError` with the last line of its log when
+    it does not come up within a minute.
     """
     await asyncio.to_thread(state_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
     address = await _address(state_dir, port or _free_port())
     config = state_dir / "mosquitto.conf"
-    config.write_text(_config(address, state_dir))
+    config.write_text(_config(address, state_dir, sys_interval_s))
     log = state_dir / "mosquitto.log"
     with log.open("ab") as sink:
         child = await asyncio.create_subprocess_exec(
@@ -98,7 +102,7 @@ async def _address(state_dir: Path, port: int) -> BrokerAddress:
     return BrokerAddress("127.0.0.1", port, _USER, secret.read_text())
 
 
-def _config(address: BrokerAddress, state_dir: Path) -> str:
+def _config(address: BrokerAddress, state_dir: Path, sys_interval_s: int) -> str:
     secured = address.password is not None
     lines = [
         f"listener {address.port} 127.0.0.1",
@@ -109,8 +113,8 @@ def _config(address: BrokerAddress, state_dir: Path) -> str:
         "persistence true",
         f"persistence_location {state_dir}/",
         "autosave_interval 5",  # so that even a broker that is killed comes back with the sessions of its clients
-        "persistent_client_expiration 1d",
-        "max_queued_messages 10000",
+        *mosquitto_quotas(),
+        f"sys_interval {sys_interval_s}",
         "log_dest stderr",
         "log_type error",
         "log_type warning",
@@ -129,7 +133,7 @@ async def _wait_until_up(child: Process, address: BrokerAddress, log: Path) -> N
                         f"probe-{os.getpid()}",
                         None,
                         _ignore,
-                        keep_session=False,
+                        session_s=0.0,
                         timeout_s=1.0,
                         keepalive_s=5,
                     )

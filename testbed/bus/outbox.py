@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 
-from testbed.bus.protocol import BusError, Message
+from testbed.bus.protocol import BusError, FullError, Message
 
 
 class Parcel:
@@ -32,9 +32,9 @@ class Outbox:
         return len(self._waiting) + len(self._sent)
 
     def put(self, message: Message) -> Parcel:
-        """Add a message at the end, or raise `BusError` when `limit` of them are there."""
+        """Add a message at the end, or raise `FullError` when `limit` of them are there."""
         if len(self) >= self._limit:
-            raise BusError(f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused")
+            raise FullError(f"{message.topic}: {self._limit} messages wait for the broker already: this one is refused")
         parcel = Parcel(message)
         self._waiting.append(parcel)
         self._changed.set()

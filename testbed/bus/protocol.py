@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from testbed.bus.quotas import MOST_MESSAGE_BYTES
 from testbed.errors import TestbedError
 
 Handler = Callable[[str, bytes], Awaitable[None]]
@@ -15,6 +16,10 @@ Handler = Callable[[str, bytes], Awaitable[None]]
 
 class BusError(TestbedError):
     """The bus cannot be reached, refuses this client, or cannot take more."""
+
+
+class FullError(BusError):
+    """Too many messages wait for the broker already; a later try may succeed."""
 
 
 class NoBrokerError(BusError):
@@ -48,15 +53,23 @@ class Presence:
     retain: bool = True
 
 
+def check_size(topic: str, payload: bytes) -> None:
+    """Raise `BusError` for a message for which a broker would end the connection, again and again."""
+    if len(payload) > MOST_MESSAGE_BYTES:
+        raise BusError(f"{topic}: a message of {len(payload)} bytes: expected at most {MOST_MESSAGE_BYTES}")
+
+
 class Bus(Protocol):
     """A connection to the bus, open inside `async with`.
 
     `connected` is set while there is a connection; a bus connects again by itself, and then subscribes again. `on_lost`
-    is called whenever a connection has ended.
+    is called whenever a connection has ended. `party` is the name of the controller whose certificate it shows, empty
+    without one.
     """
 
     connected: asyncio.Event
     on_lost: Callable[[], None]
+    party: str = ""
 
     async def __aenter__(self) -> Self:
         """Connect, or raise `BusError`."""
@@ -72,7 +85,7 @@ class Bus(Protocol):
         QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages
         leave in the order of the calls. If the caller is cancelled before the message left, it never leaves.
         QoS 0: returns once it left; what is sent without a connection is lost, for it would be stale.
-        Raises `BusError` if too much waits already, or the bus is closed.
+        Raises `FullError` if too much waits already, `BusError` if the bus is closed.
         """
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:

@@ -9,14 +9,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from testbed import __version__
+from testbed.bus.envelope import decode_envelope
 from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
 from testbed.bus.protocol import Bus, BusError
-from testbed.bus.topics import node_topic, reply_topic
-from testbed.errors import TestbedError
+from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.topics import ANY, node_topic, replier_of, reply_topic
+from testbed.errors import TestbedError, shown
 from testbed.failure_codes import known_code
+from testbed.suspicious_acts import ActKind
 
 _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
+_REMEMBERED = 10_000  # ids of commands
+_MOST_NODES = 10_000  # whose strange replies are counted
+_REPLIES = Quota(2000, 250, 1 << 16)  # of one node; the largest, of a watch, counts as fifteen
+_MOST_STRANGE = 100  # of a node; late replies to an earlier controller of the same name are no attack
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +73,10 @@ class Requester:
     again under the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which
     finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
     id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
-    agent about it; not for a command that was sent again, as nobody knows what that word answers.
+    agent about it; not for a command that was sent again, as nobody knows what that word answers. Each node has a
+    reply topic of its own. `on_bad_reply(node, kind, text)` is called for what is no reply of the node that was asked,
+    for replies to commands that were never given once these are many, and for more replies than a node has reason to
+    send.
 
     Without a word of the node at all a try does not count, and is not taken from the deadline: with a `reach`, who
     knows the nodes decides how long their silence is waited for.
@@ -84,18 +95,24 @@ class Requester:
     ) -> None:
         self._bus = bus
         self._lab = lab
-        self._reply_to = reply_topic(lab, client)
+        self._client = bus.party or client
         self._lease = lease
         self._ack_timeout_s = ack_timeout_s
         self._tries = tries
         self._ask_again_s = ask_again_s
         self.reach: Reach | None = None
+        self.on_bad_reply: Callable[[str, ActKind, str], None] = lambda node, _kind, text: _log.warning(
+            "%s: %s", node, text
+        )
         self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
-        self._replies: dict[str, asyncio.Queue[Reply]] = {}
+        self._replies: dict[str, tuple[str, asyncio.Queue[Reply]]] = {}  # by id, with the node that was asked
+        self._strange: dict[str, int] = {}  # replies to others, by node
+        self._buckets: dict[str, Bucket] = {}  # of the nodes that were asked
+        self._given: dict[str, None] = {}  # ids of the newest commands, in their order
         self._cancels: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._bus.subscribe(self._reply_to, self._take)
+        await self._bus.subscribe(reply_topic(self._lab, self._client, ANY), self._take)
         return self
 
     async def __aexit__(
@@ -114,13 +131,15 @@ class Requester:
         told to give up.
         """
         command = Command(
-            id=secrets.token_hex(8),
+            id=self._new_id(),
             lease=self._lease(),
-            reply_to=self._reply_to,
+            reply_to=self._reply_to(node),
             deadline_s=deadline_s,
             action=action,
+            release=__version__,
         )
-        replies = self._replies[command.id] = asyncio.Queue()
+        replies = asyncio.Queue[Reply]()
+        self._replies[command.id] = node, replies
         try:
             reply = await self._ask(node, command, replies)
         except (asyncio.CancelledError, NoAnswerError, DeadlineError):
@@ -134,6 +153,18 @@ class Requester:
         if reply.status == "expired":
             raise DeadlineError(node, action, reason, reply)
         raise CommandFailedError(node, action, reason, reply)
+
+    def _reply_to(self, node: str) -> str:
+        if node not in self._buckets:
+            self._buckets[node] = Bucket(_REPLIES, asyncio.get_running_loop().time)
+        return reply_topic(self._lab, self._client, node)
+
+    def _new_id(self) -> str:
+        command_id = secrets.token_hex(8)
+        self._given[command_id] = None
+        if len(self._given) > _REMEMBERED:
+            del self._given[next(iter(self._given))]
+        return command_id
 
     async def _ask(self, node: str, command: Command, replies: asyncio.Queue[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
@@ -197,11 +228,12 @@ class Requester:
 
     def _give_up(self, node: str, command: Command) -> None:
         cancel = Command(
-            id=secrets.token_hex(8),
+            id=self._new_id(),
             lease=command.lease,
-            reply_to=self._reply_to,
+            reply_to=self._reply_to(node),
             deadline_s=_CANCEL_DEADLINE_S,
             action=Cancel(command=command.id),
+            release=__version__,
         )
         task = asyncio.create_task(self._send(node, cancel), name=f"cancel {command.id} on {node}")
         self._cancels.add(task)
@@ -214,14 +246,38 @@ class Requester:
             _log.warning("%s: cannot tell it to give up a command: %s", node, error)
 
     async def _take(self, topic: str, payload: bytes) -> None:
+        node = replier_of(topic)
+        bucket = self._buckets.get(node)
+        if bucket is None:
+            self._note_strange(node)
+            return
+        if not bucket.take(len(payload)):
+            self.on_bad_reply(node, ActKind.FLOOD, f"more replies than {_REPLIES.per_s:g} a second: dropped")
+            return
+        envelope = decode_envelope(payload)
+        asked, waiting = self._replies.get(envelope.id, ("", None))
+        if envelope.id and waiting is None:
+            if envelope.id not in self._given:
+                self._note_strange(node)
+            return
         try:
             reply = decode(Reply, payload, topic)
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self.on_bad_reply(node, ActKind.BAD_MESSAGE, str(error))
             return
-        waiting = self._replies.get(reply.id)
-        if waiting is not None:
-            waiting.put_nowait(reply)
+        if waiting is None or not asked == node == reply.node:
+            what = f"a reply of {shown(reply.node, 40)} to a command that {asked or 'nobody'} was given"
+            self.on_bad_reply(node, ActKind.FALSE_REPORT, what)
+            return
+        waiting.put_nowait(reply)
+
+    def _note_strange(self, node: str) -> None:
+        """Count a reply to a command that was never given; who can write here is named by its topic."""
+        if node in self._strange or len(self._strange) < _MOST_NODES:
+            count = self._strange[node] = self._strange.get(node, 0) + 1
+            if count > _MOST_STRANGE:
+                what = f"{count} replies to commands that this controller never gave"
+                self.on_bad_reply(node, ActKind.BAD_MESSAGE, what)
 
 
 async def _within(timeout_s: float, replies: asyncio.Queue[Reply]) -> Reply | None:

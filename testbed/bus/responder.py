@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.envelope import decode_envelope
@@ -16,6 +17,7 @@ from testbed.bus.messages import (
     BadRecordError,
     Cancel,
     Command,
+    OtherProtocolError,
     Reply,
     ReplyStatus,
     decode,
@@ -24,10 +26,16 @@ from testbed.bus.messages import (
 from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.topics import is_reply_topic, node_topic
-from testbed.errors import TestbedError
+from testbed.bus.version import PROTOCOL, other_controller
+from testbed.errors import TestbedError, shown
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind, ActLog
 
+MOST_PENDING_REPLIES = 1000  # that wait for the broker: a tenth of what a bus keeps, so that events have room
+MOST_PENDING_BYTES = 16 << 20
 _CLOSE_TIMEOUT_S = 2.0
+_HONEST_REPEATS = 4  # of a command that was answered: a controller that hears no answer gives up after as many tries
+_REPEATS_KEPT = 1000  # ids of answered commands that came again
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +73,11 @@ class Responder:
     `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
     side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
     (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
-    `refuse(command)` returns why a command must not be done (its lease), or None. Closing cancels what runs.
+    `refuse(command)` returns why a command must not be done (its lease), or None. What is refused or cannot be read is
+    noted in `acts`. Closing cancels what runs.
+
+    At most 1000 replies and 16 MiB of them wait for the broker. What is beyond is lost, counted in `lost_replies`, and
+    remembered in the journal as any: whoever waits for it asks again.
     """
 
     def __init__(
@@ -77,7 +89,9 @@ class Responder:
         refuse: Callable[[Command], str | None],
         *,
         journal: AnswerJournal | None = None,
+        acts: ActLog | None = None,
     ) -> None:
+        self._acts = acts if acts is not None else ActLog()
         self._bus = bus
         self._lab = lab
         self._node = node
@@ -85,7 +99,10 @@ class Responder:
         self._refuse = refuse
         self._journal = journal if journal is not None else AnswerJournal()
         self._runs: dict[str, _Run] = {}
+        self._repeats: dict[str, int] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._pending_bytes = 0
+        self.lost_replies = 0
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -106,6 +123,7 @@ class Responder:
             _, late = await asyncio.wait(self._sending, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
+        self._acts.flush()
 
     async def _take(self, topic: str, payload: bytes) -> None:
         if not self._open:
@@ -113,13 +131,16 @@ class Responder:
         try:
             command = decode(Command, payload, topic)
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self._suspect(str(error))
             envelope = decode_envelope(payload)
+            reason = error.reason
+            if isinstance(error, OtherProtocolError):
+                reason = other_controller(error.protocol, error.release)
             if envelope.id:
-                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", error.reason))
+                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", reason))
             return
-        if not is_reply_topic(self._lab, command.reply_to):
-            _log.warning("%s: command %s wants its reply on %r: ignored", topic, command.id, command.reply_to)
+        if not is_reply_topic(self._lab, command.reply_to, self._node):
+            self._suspect(f"command {shown(command.id, 40)} wants its reply on {shown(command.reply_to, 80)}: ignored")
             return
         self._answer(command.reply_to, self._receive(command))
 
@@ -127,12 +148,15 @@ class Responder:
         """Begin what is new, and return what can be said at once."""
         answered = self._journal.get(command.id)
         if answered is not None:
+            self._repeated(command)
             return answered
         accepted = self._reply(command.id, "accepted")
         if command.id in self._runs:
             return accepted
-        reason = self._refuse(command)
+        reason = other_controller(command.v, command.release) if command.v != PROTOCOL else self._refuse(command)
         if reason is not None:
+            tag = command.action.__struct_config__.tag
+            self._suspect(f"{tag}, with its reply on {shown(command.reply_to, 80)}: {reason}")
             return self._reply(command.id, "rejected", reason)
         if isinstance(command.action, Cancel):
             return self._cancel(command.id, command.action.command)
@@ -140,6 +164,18 @@ class Responder:
         run = self._runs[command.id] = _Run()
         run.task = asyncio.create_task(self._run(command, run), name=f"command {command.id}")
         return accepted
+
+    def _repeated(self, command: Command) -> None:
+        """Note a command that somebody sends again and again although it was answered; it is not done again."""
+        if command.id not in self._repeats and len(self._repeats) >= _REPEATS_KEPT:
+            self._repeats.clear()
+        count = self._repeats[command.id] = self._repeats.get(command.id, 0) + 1
+        if count > _HONEST_REPEATS:
+            tag = command.action.__struct_config__.tag
+            self._suspect(f"{tag} {shown(command.id, 40)} came again {count} times after its answer: not done again")
+
+    def _suspect(self, what: str) -> None:
+        self._acts.note(self._node, ActKind.REFUSED_COMMAND, what)
 
     def _cancel(self, command_id: str, target: str) -> Reply:
         run = self._runs.get(target)
@@ -176,6 +212,8 @@ class Responder:
                 return _Ending("cancelled", "cancelled by its sender")
             return _Ending("failed", "interrupted") if self._open else _AGENT_ENDS
         except TestbedError as error:
+            if error.suspicious:
+                self._suspect(f"{command.action.__struct_config__.tag}: {error}")
             result = error.result() if isinstance(error, NoRoomError) else {}
             return _Ending("failed", str(error), result, error.failure_code.value if error.failure_code else "")
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
@@ -206,19 +244,32 @@ class Responder:
         )
 
     def _answer(self, reply_to: str, reply: Reply) -> None:
-        if not is_reply_topic(self._lab, reply_to):
-            _log.warning("%s: cannot answer %s on %r", self._node, reply.id, reply_to)
+        if not is_reply_topic(self._lab, reply_to, self._node):
+            self._suspect(f"no answer to {shown(reply.id, 40)}: {shown(reply_to, 80)} is no topic of replies")
+            return
+        payload = encode(reply)
+        full = self._pending_bytes + len(payload) > MOST_PENDING_BYTES and self._sending
+        if full or len(self._sending) >= MOST_PENDING_REPLIES:
+            self._lose(reply.id, f"{len(self._sending)} replies wait for the broker already")
             return
         # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
-        self._spawn(self._publish(reply_to, reply), f"reply {reply.id}")
-
-    async def _publish(self, topic: str, reply: Reply) -> None:
-        try:
-            await self._bus.publish(topic, encode(reply))
-        except BusError as error:
-            _log.warning("%s: reply to %s lost: %s", self._node, reply.id, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+        self._pending_bytes += len(payload)
+        task = asyncio.create_task(self._publish(reply_to, reply.id, payload), name=f"reply {reply.id}")
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(partial(self._sent, len(payload)))
+
+    def _sent(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        self._pending_bytes -= size_bytes
+
+    async def _publish(self, topic: str, reply_id: str, payload: bytes) -> None:
+        try:
+            await self._bus.publish(topic, payload)
+        except BusError as error:
+            self._lose(reply_id, str(error))
+
+    def _lose(self, reply_id: str, why: str) -> None:
+        """Count a reply that is lost, and log one each time that their number has doubled."""
+        self.lost_replies += 1
+        if not self.lost_replies & (self.lost_replies - 1):
+            _log.warning("%s: reply to %s lost, %d by now: %s", self._node, shown(reply_id, 40), self.lost_replies, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from testbed.bus.messages import Record, Value, convert
+from testbed.bus.messages import Record, Value, convert, make_printable
 from testbed.bus.numbers import Amount, Count, DiskSpace
 
 
@@ -43,7 +43,8 @@ class GuestSample(Value, frozen=True):
     wanted_cores: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Correct the sample of an older agent."""
+        """Correct the sample of an older agent, and make what a person reads printable."""
+        make_printable(self, "guest", "state")
         if self.wanted_cores is None:
             msgspec.structs.force_setattr(self, "wanted_cores", self.cap_cores)
             msgspec.structs.force_setattr(self, "cap_cores", None)
@@ -59,7 +60,9 @@ class Telemetry(Record, frozen=True):
 
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
     they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
-    samples of this boot that had to be given up, as too many waited. `core_units_per_s` is how fast a core is, by a
+    samples of this boot that had to be given up, as too many waited. `refused` counts what the
+    agent of this boot could not send at once, as too much waited for the broker: replies, which are lost until they are
+    asked for again, and events, which are sent later. `core_units_per_s` is how fast a core is, by a
     short probe; 0 if that was not measured. `image_free_mib` is the room for images where the node keeps them, or what
     its budget leaves if that is less; saves under way count once they are complete. None if nothing limits it, or if
     the agent does not report it.
@@ -79,5 +82,10 @@ class Telemetry(Record, frozen=True):
     boot: str = ""
     late: bool = False
     dropped: Count = 0
+    refused: Count = 0
     core_units_per_s: Amount = 0.0
     image_free_mib: DiskSpace | None = None
+
+    def __post_init__(self) -> None:
+        """Make what a person reads printable."""
+        make_printable(self, "node", "boot")

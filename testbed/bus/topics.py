@@ -8,12 +8,15 @@ from typing import Literal
 from testbed.errors import UserError
 
 ANY = "+"
+CLIENT_PREFIX = "dfrs."  # begins every client id: no node is called so, as names of nodes have no dot
 
 NodeKind = Literal["status", "telemetry", "command", "event"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _NODE = re.compile(rf"testbed/v1/({_NAME.pattern})/node/({_NAME.pattern})/(?:status|telemetry|command|event)")
-_REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply")
+_RELEASE = re.compile(rf"testbed/v1/({_NAME.pattern})/release/({_NAME.pattern})")
+_FLEETING = re.compile(rf"testbed/v1/{_NAME.pattern}/node/{_NAME.pattern}/(?:telemetry|command|event)")
+_REPLY = re.compile(rf"testbed/v1/({_NAME.pattern})/controller/({_NAME.pattern})/reply(?:/({_NAME.pattern}))?")
 
 
 def check_name(what: str, name: str) -> str:
@@ -34,14 +37,32 @@ def lease_topic(lab: str) -> str:
     return f"testbed/v1/{check_name('lab', lab)}/lease"
 
 
-def reply_topic(lab: str, client: str) -> str:
-    """Return the topic on which a controller gets its replies."""
-    return f"testbed/v1/{check_name('lab', lab)}/controller/{check_name('client', client)}/reply"
+def release_topic(lab: str, controller: str) -> str:
+    """Return the topic on which a controller ends the lease of another, or the pattern for all if it is `+`."""
+    checked = ANY if controller == ANY else check_name("controller", controller)
+    return f"testbed/v1/{check_name('lab', lab)}/release/{checked}"
+
+
+def releaser_of(topic: str) -> str:
+    """Return the controller of a release topic, an empty string for any other topic."""
+    found = _RELEASE.fullmatch(topic)
+    return found.group(2) if found else ""
+
+
+def readable_by(lab: str, node: str) -> tuple[str, str, str]:
+    """Return all that an agent subscribes to: its commands, the lease, and the ends of leases."""
+    return node_topic(lab, check_name("node", node), "command"), lease_topic(lab), release_topic(lab, ANY)
+
+
+def reply_topic(lab: str, client: str, node: str) -> str:
+    """Return the topic on which a controller gets the replies of one node, or the pattern of all if it is `+`."""
+    checked = ANY if node == ANY else check_name("node", node)
+    return f"testbed/v1/{check_name('lab', lab)}/controller/{check_name('client', client)}/reply/{checked}"
 
 
 def reply_pattern(lab: str) -> str:
     """Return the pattern of all topics on which controllers of a lab get replies."""
-    return f"testbed/v1/{check_name('lab', lab)}/controller/{ANY}/reply"
+    return f"testbed/v1/{check_name('lab', lab)}/controller/{ANY}/reply/{ANY}"
 
 
 def bank_topic(lab: str, job: int) -> str:
@@ -55,10 +76,24 @@ def node_of(topic: str) -> str | None:
     return found.group(2) if found else None
 
 
-def is_reply_topic(lab: str, topic: str) -> bool:
-    """Whether a controller of `lab` gets replies on `topic`: agents publish answers nowhere else."""
+def is_reply_topic(lab: str, topic: str, node: str) -> bool:
+    """Whether a controller of `lab` gets replies of `node` on `topic`: its agent publishes answers nowhere else.
+
+    A controller of protocol 2 had one topic for the replies of all nodes; it is told of the other protocol there.
+    """
     found = _REPLY.fullmatch(topic)
-    return found is not None and found.group(1) == lab
+    return found is not None and found.group(1) == lab and found.group(3) in (None, node)
+
+
+def replier_of(topic: str) -> str:
+    """Return the node of a reply topic, an empty string for any other topic."""
+    found = _REPLY.fullmatch(topic)
+    return (found.group(3) or "") if found else ""
+
+
+def never_retained(topic: str) -> bool:
+    """Whether nobody has a reason to retain a message on `topic`: of ours, only those of status and lease are."""
+    return bool(_FLEETING.fullmatch(topic) or _REPLY.fullmatch(topic))
 
 
 def matches(pattern: str, topic: str) -> bool:

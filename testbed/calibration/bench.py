@@ -34,6 +34,7 @@ from testbed.control.labs import OpenLab, live_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
+from testbed.control.migration_targets import migration_targets
 from testbed.control.operations import Operations
 from testbed.control.replies import ReplyError, ask
 from testbed.control.scenario import BoxTable, Scenario
@@ -89,7 +90,11 @@ class Bench:
     def live_migration(self) -> LiveMigration:
         """Moves guests while they work, as a run does."""
         scenario = self.scenario
-        return LiveMigration(self.fleet, self.operations, scenario.deadlines, scenario.migration, lambda **_entry: None)
+        facts = {node.name: fact for node, fact in zip(self.fleet.nodes, self.facts, strict=True)}
+        return LiveMigration(
+            self.fleet, self.operations, scenario.deadlines, scenario.migration, migration_targets(scenario, facts),
+            lambda **_entry: None,
+        )  # fmt: skip
 
     def specimen(
         self,

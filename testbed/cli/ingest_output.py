@@ -12,6 +12,7 @@ from typing import Self
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -97,7 +98,7 @@ def print_counts(counts: Sequence[ShippingCount], *, as_json: bool) -> None:
         table.add_column(title, justify="right")
     for count in counts:
         numbers = (count.points, count.shipped, count.refused, count.left, count.sent)
-        table.add_row(Path(count.run).name, *(f"{number:,}" for number in numbers), f"{count.elapsed_s:.1f}")
+        table.add_row(escape(Path(count.run).name), *(f"{number:,}" for number in numbers), f"{count.elapsed_s:.1f}")
     console.print(table)
     for count in counts:
         if count.refused_file:

@@ -9,7 +9,7 @@ import traceback
 import click
 
 from testbed import __version__
-from testbed.errors import TestbedError, nearest
+from testbed.errors import TestbedError, nearest, printable_lines
 
 _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
@@ -90,7 +90,7 @@ def main() -> None:
     except TestbedError as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"testbed: {error}", err=True)
+        click.echo(f"testbed: {printable_lines(str(error))}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

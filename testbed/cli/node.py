@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from testbed.errors import UserError
+from testbed.errors import UserError, printable, printable_lines
 
 if TYPE_CHECKING:
     from testbed.remote.everywhere import Outcome
@@ -56,9 +57,12 @@ def node() -> None:
 )
 @click.option("--driver", default="process", help="What guests are: process, libvirt, docker or a plug-in.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the driver, such as bridge=dfrs0.")
+@click.option(
+    "--agent-memory-mib", type=click.IntRange(min=0), default=512, help="Most memory of the agent itself; 0: no bound."
+)
 @click.option("--home", default="/opt/dfrs-testbed", help="Folder of the agent there.")
 @click.option("--service", type=click.Choice(["systemd", "script"]), default="systemd", help="What keeps it running.")
-@click.option("--package", default="dfrs-testbed", help="What pip installs there: a name, or a wheel here.")
+@click.option("--package", required=True, help="The wheel that is installed there, as you have built it here.")
 @click.option("--certificates", type=click.Path(path_type=Path), default=None, help="Folder of `testbed ca`.")
 @click.option(
     "--known-hosts", type=click.Path(path_type=Path), default=None, help="Keys of machines, if not ssh's own."
@@ -66,8 +70,9 @@ def node() -> None:
 @click.option("--identity", type=click.Path(path_type=Path), default=None, help="Our key, if not one of ssh's own.")
 def add(
     *, name: str, target: str, path: Path, lab: str | None, broker: str | None, port: int, address: str | None,
-    cpus: float, memory_mib: int, image_budget_mib: int, driver: str, options: tuple[str, ...], home: str,
-    service: str, package: str, certificates: Path | None, known_hosts: Path | None, identity: Path | None,
+    cpus: float, memory_mib: int, image_budget_mib: int, driver: str, options: tuple[str, ...],
+    agent_memory_mib: int, home: str, service: str, package: str, certificates: Path | None,
+    known_hosts: Path | None, identity: Path | None,
 ) -> int:  # fmt: skip
     """Install and start an agent on a machine, and enter it in the file; again it is brought up to date."""
     from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
@@ -83,7 +88,7 @@ def add(
     host = {
         "name": name, "ssh": target, "port": port, "address": address or target.rpartition("@")[2], "cpus": cpus,
         "memory_mib": memory_mib, "image_budget_mib": image_budget_mib, "driver": driver, "home": home,
-        "service": service,
+        "service": service, "agent_memory_mib": agent_memory_mib,
         "options": dict(each.split("=", 1) for each in options),
     }  # fmt: skip
     others = [each for each in before.get("hosts", ()) if each["name"] != name]
@@ -96,10 +101,31 @@ def add(
     def say(which: Host, line: str) -> None:
         click.echo(f"{which.name}: {line}", err=True)
 
-    code = _everywhere(hosts, (name,), agents.install(hosts, package, certificates, say), as_json=False)
+    code = _everywhere(
+        hosts, (name,), agents.install(hosts, hosts.choose((name,)), package, certificates, say), as_json=False
+    )
     if code == 0:
         save_hosts(hosts, path)
     return code
+
+
+@node.command()
+@click.argument("name")
+@_FILE
+def unit(*, name: str, path: Path) -> int:
+    """Print the unit of systemd that `testbed node add` and the Ansible role write for a machine of the file.
+
+    A file called - is standard input.
+    """
+    import sys  # noqa: PLC0415  # --help stays quick
+
+    from testbed.remote.hosts import load_hosts, read_hosts  # noqa: PLC0415  # as above
+    from testbed.remote.unit import unit as unit_of  # noqa: PLC0415  # as above
+
+    hosts = read_hosts(sys.stdin.read(), path) if path == Path("-") else load_hosts(path)
+    (host,) = hosts.choose((name,))
+    click.echo(unit_of(hosts.lab, hosts.broker, host), nl=False)
+    return 0
 
 
 @node.command()
@@ -136,7 +162,7 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
     worst = 0
 
     def act(shell: Shell) -> Any:
-        return json.loads(agents.exec_check(shell))
+        return msgspec.to_builtins(agents.exec_check(shell))
 
     def show(outcome: Outcome[Any]) -> None:
         nonlocal worst
@@ -146,7 +172,8 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
         click.echo(f"{outcome.host.name}: {told['worst']}")
         for each in findings:
             mend = f"; mend: {each['mend']}" if each["mend"] else ""
-            click.echo(f"  {each['severity']}: {each['check']}: {each['found']}{mend}")
+            text = printable(f"{each['check']}: {each['found']}{mend}")
+            click.echo(f"  {each['severity']}: {text}")
 
     return max(on_machines(path, names, act, as_json=as_json, show=show), worst)
 
@@ -200,6 +227,6 @@ def _everywhere(
         elif show is not None and not as_json:
             show(each)
         elif not as_json:
-            for line in str(each.value).rstrip().splitlines() or ["(nothing)"]:
+            for line in printable_lines(str(each.value).rstrip() or "(nothing)").split("\n"):
                 click.echo(f"{each.host.name}: {line}")
     return 1 if any(each.error for each in outcomes) else 0

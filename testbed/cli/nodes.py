@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from testbed.errors import printable
+
 
 @click.command()
 @click.option("--broker", default="mqtt://127.0.0.1:1883", help="Address of the message broker.")
@@ -23,9 +25,13 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     import msgspec  # noqa: PLC0415  # --help stays quick
     from rich.console import Console  # noqa: PLC0415  # --help stays quick
     from rich.table import Table  # noqa: PLC0415  # --help stays quick
+    from rich.text import Text  # noqa: PLC0415  # --help stays quick
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # --help stays quick
     from testbed.control.inventory import survey  # noqa: PLC0415  # --help stays quick
+
+    def told(text: str) -> Text:
+        return Text(printable(text))  # a node's words are no markup of ours
 
     found = list(asyncio.run(survey(BrokerAddress.parse(broker), lab, wait_s)).nodes.values())
     if as_json:
@@ -35,12 +41,12 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     for status in found:
         facts = status.facts
         if facts is None:
-            table.add_row(status.node, f"offline: {status.reason}", *["-"] * 6)
+            table.add_row(told(status.node), told(f"offline: {status.reason}"), *["-"] * 6)
         else:
             table.add_row(
-                status.node, "online", facts.driver, f"{facts.cpus:g} of {facts.machine_cores}",
-                f"{facts.memory_mib} of {facts.machine_memory_mib}", " ".join(facts.capabilities), facts.kernel,
-                facts.cpu_model,
+                told(status.node), "online", told(facts.driver), f"{facts.cpus:g} of {facts.machine_cores}",
+                f"{facts.memory_mib} of {facts.machine_memory_mib}", told(" ".join(facts.capabilities)),
+                told(facts.kernel), told(facts.cpu_model),
             )  # fmt: skip
     Console().print(table)
     if not found:

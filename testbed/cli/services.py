@@ -40,11 +40,19 @@ def up(*, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...
 
     chosen = _chosen(names)
     told = {name: _port(name, text) for name, text in _pairs("--port", ports).items()}
-    known = catalogue.services(
-        make_keys(), {**catalogue.IMAGES, **_pairs("--image", images)}, {**catalogue.PORTS, **told}
-    )
+    keys = make_keys()
+    own = {**catalogue.IMAGES, **_pairs("--image", images)}, {**catalogue.PORTS, **told}
+    known = catalogue.services(keys, *own)
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
     with containers.engine() as client:
-        made = containers.up(client, [known[name] for name in chosen], lambda line: click.echo(line, err=True))
+        made = containers.up(client, [known[name] for name in chosen if name != "grafana"], say)
+        if "grafana" in chosen:  # after the database, which makes its token
+            (database,) = containers.status(client, ["influxdb"])
+            known = catalogue.services(keys, *own, influx_reader=_reader(database, keys.influx_token))
+            made += containers.up(client, [known["grafana"]], say)
         found = containers.status(client, chosen)
     _show(found, as_json=as_json, made=made)
     if not as_json:
@@ -107,6 +115,16 @@ def env() -> int:
     for name, value in told.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     return 0 if told else 1
+
+
+def _reader(database: ServiceStatus, token: str) -> str:
+    """Return the token by which Grafana reads measurements; it can do nothing else."""
+    from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG  # noqa: PLC0415  # --help stays quick
+    from testbed.services.readers import read_token  # noqa: PLC0415  # as above
+
+    if database.state != "running":
+        raise UserError("grafana: it reads InfluxDB, which is not up: testbed services up influxdb grafana")
+    return read_token(f"http://{database.address}", token, DEFAULT_ORG, DEFAULT_BUCKET)
 
 
 def _show(found: list[ServiceStatus], *, as_json: bool, made: list[str] | None = None) -> None:

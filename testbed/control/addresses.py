@@ -20,8 +20,3 @@ def guest_addresses(network: str) -> Iterator[str]:
             address = whole[number]
             if address.packed[2] != 255:
                 yield f"{address}/{whole.prefixlen}"
-
-
-def host_of(address: str) -> str:
-    """Return an address without its prefix length; empty stays empty."""
-    return address.partition("/")[0]

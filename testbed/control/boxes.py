@@ -33,6 +33,7 @@ def spec_of(scenario: Scenario) -> BoxSpec:
         NodeSpec(
             scenario.lab, node.name, node.cpus, node.memory_mib, node.driver,
             f"{ipaddress.IPv4Address(last + number)}/{network.prefixlen}", node.image_budget_mib,
+            scenario.migration.transport,
         )
         for number, node in enumerate(scenario.nodes, start=1)
     )  # fmt: skip

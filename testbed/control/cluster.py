@@ -108,6 +108,11 @@ class LiveJob:
         """Whether it is done or failed."""
         return self.phase in ENDED
 
+    def enter(self, phase: Phase) -> None:
+        """Change the phase; a job that has ended stays so, whatever becomes of its operation in the same moment."""
+        if not self.ended:
+            self.phase = phase
+
     @property
     def advances(self) -> bool:
         """Whether every task has been seen to progress since it was last started or restored."""

@@ -132,8 +132,8 @@ class Conductor:
         self.executor.settle(live)
 
     def _settled(self, live: LiveJob) -> None:
-        """No operation on the job is under way: if all its tasks have ended, so has it."""
-        if live.ended or len(live.finished_tasks) < len(live.specs):
+        """No operation on the job is under way: if all its tasks have ended, so has it, unless it is withdrawn."""
+        if live.ended or live.withdrawn or len(live.finished_tasks) < len(live.specs):
             return
         live.phase, live.intended, live.running_on, live.migrating_to = Phase.DONE, None, None, None
         live.end_trace_s = self.clock.trace_s()

@@ -271,7 +271,8 @@ class Executor:
         match action.verb:
             case Verb.START:
                 await self._operations.start(live, action.nodes, action.yield_frac, ())
-                live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
+                live.enter(Phase.RUNNING)
+                live.yield_frac = action.yield_frac
             case Verb.CAP:
                 found = await self._operations.set_running_cap(live, action.yield_frac)
                 caps_cores[:] = [found[task] for task in sorted(found)]
@@ -281,7 +282,8 @@ class Executor:
             case Verb.TRANSFER:
                 begin_s = now_s()
                 sent = await self._operations.transfer(live, action.nodes)
-                live.phase, live.saved_on = Phase.SAVED, action.nodes
+                live.enter(Phase.SAVED)
+                live.saved_on = action.nodes
                 if record:
                     record.moved_tasks = sum(a != b for a, b in zip(record.saved_on, action.nodes, strict=True))
                     record.transfer_s += now_s() - begin_s
@@ -292,8 +294,8 @@ class Executor:
                     record.restore_begin_s = now_s()
                 told = await self._operations.start(live, action.nodes, action.yield_frac, live.images)
                 phases.update({name: value for name, value in told.items() if name == "release_skew_s"})
-                live.phase, live.yield_frac = Phase.RUNNING, action.yield_frac
-                live.saved_on = None
+                live.enter(Phase.RUNNING)
+                live.yield_frac, live.saved_on = action.yield_frac, None
                 read = sum(image.bytes for image in live.images)
                 if record:
                     record.restore_end_s = now_s()
@@ -310,7 +312,8 @@ class Executor:
         record = Rescheduling("migration", now_s(), LIVE)
         before = _open_rescheduling(live)
         moved = await self._migration.move(live, action.nodes, action.yield_frac)
-        live.phase, live.yield_frac, live.migrating_to = Phase.RUNNING, action.yield_frac, None
+        live.enter(Phase.RUNNING)
+        live.yield_frac, live.migrating_to = action.yield_frac, None
         if not moved:  # every guest that should move has ended
             return 0
         record.live_end_s = now_s()
@@ -335,7 +338,8 @@ class Executor:
             live.reschedulings.remove(record)
             raise
         self._cut_off(live, before, record.begin_s)
-        live.phase, live.saved_on, live.running_on, live.yield_frac = Phase.SAVED, live.running_on, None, 0.0
+        live.enter(Phase.SAVED)
+        live.saved_on, live.running_on, live.yield_frac = live.running_on, None, 0.0
         live.live_refused = False
         record.hold_skew_s = phases.get("hold_skew_s", 0.0)
         record.save_end_s = live.left_s = now_s()
@@ -353,11 +357,13 @@ class Executor:
     def _undo(self, live: LiveJob, action: PlannedAction) -> None:
         match action.verb:
             case Verb.START:
-                live.phase, live.running_on = Phase.WAITING, None
+                live.enter(Phase.WAITING)
+                live.running_on = None
             case Verb.RESTORE | Verb.TRANSFER:
-                live.phase, live.running_on = Phase.SAVED, None
+                live.enter(Phase.SAVED)
+                live.running_on = None
             case Verb.SAVE | Verb.CAP | Verb.MIGRATE:
-                live.phase = Phase.RUNNING
+                live.enter(Phase.RUNNING)
 
     def _close_rescheduling(self, live: LiveJob) -> None:
         """The job has progressed after a restore or a migration: its penalty is known, and its images are useless."""

@@ -11,17 +11,22 @@ import msgspec
 
 from testbed.bus import topics
 from testbed.bus.messages import (
+    ITSELF,
+    MPI_BARRIER,
+    AgentLimit,
     AnyAction,
     BadRecordError,
     GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
-    decode,
+    OtherProtocolError,
+    convert,
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
+from testbed.bus.version import PROTOCOL, other_agent
 from testbed.control.liveness import (
     Announced,
     BusBack,
@@ -38,23 +43,44 @@ from testbed.control.liveness import (
     notice,
 )
 from testbed.control.node_facts import check_facts
+from testbed.control.node_messages import Gate
 from testbed.control.replies import Guests, ask
 from testbed.control.sample_clock import SampleClock
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.errors import RunError, UserError
 from testbed.failure_codes import FailureCode
+from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
+
+_log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.5
+_LIMIT_EVERY_S = 60.0
 LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
 _LOOKS_A_SILENCE = 4  # at the clock
 _STALL_LOOKS = 2  # so many looks late, the controller stood still
-_log = logging.getLogger(__name__)
+_MOST_BOOTS = 8  # lives of an agent whose clocks are remembered
 
 
 class NodeLostError(RunError):
     """A node is lost: what it was asked to do will not be done."""
 
     failure_code = FailureCode.NODE_LOST
+
+
+def limit_text(node: str, limit: AgentLimit) -> str:
+    """Return what an agent's bound means, for whoever watches a run."""
+    if limit.what == "log":
+        return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB) and began anew"
+    if limit.state == "left":
+        return f"node {node}: its agent has {limit.value_mib:.0f} MiB again, and takes work"
+    return (
+        f"node {node}: its agent has {limit.value_mib:.0f} MiB, more than its bound of {limit.bound_mib:.0f} MiB: it "
+        "takes no new work until it has less"
+    )
+
+
+def _log_limit(node: Node, limit: AgentLimit) -> None:
+    _log.warning("%s", limit_text(node.name, limit))
 
 
 def rule_of(deadlines: DeadlinesTable) -> Rule:
@@ -78,6 +104,8 @@ class Node:
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
+    limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when its agent said what of its bounds
+    boots: list[str] = field(default_factory=list)  # that announced themselves, in this order
 
     @property
     def online(self) -> bool:
@@ -88,8 +116,10 @@ class Node:
 class Fleet:
     """Nodes by index, in the order of the scenario.
 
-    Callbacks run in the event loop: `on_guest_event(node index, event)`, `on_telemetry(node, record, taken_ns)`,
-    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`).
+    Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
+    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`,
+    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`),
+    `on_limit(node, limit)` when its agent has reached a bound of its own.
     `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
     the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
 
@@ -98,10 +128,12 @@ class Fleet:
 
     def __init__(
         self, bus: Bus, lab: str, names: Sequence[str], requester: Requester, rule: Rule,
-        wanted: Sequence[NodeTable] = (),
+        wanted: Sequence[NodeTable] = (), acts: ActLog | None = None,
     ) -> None:  # fmt: skip
         self.nodes = [Node(index, name) for index, name in enumerate(names)]
         self._by_name = {node.name: node for node in self.nodes}
+        self._acts = acts if acts is not None else ActLog()
+        self._gates = {node.index: Gate(node.name, asyncio.get_running_loop().time) for node in self.nodes}
         self._bus = bus
         self._lab = lab
         self._requester = requester
@@ -111,8 +143,10 @@ class Fleet:
         self._resigned = False
         self._wanted: Mapping[str, NodeTable] = {table.name: table for table in wanted}
         self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
+        self.on_mpi_barrier: Callable[[int, GuestEvent], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
+        self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
 
     async def open(self) -> None:
         """Start to listen."""
@@ -123,14 +157,18 @@ class Fleet:
     async def wait_for_all(self, timeout_s: float) -> None:
         """Wait until every node has announced itself, or raise `UserError` that names the silent ones.
 
-        Facts that are refused (`check_facts`) are a `UserError` as well.
+        A node with another protocol, or with facts that are refused (`check_facts`), is a `UserError` at once.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                for node in self.nodes:
-                    await node.announced.wait()
-                    if node.refused is not None:
-                        raise node.refused
+                while True:
+                    news = self._news
+                    for node in self.nodes:  # those that are refused are told before the silent ones
+                        if node.refused is not None:
+                            raise node.refused
+                    if all(node.announced.is_set() for node in self.nodes):
+                        return
+                    await news.wait()
         except TimeoutError:
             silent = ", ".join(f"{node.name} ({node.reason})" for node in self.nodes if not node.online)
             raise UserError(
@@ -231,16 +269,26 @@ class Fleet:
         if node is None or not payload:
             return
         try:
-            status = decode(NodeStatus, payload, topic)
-        except BadRecordError as error:
-            _log.warning("%s", error)
-            node.reason = str(error)
+            status = self._gates[node.index].read(NodeStatus, topic, payload)
+        except OtherProtocolError as error:
+            self._refuse(node, UserError(other_agent(node.name, error.protocol, error.release)))
             return
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            if error.kind is not ActKind.FLOOD:
+                node.reason = str(error)
+            return
+        self._note_boot(node, status)
         node.messages += 1
+        if status.online and status.v != PROTOCOL:
+            release = status.release or (status.facts.versions.get("testbed", "") if status.facts else "")
+            self._refuse(node, UserError(other_agent(node.name, status.v, release)))
+            return
         if status.online and status.facts is not None:
             try:
                 check_facts(node.name, status.facts, self._wanted.get(node.name))
             except UserError as error:
+                self._acts.note(node.name, ActKind.FALSE_REPORT, error)
                 self._refuse(node, error)
                 return
             node.refused = None
@@ -252,23 +300,28 @@ class Fleet:
                 node.reason = status.reason
 
     def _refuse(self, node: Node, error: UserError) -> None:
-        """Take a node whose facts are impossible for one that is not there."""
+        """Take a node that cannot be used for one that is not there."""
         node.refused = error
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
         node.announced.set()
+        self._tell_news()
 
     async def _telemetry(self, topic: str, payload: bytes) -> None:
         node = self._node(topic)
         if node is None:
             return
         try:
-            record = decode(Telemetry, payload, topic)
-        except BadRecordError as error:
-            _log.warning("%s", error)
+            record = self._gates[node.index].telemetry(topic, payload)
+        except OtherProtocolError:  # its status says so
+            return
+        except SuspiciousError as error:
+            self._suspect(node, error)
             return
         heard_ns = int(asyncio.get_running_loop().time() * 1e9)
         clock = node.clocks.setdefault(record.boot, SampleClock())
+        if len(node.clocks) > _MOST_BOOTS:
+            del node.clocks[next(iter(node.clocks))]
         taken_ns = clock.taken_ns(record.mono_ns, heard_ns, late=record.late)
         if taken_ns is None:
             return
@@ -285,6 +338,43 @@ class Fleet:
         if node is None:
             return
         try:
-            self.on_guest_event(node.index, decode(GuestEvent, payload, topic))
+            event, left_out = self._gates[node.index].event(topic, payload)
+            if (event.guest, event.event) == (ITSELF, "limit"):
+                self._limit(node, convert(event.detail, AgentLimit))
+                return
+        except OtherProtocolError:  # its status says so
+            return
+        except SuspiciousError as error:
+            self._suspect(node, error)
+            return
         except BadRecordError as error:
-            _log.warning("%s", error)
+            self._acts.note(node.name, ActKind.BAD_MESSAGE, error)
+            return
+        if left_out:
+            what = f"event {event.event!r} of {event.guest}: {left_out} fields of its detail are left out"
+            self._acts.note(node.name, ActKind.BAD_MESSAGE, what)
+        (self.on_mpi_barrier if event.event == MPI_BARRIER else self.on_guest_event)(node.index, event)
+
+    def _limit(self, node: Node, limit: AgentLimit) -> None:
+        """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""
+        now_s, key = asyncio.get_running_loop().time(), (limit.what, limit.state)
+        if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
+            node.limits_s[key] = now_s
+            self.on_limit(node, limit)
+
+    def _suspect(self, node: Node, error: SuspiciousError) -> None:
+        self._acts.note(node.name, error.kind, error.what)
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """See `Nodes`."""
+        self._acts.note(self.nodes[node].name, kind, what)
+
+    def _note_boot(self, node: Node, status: NodeStatus) -> None:
+        """Tell of an agent that announces itself after another one of its name has."""
+        if not status.online or node.boots[-1:] == [status.boot]:
+            return
+        if status.boot in node.boots:
+            what = "two agents of this name run, and take turns: end one (a forgotten agent, a copied folder)"
+            self._acts.note(node.name, ActKind.NAMESAKE, what)
+            node.boots.remove(status.boot)
+        node.boots = [*node.boots[1 - _MOST_BOOTS :], status.boot]

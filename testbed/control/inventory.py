@@ -32,7 +32,7 @@ async def survey(address: BrokerAddress, lab: str, wait_s: float) -> Survey:
     async def presence(topic: str, payload: bytes) -> None:
         with contextlib.suppress(BadRecordError):
             if payload and (name := topics.node_of(topic)):
-                nodes[name] = decode(NodeStatus, payload, topic)
+                nodes[name] = decode(NodeStatus, payload, topic, any_protocol=True)
 
     async def sample(topic: str, payload: bytes) -> None:
         with contextlib.suppress(BadRecordError):
@@ -42,7 +42,7 @@ async def survey(address: BrokerAddress, lab: str, wait_s: float) -> Survey:
     async def lease(topic: str, payload: bytes) -> None:
         with contextlib.suppress(BadRecordError):
             if payload:
-                leases.append(decode(Lease, payload, topic))
+                leases.append(decode(Lease, payload, topic, any_protocol=True))
 
     async with MqttBus(address, f"inventory-{os.getpid()}", keep_session=False) as bus:
         await bus.subscribe(topics.lease_topic(lab), lease)

@@ -17,10 +17,13 @@ from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
 from testbed.bus.memory import MemoryHub
 from testbed.bus.protocol import Bus, BusError
+from testbed.bus.quotas import CONTROLLER_SESSION_S
 from testbed.control.boxes import spec_of
 from testbed.control.local_agents import local_agents
 from testbed.control.scenario import Scenario
 from testbed.errors import UserError
+
+_AFTER_LEASE_S = 30.0  # a controller that was away comes back while its lease lasts
 
 OpenLab = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 
@@ -37,7 +40,9 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
         else:
             address = BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir)
         try:
-            bus = await stack.enter_async_context(MqttBus(address, client_id))
+            session_s = max(CONTROLLER_SESSION_S, scenario.deadlines.lease_ttl_s + _AFTER_LEASE_S)
+            bus = MqttBus(address, client_id, session_s=session_s, end_session=True)
+            await stack.enter_async_context(bus)
         except BusError as error:
             raise UserError(str(error)) from error
         own = [node for node in scenario.nodes if node.spawn]

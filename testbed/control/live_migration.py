@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from testbed.bus.messages import Adopt, Migrate, Stop
+from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.control.cluster import LiveJob
 from testbed.control.operations import Operations
@@ -48,6 +49,7 @@ class LiveMigration:
     operations: Operations
     deadlines: DeadlinesTable
     limits: MigrationTable
+    targets: Mapping[int, Destination]  # by node
     tell: Callable[..., None]
 
     async def move(self, live: LiveJob, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
@@ -103,7 +105,7 @@ class LiveMigration:
         if task not in live.finished_tasks:
             action = Migrate(
                 guest=spec.guest,
-                to_uri=self.nodes.facts(target).migration_uri,
+                to=self._target(target),
                 budget_s=budget_s,
                 no_progress_s=self.limits.no_progress_s,
             )
@@ -125,6 +127,11 @@ class LiveMigration:
             **msgspec.structs.asdict(moved),
         )  # fmt: skip
         return moved
+
+    def _target(self, node: int) -> Destination:
+        if node not in self.targets:
+            raise RunError(f"node {self.nodes.name(node)}: nothing says where guests migrate to it live")
+        return self.targets[node]
 
     async def _ask_both_ends(self, live: LiveJob, task: int, source: int, target: int, error: TestbedError) -> None:
         """After a migration that did not say that it succeeded: return if the guest has left, else raise `StaysError`.

@@ -41,7 +41,7 @@ async def local_agents(
     logs.mkdir()
     try:
         for node in nodes:
-            with (logs / f"{node.name}.log").open("wb") as log:
+            with (logs / f"{node.name}.log").open("ab") as log:
                 argv = [
                     *module_argv("node_agent", "--lab", lab, "--node", node.name, "--driver", node.driver),
                     "--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib),

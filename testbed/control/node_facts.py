@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from testbed.bus.messages import NodeFacts
 from testbed.control.scenario import NodeTable
-from testbed.errors import UserError, shown
+from testbed.errors import RunError, UserError, shown
 from testbed.limits import (
     CORES_EXPECTED,
     LEAST_NODE_CORES,
@@ -54,6 +54,7 @@ def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) ->
     check("image_free_mib", 0 <= facts.image_free_mib <= MOST_DISK_MIB, f"0 to {MOST_DISK_MIB} MiB")
     check("image_port", 0 <= facts.image_port <= 65535, "a port from 0 to 65535")
     check("address", _is_address(facts.address), "a host name or IP address")
+    check("versions", len(facts.versions) <= _MOST_WORDS, f"at most {_MOST_WORDS} of them")
     for name in ("capabilities", "programs", "image_stores"):
         words = getattr(facts, name)
         check(name, len(words) <= _MOST_WORDS and all(map(_WORD.fullmatch, words)), f"at most {_MOST_WORDS} names")
@@ -74,12 +75,41 @@ def check_alike(facts: Mapping[str, NodeFacts]) -> None:
             )
 
 
-def _is_address(text: str) -> bool:
-    """Whether images can be fetched from there; rehearsed agents say a folder."""
-    if PurePosixPath(text).is_absolute() or _HOST.fullmatch(text):
-        return True
+def check_fetch(source: str, address: str, target: str, target_address: str) -> None:
+    """Raise `RunError` if a node says of itself that it is where only the node that fetches from it can be.
+
+    The nodes of one machine may be at its loopback interface; a node elsewhere would be sent to its own services.
+    """
+    kind = _reach(address)
+    if kind and kind != _reach(target_address):
+        raise RunError(
+            f"node {source}: its agent says address = {shown(address, _SHOWN_CHARS)}, a {kind} address: expected one "
+            f"at which node {target} at {shown(target_address, _SHOWN_CHARS)} reaches it"
+        )
+
+
+def _reach(text: str) -> str:
+    """Return what an address is that has another meaning on each machine, or nothing."""
+    if text.lower().rstrip(".").rpartition(".")[2] == "localhost":
+        return "loopback"
     try:
-        ipaddress.ip_address(text)
+        found = ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return ""
+    found = getattr(found, "ipv4_mapped", None) or found
+    return "loopback" if found.is_loopback else "link-local" if found.is_link_local else ""
+
+
+def _is_address(text: str) -> bool:
+    """Whether images can be fetched from there; rehearsed agents say a folder.
+
+    Names that end with a number are other ways to write an address, as 127.1 and 0x7f000001 are.
+    """
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        last = text.rpartition(".")[2].lower()
+        named = bool(_HOST.fullmatch(text)) and not re.fullmatch("[0-9]+|0x[0-9a-f]*", last)
+        return named or PurePosixPath(text).is_absolute()
+    found = getattr(found, "ipv4_mapped", None) or found
+    return not (found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -12,13 +13,11 @@ from testbed.bus.caps import same_cap
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
-    FetchImage,
     GuestSpec,
     Hold,
     ImageRef,
     ListGuests,
     MpiJoin,
-    MpiOpen,
     Release,
     Save,
     SetCaps,
@@ -27,12 +26,15 @@ from testbed.bus.messages import (
 )
 from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
-from testbed.bus.requests import CommandFailedError
-from testbed.control.addresses import host_of
+from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
 from testbed.control.cluster import LiveJob
+from testbed.control.image_transfer import send_image
+from testbed.control.mpi_exchange import MpiExchange
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
 from testbed.errors import RunError, TestbedError
+from testbed.limits import most_image_bytes
+from testbed.suspicious_acts import ActKind
 
 DISK = "disk"  # the image store that a budget limits
 T = TypeVar("T")
@@ -60,10 +62,6 @@ class NoRoomThereError(RunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.node, self.room, str(self))
-
-
-class _Launch(msgspec.Struct):
-    launch: dict[str, list[str]]
 
 
 class _Started(msgspec.Struct):
@@ -114,6 +112,8 @@ class Operations:
     def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
         self._nodes = nodes
         self._deadlines = deadlines
+        self._mpi = MpiExchange(nodes, deadlines.command_s)
+        nodes.on_mpi_barrier = self._mpi.hear
 
     async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
         """Command a node; raises `NoRoomThereError` if it has no room for an image."""
@@ -183,19 +183,35 @@ class Operations:
             skew_s = _skew_s([reply.wall_ns for reply in released])
             return {"release_skew_s": skew_s, **told}
         if lead.program.ranks > 1:
-            hosts = {spec.guest: host_of(spec.address) for spec in live.specs}
-            opening = MpiOpen(guest=lead.guest, hosts=hosts)
-            launch = (await self._ask(nodes[0], opening, _Launch, self._deadlines.command_s)).launch
-            if untold := [guest for guest in live.guests if guest not in launch]:
-                expected = f"expected how the proxy of {untold[0]} is started"
-                raise ReplyError(self._nodes.name(nodes[0]), opening, "launch", launch, expected)
-            await _all(
-                [
-                    self._nodes.call(node, MpiJoin(guest=guest, argv=tuple(launch[guest])), deadline_s)
-                    for node, guest in zip(nodes, live.guests, strict=True)
-                ]
-            )
+            await self._join(live, nodes, deadline_s)
         return told
+
+    async def _join(self, live: LiveJob, nodes: Sequence[int], deadline_s: float) -> None:
+        """Start the ranks of an MPI job; raises `MpiError` for a node that breaks the rules of its barriers."""
+        with self._mpi.start(live) as session:
+            joins = asyncio.ensure_future(
+                _all(
+                    [
+                        self._nodes.call(node, MpiJoin(guest=guest, session=session.name), deadline_s)
+                        for node, guest in zip(nodes, live.guests, strict=True)
+                    ]
+                )
+            )
+            try:
+                await asyncio.wait((joins, session.failure), return_when=asyncio.FIRST_COMPLETED)
+                if session.failure.done():
+                    session.failure.result()
+                await joins
+            except CommandError as error:
+                late = isinstance(error, DeadlineError) or (error.reply is not None and error.reply.status == "expired")
+                waits_for = session.missing()
+                if not late or len(waits_for) == len(live.specs):
+                    raise
+                number = session.barriers.released + 1
+                raise RunError(f"{error}; in MPI barrier {number} all wait for {', '.join(waits_for)}") from error
+            finally:
+                joins.cancel()
+                await asyncio.gather(joins, return_exceptions=True)
 
     async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
         """Set the caps of a job's guests; return those in force by task, in cores, as read back.
@@ -326,7 +342,7 @@ class Operations:
         for attempt in range(self._deadlines.tries):
             if attempt:
                 await asyncio.sleep(0.2 * 2**attempt)
-            failures = await self._save_each(orders, saved, deadline_s)
+            failures = await self._save_each(orders, saved, placed[0][1].memory_mib, deadline_s)
             if not failures:
                 return [saved[task] for task in sorted(saved)]
             if isinstance(failures[0], ReplyError):
@@ -344,14 +360,14 @@ class Operations:
         raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
 
     async def _save_each(
-        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], deadline_s: float
+        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], memory_mib: int, deadline_s: float
     ) -> list[TestbedError]:
         """Save the members that are not in `saved` side by side, and add them; return failures.
 
         A node without room ends it: what the other members do then is given up.
         """
         calls = {
-            asyncio.ensure_future(self._ask(*orders[task], _Saved, deadline_s)): task
+            asyncio.ensure_future(self._save_one(*orders[task], memory_mib, deadline_s)): task
             for task in orders
             if task not in saved
         }
@@ -370,6 +386,16 @@ class Operations:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         return failures
+
+    async def _save_one(self, node: int, order: Save, memory_mib: int, deadline_s: float) -> _Saved:
+        """Save a guest; raises `ReplyError` for a size that no image of its memory has."""
+        report, most = await self._ask(node, order, _Saved, deadline_s), most_image_bytes(memory_mib)
+        if report.bytes <= most:
+            return report
+        name, expected = self._nodes.name(node), f"expected at most {most}, as the guest has {memory_mib} MiB"
+        error = ReplyError(name, order, "bytes", report.bytes, expected)
+        self._nodes.suspect(node, ActKind.FALSE_REPORT, error)
+        raise error
 
     async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
         """Return whether all guests are certain to be there still, after what was given up has ended."""
@@ -397,22 +423,16 @@ class Operations:
         """
         if live.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        calls: list[Awaitable[dict[str, object]]] = []
-        total = 0
+        calls: list[Awaitable[None]] = []
+        total, deadline_s = 0, self._bulk_s(live.memory_mib)
         for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
             if source == target:
                 continue
-            facts = self._nodes.facts(source)
             live.image_holders.add((target, image.image))
             total += image.bytes
-            calls.append(
-                self._ask(
-                    target,
-                    FetchImage(image=image, host=facts.address, port=facts.image_port),
-                    dict[str, object],
-                    self._bulk_s(live.memory_mib),
-                )
-            )
+            fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
+            command_s = self._deadlines.command_s
+            calls.append(send_image(self._nodes, fetch, image, source, target, live.memory_mib, deadline_s, command_s))
         await _all(calls)
         return total
 

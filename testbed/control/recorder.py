@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from testbed.bus.messages import AgentLimit
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
+from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
 from testbed.failure_codes import Failure
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
+from testbed.suspicious_acts import Act, ActKind, ActLog, plain, told
 
 _MIB = 1 << 20
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
@@ -58,6 +61,25 @@ class Recorder:
     tau_s: float = 10.0
     refused: Counter[str] = field(default_factory=Counter)
     first_refusal: PointError | None = None
+    acts: ActLog = field(init=False)
+    _lines: PacedLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Report suspicious acts to the journal and to whoever watches."""
+        self.acts = ActLog(self._suspicious, now_s=self.now_s)
+        self._lines = PacedLines(self.say, self.now_s)
+
+    def _suspicious(self, acts: Sequence[Act]) -> None:
+        self.journal("suspicious", acts=plain(acts))
+        self.say(told(acts))
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """Take note of a suspicious act of a node."""
+        self.acts.note(self._name(node), kind, what)
+
+    def say_of(self, node: str, text: str) -> None:
+        """Show one line that a node has caused; a node that causes many is not allowed to fill the screen."""
+        self._lines.put(node, text)
 
     def time_ns(self) -> int:
         """Unix time by the run's one anchor and the monotonic clock."""
@@ -70,6 +92,7 @@ class Recorder:
 
     def close(self) -> None:
         """Let the recorders that are plugged in finish, and close the run directory."""
+        self.acts.flush()
         with contextlib.suppress(RunError):  # a failure of the directory is told by who runs this
             self.directory.sync()  # recorders may read what it holds
         self.directory.recorders.close()
@@ -111,7 +134,14 @@ class Recorder:
         online = standing is Standing.ONLINE
         self.journal("node", node=name, online=online, standing=standing.value, reason=reason)
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
-        self.say(f"node {name} is {standing.value}: {reason}")
+        self.say_of(name, f"node {name} is {standing.value}: {reason}")
+
+    def limit(self, name: str, limit: AgentLimit, text: str) -> None:
+        """A node's agent has reached a bound of its own, or is below it again."""
+        self.journal(
+            "limit", node=name, what=limit.what, state=limit.state, value_mib=limit.value_mib, bound_mib=limit.bound_mib
+        )
+        self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
         """The policy decided, in `decide_s` seconds, what runs of the jobs in the system; they know it already."""
@@ -253,15 +283,17 @@ class Recorder:
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
         """The cap of the guest of `tags` (node, job, task) was found to be another; -1 if there was none."""
         self.point("cap_drift", tags, {"found_cores": found_cores, "expected_cores": expected_cores})
-        self.say(
+        self.say_of(
+            tags["node"],
             f"cap of job {tags['job']} task {tags['task']} on {tags['node']} was "
-            f"{'gone' if found_cores < 0 else f'{found_cores:.3f} cores'}: set to {expected_cores:.3f} again"
+            f"{'gone' if found_cores < 0 else f'{found_cores:.3f} cores'}: set to {expected_cores:.3f} again",
         )
 
     def doubt(self, job: int, task: int, node: int, reason: str) -> None:
         """Record that the work rate of a finished task is impossible on its node."""
         self.journal("doubt", job=job, task=task, node=node, reason=reason)
-        self.say(f"job {job} task {task} on {self._name(node)}: {reason}")
+        self.suspect(node, ActKind.FALSE_REPORT, f"job {job} task {task}: {reason}")
+        self.say_of(self._name(node), f"job {job} task {task} on {self._name(node)}: {reason}")
 
     def results(self, **verdicts: object) -> None:
         """The checksums of done jobs were compared with what their work comes to."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.messages import AnyAction, GuestEvent, NodeFacts
 from testbed.bus.telemetry import GuestSample
-from testbed.errors import RunError, shown
+from testbed.errors import RunError, printable, shown
+from testbed.suspicious_acts import ActKind
 
 _SHOWN_CHARS = 80
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -18,7 +20,10 @@ T = TypeVar("T")
 
 
 class Nodes(Protocol):
-    """What operations need of the fleet."""
+    """What operations need of the fleet: it calls `on_mpi_barrier` and `on_guest_event` with a node and its event."""
+
+    on_guest_event: Callable[[int, GuestEvent], None]
+    on_mpi_barrier: Callable[[int, GuestEvent], None]
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
         """Command one node."""
@@ -28,6 +33,9 @@ class Nodes(Protocol):
 
     def name(self, node: int) -> str:
         """Name of one node."""
+
+    def suspect(self, node: int, kind: ActKind, what: object) -> None:
+        """Take note of a suspicious act of one node."""
 
 
 class ReplyError(RunError):
@@ -56,7 +64,12 @@ class Guests(msgspec.Struct, frozen=True):
 
 async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
     """Command a node and return its reply as `kind`; raises `ReplyError` if it is none, or the error of the command."""
-    return read_reply(nodes.name(node), action, await nodes.call(node, action, deadline_s), kind)
+    reply = await nodes.call(node, action, deadline_s)
+    try:
+        return read_reply(nodes.name(node), action, reply, kind)
+    except ReplyError as error:
+        nodes.suspect(node, ActKind.FALSE_REPORT, error)
+        raise
 
 
 def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
@@ -67,7 +80,7 @@ def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
         place = _PLACE.fullmatch(str(error))
         what, path = (place["what"], place["path"] or "") if place is not None else (str(error), "")
         path, found = _follow(reply, path)
-        raise ReplyError(node, action, path, found, what[:1].lower() + what[1:]) from error
+        raise ReplyError(node, action, path, found, printable(what[:1].lower() + what[1:], _SHOWN_CHARS)) from error
 
 
 def _follow(reply: object, path: str) -> tuple[str, object]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
 from testbed.errors import InputError, UserError, nearest
 from testbed.limits import (
     LEAST_NODE_CORES,
@@ -24,12 +25,13 @@ from testbed.limits import (
     MOST_TRACE_S,
     MOST_UNITS_PER_CORE_S,
 )
-from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, URL_EXPECTED, is_url
+from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 INFLUX_RECORDER = "influx"
+HOST_PATTERN_ALONE = rf"^({HOST_PATTERN}|[0-9a-f:.]+)$"
 Topology = Literal["linear", "ring", "mesh", "torus", "all-to-all", "tree"]
 
 
@@ -79,11 +81,23 @@ class WorkloadTable(_Table):
     lublin: LublinTable | None = None
 
 
+class NodeMigrationTable(_Table):
+    """Where the hypervisors of other nodes reach that of this one: the host, and libvirt's port unless it is its own.
+
+    `partition` (control group) and `bridge` are those of guests there, where they differ from those of other nodes.
+    """
+
+    host: Annotated[str, Field(pattern=HOST_PATTERN_ALONE)]
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    partition: Annotated[str, Field(pattern=rf"^({PARTITION_PATTERN})?$", max_length=255)] = ""
+    bridge: Annotated[str, Field(pattern=rf"^({BRIDGE_PATTERN})?$")] = ""
+
+
 class NodeTable(_Table):
     """A node: `spawn` starts its agent on this machine; otherwise an agent of that name must be on the bus.
 
     `image_budget_mib` limits the images of saved guests on the disk of an agent that this scenario or its lab starts;
-    0 is no limit but the disk's.
+    0 is no limit but the disk's. `migration` is needed for live migrations between nodes that are not of a `[box]`.
     """
 
     name: Name
@@ -92,6 +106,7 @@ class NodeTable(_Table):
     driver: str = "process"
     spawn: bool = True
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
+    migration: NodeMigrationTable | None = None
 
 
 class BrokerTable(_Table):
@@ -200,9 +215,13 @@ class MigrationTable(_Table):
     nodes that take part can and memory permits, and saves and restores elsewhere. A live migration is given up after
     `budget_s_per_gib` wall seconds for each GiB of a guest's memory, begun ones counted whole, or when it got no nearer
     to its end for `no_progress_s`.
+
+    Hypervisors reach each other by `transport`: `tls` with the lab's certificates, or `tcp`, which anybody on the
+    network reads, changes and uses; also `testbed lab up` makes nodes that take guests by that one alone.
     """
 
     mechanism: Literal["save-restore", "live"] = "save-restore"
+    transport: Transport = "tls"
     budget_s_per_gib: Positive = 60.0
     no_progress_s: Positive = 20.0
 
@@ -229,8 +248,8 @@ class InfluxTable(_Table):
     @field_validator("url")
     @classmethod
     def _without_secrets(cls, text: str) -> str:
-        if not is_url(text):
-            raise ValueError(URL_EXPECTED)
+        if expected := expected_url(text):
+            raise ValueError(expected)
         return text
 
 
@@ -296,6 +315,8 @@ class Scenario(_Table):
         names = [node.name for node in self.nodes]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"nodes with different names, found more than one {', '.join(twice)}")
+        if self.box is not None and any(node.migration is not None for node in self.nodes):
+            raise ValueError("nodes without a table migration: the nodes of a [box] have addresses of its own")
         if self.box is not None and self.broker.kind is None:
             raise ValueError("no broker.address: a [box] brings its own broker")
         return self
@@ -321,6 +342,13 @@ def _types(annotation: object) -> list[object]:
     return [t for a in arguments for t in _types(a)] if arguments else [annotation]
 
 
+_MIGRATION_WORDS = {
+    "host": "a host name or address, without a scheme, user, port or path",
+    "partition": "the path of a control group, such as /guests",
+    "bridge": "the name of a bridge, such as dfrs0",
+}
+
+
 def _explain(path: Path, error: ErrorDetails) -> UserError:
     location = error["loc"]
     key = ".".join(str(step) for step in location) or "scenario"
@@ -331,7 +359,9 @@ def _explain(path: Path, error: ErrorDetails) -> UserError:
     if error["type"] == "missing":
         return UserError(f"{path}: missing key {key}")
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if error["type"] == "string_pattern_mismatch":
+    if error["type"] == "string_pattern_mismatch" and "migration" in location:
+        message = _MIGRATION_WORDS[str(location[-1])]
+    elif error["type"] == "string_pattern_mismatch":
         message = "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
     elif error["type"] == "tuple_type":
         message = "the name of a policy, or a list of names" if key == "policy" else "a list"

@@ -21,6 +21,7 @@ import psutil
 from testbed import __version__
 from testbed.bus.lease import new_token
 from testbed.bus.messages import Calibrate, NodeFacts
+from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
@@ -29,12 +30,13 @@ from testbed.control.cluster import Cluster
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
-from testbed.control.fleet import Fleet, rule_of
+from testbed.control.fleet import Fleet, limit_text, rule_of
 from testbed.control.guests import check_floor, check_images, live_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
 from testbed.control.local_agents import last_words
+from testbed.control.migration_targets import migration_targets
 from testbed.control.node_facts import check_alike
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
@@ -245,11 +247,14 @@ class _Session:
         requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
             "bus", {"node": node}, {"round_trip_s": round_trip_s}
         )
+        acts = self._recorder.acts
+        requester.on_bad_reply = acts.note
         names = [node.name for node in scenario.nodes]
-        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes)
+        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes, acts)
         holding = hold_lease(
             bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
         )
+        fleet.on_limit = lambda node, limit: self._recorder.limit(node.name, limit, limit_text(node.name, limit))
         async with (
             holding,
             requester,
@@ -266,6 +271,7 @@ class _Session:
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
+            self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, self._headline)
             self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
@@ -313,10 +319,13 @@ class _Session:
         )  # fmt: skip
         self.cluster = Cluster(jobs, len(fleet.nodes))
         operations = Operations(fleet, scenario.deadlines)
-        migration = LiveMigration(fleet, operations, scenario.deadlines, scenario.migration, recorder.migration)
+        targets = self._targets(facts)
+        migration = LiveMigration(
+            fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
+        )
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
-            scenario.deadlines, migration, self._live_nodes(facts),
+            scenario.deadlines, migration, frozenset(targets),
             restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
@@ -357,12 +366,12 @@ class _Session:
         self._verdicts = verdicts
         self._recorder.results(**verdicts.summary())
 
-    def _live_nodes(self, facts: Sequence[NodeFacts]) -> frozenset[int]:
-        """Return the nodes between which jobs shall migrate live."""
+    def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
+        """Return where running jobs shall migrate live."""
         if self._scenario.migration.mechanism != "live":
-            return frozenset()
-        able = [node for node, fact in enumerate(facts) if "live" in fact.capabilities and fact.migration_uri]
-        return frozenset(able)
+            return {}
+        names = [node.name for node in self._scenario.nodes]
+        return migration_targets(self._scenario, dict(zip(names, facts, strict=True)))
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
         meter = UseMeter()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bus.address import BrokerAddress
+from testbed.bus.certificate import own_name
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import new_token
 from testbed.bus.messages import ListGuests, Stop
@@ -39,7 +40,8 @@ async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, 
     online = [name for name, status in found.nodes.items() if status.online]
     async with MqttBus(address, client, keep_session=False) as bus:
         requester = Requester(bus, lab, client, lambda: token)
-        async with hold_lease(bus, lab, token, _TTL_S, force=force), requester:
+        party = own_name(address.tls_dir)
+        async with hold_lease(bus, lab, token, _TTL_S, force=force, party=party), requester:
             outcomes = await asyncio.gather(*(_clear(requester, name, say) for name in online))
     removed = {name: tuple(sorted(gone)) for name, (gone, _) in zip(online, outcomes, strict=True) if gone}
     return Taken(removed, tuple(why for _, why in outcomes if why))

@@ -15,8 +15,10 @@ from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.failure_codes import Failure, FailureCode, known_code
+from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0
+_MOST_BOOTS = 10_000  # of all nodes, of which lost samples are told
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class Tracker:
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
-        self._dropped: dict[tuple[int, str], int] = {}  # samples that were given up, by node and boot
+        self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # given up, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
     def follow(self, live: LiveJob) -> None:
@@ -70,7 +72,11 @@ class Tracker:
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
     def guest_event(self, node: int, event: GuestEvent) -> None:
-        """Take what a guest did by itself; what does not fit the job's state is journalled and ignored."""
+        """Take what a guest did by itself.
+
+        What does not fit the job's state is journalled and ignored; what a node tells of a guest that it never had is
+        neither.
+        """
         known = self._tasks.get(event.guest)
         if known is None:
             return
@@ -78,10 +84,15 @@ class Tracker:
         end = (node, event.guest, event.event, event.mono_ns)  # a guest that begins again keeps its name
         if end in self._ends:
             return
+        had = node in live.places(task) or (node, task) in live.been or live.unchecked.get(task) == node
+        if not had:
+            what = f"it tells {event.event!r} of job {live.job_id} task {task}, which it never had"
+            self._recorder.suspect(node, ActKind.FOREIGN_GUEST, what)
+            return
         self._recorder.journal("guest", job=live.job_id, task=task, node=node, event=event.event, detail=event.detail)
         if live.unchecked.get(task) == node and event.event in ("done", "failed"):
             self._checked(live, task, event)
-        elif not live.ended and node in live.places(task):
+        elif not live.ended and not live.withdrawn and node in live.places(task):
             self._take(node, live, task, event)
         else:
             return
@@ -129,9 +140,8 @@ class Tracker:
         elif event.event == "healed":
             silent_s = event.detail.get("silent_s")
             if isinstance(silent_s, float):
-                self._recorder.say(
-                    f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
-                )
+                text = f"job {live.job_id} task {task} on {name} tells again after {silent_s:.0f} s of silence"
+                self._recorder.say_of(name, text)
 
     def _judge(self, node: int, live: LiveJob, task: int, guest: str) -> None:
         """Mark a task that is done sooner than any core that is known can be."""
@@ -149,8 +159,8 @@ class Tracker:
         if since_ns < 0:
             return  # before this run
         self.work_rates.probe(node.index, record.core_units_per_s)
-        if record.dropped:
-            self._note_dropped(node, record)
+        if record.dropped or record.refused:
+            self._note_unsent(node, record)
         time_ns = self._recorder.anchor_ns + since_ns
         self._recorder.point(
             "node",
@@ -225,13 +235,21 @@ class Tracker:
             tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
             self._recorder.point("superstep", tags, fields)
 
-    def _note_dropped(self, node: Node, record: Telemetry) -> None:
+    def _note_unsent(self, node: Node, record: Telemetry) -> None:
+        """Journal samples that a node gave up, and what it could not send at once, since the last such entry."""
         key = node.index, record.boot
-        more = record.dropped - self._dropped.get(key, 0)
-        if more > 0:
-            self._dropped[key] = record.dropped
-            self._recorder.journal("telemetry", node=node.index, dropped=more)
-            self._recorder.say(f"node {node.name} lost {more} samples: too many waited for the bus")
+        if key not in self._unsent and len(self._unsent) >= _MOST_BOOTS:
+            return
+        dropped, refused = self._unsent.get(key, (0, 0))
+        self._unsent[key] = max(dropped, record.dropped), max(refused, record.refused)
+        dropped, refused = record.dropped - dropped, record.refused - refused
+        if dropped > 0:
+            self._recorder.journal("telemetry", node=node.index, dropped=dropped)
+            self._recorder.say_of(node.name, f"node {node.name} lost {dropped} samples: too many waited for the bus")
+        if refused > 0:
+            self._recorder.journal("unsent", node=node.index, refused=refused)
+            text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
+            self._recorder.say_of(node.name, text)
 
     def _advance(self, live: LiveJob, task: int, units: object) -> None:
         if isinstance(units, int):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from testbed import __version__
 from testbed.bus.address import BrokerAddress
-from testbed.doctor import hypervisors, leftovers, machine, services, storage
+from testbed.doctor import certificates, hypervisors, leftovers, machine, services, storage, suspicious
 from testbed.doctor.finding import Check, Finding
+from testbed.errors import UserError
 
 _EXTRAS = {"libvirt": "libvirt-python", "docker": "docker", "secure": "cryptography", "simulate": "numba"}
 
@@ -28,19 +29,20 @@ def versions() -> Iterator[Finding]:
 
 def examine(
     folder: Path, broker: BrokerAddress | None = None, influx_url: str | None = None,
-    say: Callable[[str], None] = lambda _name: None,
+    say: Callable[[str], None] = lambda _name: None, certificate_folders: Sequence[Path] = (),
 ) -> Iterator[Finding]:  # fmt: skip
     """Yield what each check finds; `say` is called with the name of a check before it begins.
 
-    A check that fails itself is a finding, too.
+    A check that fails itself is a finding, too. `certificate_folders` are looked at beside those that are known.
     """
     checks: list[tuple[str, Check]] = [
         ("versions", versions), ("kernel", machine.kernel), ("control groups", machine.control_groups),
         ("processors", machine.processors), ("memory", machine.memory), ("clock", machine.clock),
         ("storage", partial(storage.storage, folder)), ("QEMU and KVM", hypervisors.qemu_and_kvm),
         ("libvirt", hypervisors.libvirt), ("Xen", hypervisors.xen), ("Docker", hypervisors.docker),
-        ("mosquitto", services.mosquitto), ("labs", leftovers.labs),
-        ("leftovers", leftovers.agents),
+        ("mosquitto", services.mosquitto),
+        ("certificates", partial(certificates.certificates, certificate_folders)), ("labs", leftovers.labs),
+        ("leftovers", leftovers.agents), ("suspicious acts", suspicious.agents),
     ]  # fmt: skip
     yield from _all(checks, say)
     yield from examine_services(broker, influx_url, say)
@@ -58,6 +60,13 @@ def examine_services(
     yield from _all(checks, say)
 
 
+def examine_lab_here(
+    lab: str, broker_log: Path | None, runs: Path, say: Callable[[str], None]
+) -> Iterator[Finding]:  # fmt: skip
+    """Yield what a lab's broker on this machine and its runs in a folder tell of suspicious acts."""
+    yield from _all(suspicious.checks_of(lab, broker_log, runs), say)
+
+
 def _all(checks: Iterable[tuple[str, Check]], say: Callable[[str], None]) -> Iterator[Finding]:
     for name, check in checks:
         say(name)
@@ -67,5 +76,7 @@ def _all(checks: Iterable[tuple[str, Check]], say: Callable[[str], None]) -> Ite
 def _safely(name: str, check: Check) -> Iterable[Finding]:
     try:
         return list(check())
+    except UserError as error:
+        return [Finding(name, "error", str(error))]
     except Exception as error:  # noqa: BLE001  # a machine that is sick in a way that nobody thought of
         return [Finding(name, "error", f"the check itself failed: {type(error).__name__}: {error}")]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from testbed.doctor.finding import Finding, Severity
 from testbed.errors import TestbedError
@@ -17,7 +19,7 @@ from testbed.interpreter import module_argv
 from testbed.remote.agents import exec_check
 from testbed.remote.everywhere import everywhere
 from testbed.remote.hosts import Host, Hosts
-from testbed.remote.shell import Shell, log_in
+from testbed.remote.shell import RemoteError, Shell, log_in
 
 _TRIES = 5
 _CLOCK_WARNING_S, _CLOCK_ERROR_S = 0.05, 1.0
@@ -34,6 +36,13 @@ class _Seen:
     ahead_s: float
     within_s: float
     mtu: int
+
+
+class _Received(msgspec.Struct, frozen=True):
+    """What the receiving end of a transfer says."""
+
+    bytes: int
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
 
 
 def examine_lab(hosts: Hosts, chosen: Sequence[Host], say: Callable[[str], None]) -> Iterator[tuple[str, Finding]]:
@@ -56,7 +65,14 @@ def examine_lab(hosts: Hosts, chosen: Sequence[Host], say: Callable[[str], None]
 
 
 def _see(shell: Shell) -> _Seen:
-    told: dict[str, Any] = json.loads(exec_check(shell))
+    findings = exec_check(shell).findings
+    try:
+        return _seen(shell, findings)
+    except ValueError as error:
+        raise RemoteError(shell.host.name, "clock and network", f"expected numbers, found {error}") from None
+
+
+def _seen(shell: Shell, findings: tuple[Finding, ...]) -> _Seen:
     rounds = []
     for _ in range(_TRIES):
         begin_s = time.time()
@@ -65,7 +81,9 @@ def _see(shell: Shell) -> _Seen:
         rounds.append(((end_s - begin_s) / 2, there_s - (begin_s + end_s) / 2))
     within_s, ahead_s = min(rounds)
     mtu = int(_wire(shell, "mtu", shell.host.address))
-    return _Seen(tuple(Finding(**each) for each in told["findings"]), ahead_s, within_s, mtu)
+    if not math.isfinite(ahead_s):
+        raise ValueError(f"a clock at {there_s}")
+    return _Seen(findings, ahead_s, within_s, mtu)
 
 
 def _clock(seen: _Seen) -> Finding:
@@ -103,10 +121,10 @@ def _network(hosts: Hosts, one: Host, other: Host) -> Finding:
         with log_in(hosts, one) as sender, log_in(hosts, other) as receiver, ThreadPoolExecutor(1) as beside:
             came = beside.submit(_wire, receiver, "receive", other.address, port, token=token)
             _wire(sender, "send", other.address, port, str(_PROBE_MIB), token=token)
-            told = json.loads(came.result())
-    except TestbedError as error:
+            told = msgspec.json.decode(came.result(), type=_Received)
+            rate = told.bytes / 2**20 / told.seconds
+    except (TestbedError, msgspec.MsgspecError, UnicodeError, ArithmeticError) as error:
         return Finding(what, "error", str(error), "correct its address, or open the firewall between nodes")
-    rate = told["bytes"] / 2**20 / told["seconds"]
     slow = rate < _SLOW_MIB_PER_S
     return Finding(
         what, "warning" if slow else "ok", f"{rate:.0f} MiB/s",

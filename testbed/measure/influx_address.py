@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ TOKEN_VARIABLE = "INFLUXDB_V2_TOKEN"  # noqa: S105  # the name of the variable, 
 URL_VARIABLE = "INFLUXDB_V2_URL"
 ORG_VARIABLE = "INFLUXDB_V2_ORG"
 URL_EXPECTED = "an address like http://HOST:PORT, without user, password, query or fragment"
+TLS_EXPECTED = (
+    "https:// beyond this machine, as each request has the token in it, or insecure+http:// in a network where "
+    "everybody is trusted"
+)
+_ASKED_FOR = "insecure+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,38 @@ def is_url(text: str) -> bool:
     )
 
 
+def expected_url(text: str) -> str:
+    """Return what would be right in place of an address that cannot be used, an empty string for one that can.
+
+    Plain HTTP beyond this machine must be asked for by its name, `insecure+http://`.
+    """
+    bare = bare_url(text)
+    if not is_url(bare):
+        return URL_EXPECTED
+    parts = urlsplit(bare)
+    plain = parts.scheme == "http" and bare == text
+    return TLS_EXPECTED if plain and not _is_here(parts.hostname or "") else ""
+
+
+def bare_url(text: str) -> str:
+    """Return the address as a client takes it: http or https."""
+    return text.removeprefix(_ASKED_FOR) if text.startswith(f"{_ASKED_FOR}http://") else text
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine by its very name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def find_address(
     table: Mapping[str, object] | None, *, url: str | None = None, org: str | None = None, bucket: str | None = None
 ) -> Address:
     """Return the address by, in this order: what is given, the environment, the scenario's `[influx]`, the defaults.
 
-    The environment's names are those of the official client. Raises `InputError` for a URL that is none.
+    The environment's names are those of the official client. Raises `InputError` for a URL that cannot be used.
     """
     table = table or {}
     given = (
@@ -60,10 +92,10 @@ def find_address(
         ("influx.url", str(table.get("url", DEFAULT_URL))),
     )
     where, chosen = next((name, value) for name, value in given if value)
-    if not is_url(chosen):
-        raise InputError(where, "url", chosen, URL_EXPECTED)
+    if expected := expected_url(chosen):
+        raise InputError(where, "url", chosen, expected)
     return Address(
-        chosen.rstrip("/"),
+        bare_url(chosen).rstrip("/"),
         org or os.environ.get(ORG_VARIABLE) or str(table.get("org", DEFAULT_ORG)),
         bucket or str(table.get("bucket", DEFAULT_BUCKET)),
     )

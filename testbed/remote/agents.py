@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import re
+import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
 
+import msgspec
+
 from node_agent import SERVING
-from testbed.errors import UserError
+from testbed.doctor.finding import Finding, Severity
+from testbed.errors import UserError, shown
 from testbed.remote.hosts import Host, Hosts
-from testbed.remote.shell import Shell
+from testbed.remote.shell import RemoteError, Shell
+from testbed.remote.unit import command_of, unit
 
 UNIT = "dfrs-agent"
-_PYTHON = "/usr/bin/python3"  # the distribution's own: another may go away under the agent
 _INSTALL_S = 900.0
 _CLEANUP_S = 300.0
 _SERVES_WITHIN_S = 20  # else its broker may be down, and it goes on trying
-_DRIVERS_WITH_EXTRA = frozenset({"libvirt", "docker"})
-_NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a distribution; its version follows
-_FILES = ("ca.pem", "peers.pem", "cert.pem", "key.pem")
+_FILES = ("ca.pem", "ca.crl", "peers.pem", "peers.crl", "cert.pem", "key.pem")
 
 _SCRIPT = """#!/bin/sh
 # Keeps the agent where there is no systemd: start, stop, status.
@@ -40,7 +42,7 @@ case "${{1:-}}" in
     rm -f "$pid" "$pid.began"
     from=$(($(wc -c < "$log" 2>/dev/null || echo 0) + 1))
     setsid sh -c 'echo $$ > agent.pid; cut -d" " -f22 /proc/$$/stat > agent.pid.began
-                  exec {command} >> agent.log 2>&1' < /dev/null &
+                  exec "$@" >> agent.log 2>&1' sh {command} < /dev/null &
     for _ in $(seq {within}); do
       sleep 0.2
       if [ -s "$pid.began" ]; then
@@ -60,102 +62,86 @@ esac
 """
 
 
-def command_of(hosts: Hosts, host: Host) -> list[str]:
-    """Return the command line of a machine's agent."""
-    secured = ["--tls-dir", f"{host.home}/certificate"] if hosts.broker.startswith("mqtts://") else []
-    options = [word for name, value in host.options.items() for word in ("--option", f"{name}={value}")]
-    return [
-        f"{host.home}/venv/bin/node-agent", "--lab", hosts.lab, "--node", host.name, "--broker", hosts.broker, *secured,
-        "--address", host.address, "--cpus", f"{host.cpus:g}", "--memory-mib", str(host.memory_mib),
-        "--driver", host.driver, *options,
-        "--state-dir", f"{host.home}/state", "--image-dir", f"{host.home}/images",
-        *(("--image-budget-mib", str(host.image_budget_mib)) if host.image_budget_mib else ()),
-    ]  # fmt: skip
-
-
 def install(
-    hosts: Hosts, package: str, certificates: Path | None, say: Callable[[Host, str], None]
+    hosts: Hosts, chosen: Sequence[Host], package: str, certificates: Path | None, say: Callable[[Host, str], None]
 ) -> Callable[[Shell], str]:
     """Return what installs and starts an agent: Python environment, certificate, service. Again is harmless.
 
-    `package` is what pip takes: a name with a version, or a wheel here.
+    `package` is a wheel here. Raises `UserError` for anything else: what is installed as root is not looked up by name.
     """
+    if not package.endswith(".whl"):
+        raise UserError(
+            f"--package {package}: expected a wheel that you have built, as dist/dfrs_testbed-0.1.0-py3-none-any.whl "
+            "by: pip wheel --no-deps --wheel-dir dist ."
+        )
     wheel = Path(package)
-    if package.endswith(".whl") and not wheel.is_file():
+    if not wheel.is_file():
         raise UserError(f"{package}: no such wheel")
+    for host in chosen:
+        if host.service == "systemd":
+            unit(hosts.lab, hosts.broker, host)  # raises for what its unit could not reach
     if hosts.broker.startswith("mqtts://") and certificates is None:
         raise UserError("a broker at mqtts:// wants certificates: --certificates FOLDER (testbed ca)")
+    if certificates is not None:
+        _check_lab(hosts, certificates)
 
     def act(shell: Shell) -> str:
         host = shell.host
         shell.run("mkdir", "-p", "-m", "755", host.home)
-        extra = f"[{host.driver}]" if host.driver in _DRIVERS_WITH_EXTRA else ""
-        _install_package(shell, package, extra, lambda line: say(host, line))
+        say(host, f"installing {wheel.name}, and what it needs at locked versions")
+        _install_package(shell, wheel)
         if certificates is not None:
-            shell.run("mkdir", "-p", "-m", "700", f"{host.home}/certificate")
+            shell.run("mkdir", "-p", "-m", "700", host.certificate_folder)
             for name in _FILES:
-                shell.put(certificates / "nodes" / host.name / name, f"{host.home}/certificate/{name}", 0o600)
+                shell.put(certificates / "nodes" / host.name / name, f"{host.certificate_folder}/{name}", 0o600)
         say(host, "starting the agent")
         return _serve(hosts, shell)
 
     return act
 
 
-def _install_package(shell: Shell, package: str, extra: str, say: Callable[[str], None]) -> None:
-    """Install the package, with an extra or none, in an environment of its own, which is made if it is not there."""
+def _check_lab(hosts: Hosts, certificates: Path) -> None:
+    """Refuse the authority of another lab: with its certificates an agent would be that lab's node."""
+    path = certificates / "lab.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["lab"]
+    except FileNotFoundError:
+        return  # a copy of folders of nodes, without the authority
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: expected the lab's name, as `testbed ca init` writes it: {error}") from None
+    if found != hosts.lab:
+        raise UserError(
+            f"--certificates {certificates}: {path}: lab = {shown(found)}: expected {hosts.lab!r}, the lab of the "
+            "hosts file"
+        )
+
+
+def _install_package(shell: Shell, wheel: Path) -> None:
+    """Install the wheel and what it needs, in an environment of its own, which is made if it is not there."""
     home = shell.host.home
-    there = shell.run("sh", "-c", f"test -x {home}/venv/bin/pip && echo there || true").strip()
-    if not there:
-        say("making a Python environment")
-        shell.run(_PYTHON, "-m", "venv", f"{home}/venv", within_s=_INSTALL_S)
-    say(f"installing {package}{extra}")
-    install = (f"{home}/venv/bin/pip", "install", "--quiet")
-    if not package.endswith(".whl"):
-        name = _NAME.match(package)
-        end = name.end() if name else len(package)
-        shell.run(*install, package[:end] + extra + package[end:], within_s=_INSTALL_S)
-        return
-    copy = f"{home}/{Path(package).name}"
-    shell.put(Path(package), copy)
-    shell.run(*install, copy + extra, within_s=_INSTALL_S)
-    if there:  # pip does not look into a wheel of the version that it has installed before
-        shell.run(*install, "--no-deps", "--force-reinstall", copy, within_s=_INSTALL_S)
+    shell.run("mkdir", "-p", f"{home}/locks")
+    with as_file(files("testbed.remote")) as here:
+        for lock in sorted((here / "locks").glob("*.txt")):
+            shell.put(lock, f"{home}/locks/{lock.name}")
+        shell.put(here / "install-agent", f"{home}/install-agent", 0o755)
+    copy = f"{home}/{wheel.name}"
+    shell.put(wheel, copy)
+    shell.run("sh", f"{home}/install-agent", home, shell.host.driver, copy, within_s=_INSTALL_S)
 
 
 def _serve(hosts: Hosts, shell: Shell) -> str:
     host = shell.host
-    command = command_of(hosts, host)
+    command = command_of(hosts.lab, hosts.broker, host)
+    shell.run("mkdir", "-p", "-m", "700", host.state_folder, host.image_folder)
     if host.service == "script":
         serving = shlex.quote(SERVING % (host.name, hosts.lab))
         text = _SCRIPT.format(home=host.home, command=shlex.join(command), within=_SERVES_WITHIN_S * 5, serving=serving)
         shell.write(text, f"{host.home}/agent.sh", 0o755)
     else:
-        words = " ".join(word.replace("%", "%%") for word in command)
-        shell.write(_UNIT.format(lab=hosts.lab, node=host.name, command=words), f"/etc/systemd/system/{UNIT}.service")
+        shell.write(unit(hosts.lab, hosts.broker, host), f"/etc/systemd/system/{UNIT}.service")
         shell.run("systemctl", "daemon-reload")
         shell.run("systemctl", "enable", UNIT)
     return restart(shell)
-
-
-_UNIT = """[Unit]
-Description=Agent of node {node} in lab {lab}
-After=network-online.target libvirtd.service
-Wants=network-online.target
-
-[Service]
-ExecStart={command}
-Restart=always
-RestartSec=2
-TimeoutStopSec=60
-KillMode=mixed
-Slice=dfrs.slice
-Delegate=cpu cpuset memory pids
-NoNewPrivileges=true
-UMask=0077
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def restart(shell: Shell) -> str:
@@ -181,12 +167,24 @@ def logs(lines: int) -> Callable[[Shell], str]:
     return act
 
 
-def exec_check(shell: Shell) -> str:
-    """Run the doctor on a machine; returns its JSON."""
+class Examined(msgspec.Struct, frozen=True):
+    """What the doctor of a machine says, as its JSON."""
+
+    worst: Severity
+    findings: tuple[Finding, ...]
+
+
+def exec_check(shell: Shell) -> Examined:
+    """Run the doctor on a machine; raises `RemoteError` for what is no answer of it."""
     home = shell.host.home
     program = f"{home}/venv/bin/testbed"
-    return shell.run("sh", "-c", f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2",
-                     within_s=180)  # fmt: skip
+    command = f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2"
+    text = shell.run("sh", "-c", command, within_s=180)
+    try:
+        return msgspec.json.decode(text, type=Examined)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        why = f"{error}: found {shown(text, 100)}: expected the JSON of `testbed doctor`"
+        raise RemoteError(shell.host.name, "testbed doctor", why) from None
 
 
 def cleanup(*, dry_run: bool, force: bool, only: str | None) -> Callable[[Shell], str]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, printable_lines
 from testbed.remote.hosts import Host, Hosts
 from testbed.remote.shell import Shell, log_in
 
@@ -34,7 +34,7 @@ def everywhere(
             with log_in(hosts, host) as shell:
                 return Outcome(host, act(shell))
         except TestbedError as error:
-            return Outcome(host, None, str(error))
+            return Outcome(host, None, printable_lines(str(error)))
 
     found: dict[str, Outcome[T]] = {}
     with ThreadPoolExecutor(min(_AT_ONCE, max(len(chosen), 1))) as pool:

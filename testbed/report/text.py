@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.errors import printable
 from testbed.report.facts import JobRow, RunFacts, read_facts
 
 METRICS = (
@@ -146,11 +147,14 @@ def print_facts(run: RunFacts, console: Console) -> None:
     console.print(metrics_table([run]))
     for job, reason in run.failed.items():
         console.print(
-            f"job {job} failed ({reason.code}): {reason.text}", style="bold red", markup=False, highlight=False
+            printable(f"job {job} failed ({reason.code}): {reason.text}"),
+            style="bold red",
+            markup=False,
+            highlight=False,
         )
     doubts = dict(run.summary.get("doubts", {})) if run.summary is not None else {}
     for job, reason in doubts.items():
-        console.print(f"job {job} is doubtful: {reason}", style="bold yellow", markup=False, highlight=False)
+        console.print(printable(f"job {job} is doubtful: {reason}"), style="bold yellow", markup=False, highlight=False)
     if run.summary is None:
         console.print("This run is incomplete: its controller ended before it wrote a summary.", style="bold yellow")
     elif not run.complete:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 
+from testbed.bus.quotas import mosquitto_quotas
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG
 from testbed.report.grafana import dashboards
 from testbed.services.keys import Keys, mosquitto_hash
@@ -20,19 +21,22 @@ IMAGES = {
 }
 PORTS = {"broker": 1883, "influxdb": 8086, "grafana": 3000}
 USER = "testbed"
-_MOSQUITTO_CONF = """listener 1883
-allow_anonymous false
-password_file /mosquitto/config/passwords
-set_tcp_nodelay true
-persistence true
-persistence_location /mosquitto/data/
-autosave_interval 5
-persistent_client_expiration 1d
-max_queued_messages 10000
-log_dest stdout
-log_type error
-log_type warning
-"""
+_MOSQUITTO_CONF = "\n".join(
+    [
+        "listener 1883",
+        "allow_anonymous false",
+        "password_file /mosquitto/config/passwords",
+        "set_tcp_nodelay true",
+        *mosquitto_quotas(),
+        "persistence true",
+        "persistence_location /mosquitto/data/",
+        "autosave_interval 5",
+        "log_dest stdout",
+        "log_type error",
+        "log_type warning",
+        "",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,13 @@ class Service:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def services(keys: Keys, images: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Service]:
-    """Return all services by name; `images` and `ports` have one of each."""
+def services(
+    keys: Keys, images: Mapping[str, str], ports: Mapping[str, int], influx_reader: str = ""
+) -> dict[str, Service]:
+    """Return all services by name; `images` and `ports` have one of each.
+
+    `influx_reader` is the token by which Grafana reads (`testbed.services.readers`): never one that may write.
+    """
     return {
         "broker": Service(
             "broker", images["broker"], 1883, ports["broker"], "/mosquitto/data",
@@ -86,7 +95,7 @@ def services(keys: Keys, images: Mapping[str, str], ports: Mapping[str, int]) ->
                 "GF_SECURITY_ADMIN_PASSWORD": keys.grafana_password, "GF_ANALYTICS_REPORTING_ENABLED": "false",
                 "GF_ANALYTICS_CHECK_FOR_UPDATES": "false", "INFLUXDB_V2_URL": "http://influxdb:8086",
                 "INFLUXDB_V2_ORG": DEFAULT_ORG, "INFLUXDB_V2_BUCKET": DEFAULT_BUCKET,
-                "INFLUXDB_V2_TOKEN": keys.influx_token,
+                "INFLUXDB_V2_TOKEN": influx_reader,
             },
             files=_provisioning(),
         ),

@@ -15,6 +15,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.stores import ImageStores
 from node_agent.watch import watch
 from testbed.bus.messages import CapChange, Watch
+from testbed.bus.migration import Destination
 
 
 class DriverConformance(DriverSuite):
@@ -189,6 +190,10 @@ class DriverConformance(DriverSuite):
 
         self.on_nodes(tmp_path, 1, scenario)
 
+    def destination(self, node: Node) -> Destination:
+        """Return where guests go that migrate to a node."""
+        return Destination(uri=f"null://{node.budget.node}/system", host=node.budget.node, node=node.budget.node)
+
     def test_a_guest_migrates_live_to_the_same_end(self, tmp_path: Path) -> None:
         async def scenario(here: Node, there: Node) -> None:
             assert here.facts is not None
@@ -202,7 +207,7 @@ class DriverConformance(DriverSuite):
             cap_cores = 1.5 * self.throttled_cores
             with pytest.raises(DriverError, match="guest a"):
                 await there.driver.adopt(spec, cap_cores)  # it is not there
-            report = await here.driver.migrate("a", there.facts.migration_uri, HANG_S, HANG_S)
+            report = await here.driver.migrate("a", self.destination(there), HANG_S, HANG_S)
             assert here.state("a") is None
             await there.driver.adopt(spec, cap_cores)
             assert [sample.cap_cores for sample in there.driver.sample()] == [pytest.approx(cap_cores)]
@@ -221,7 +226,7 @@ class DriverConformance(DriverSuite):
             await self.throttle(node, spec)
             await node.until("a", "progress")
             assert node.facts is not None
-            nowhere = node.facts.migration_uri + "-nowhere"
+            nowhere = msgspec.structs.replace(self.destination(node), uri=f"{self.destination(node).uri}-nowhere")
             with pytest.raises(DriverError, match="guest a"):
                 await node.driver.migrate("a", nowhere, HANG_S, HANG_S)
             assert node.state("a") == "running"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 from support.live import ENDLESS_UNITS, HANG_S, THROTTLED_CORES, until
+from support.mpi_ranks import MpiJob
 
 from node_agent.drivers.protocol import Driver, DriverFacts, Happening, NodeBudget, Reading
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 
 _POLL_S = 0.02
 
@@ -25,11 +26,16 @@ class Node:
     facts: DriverFacts | None = None
     happenings: list[Happening] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    mpi_jobs: list[MpiJob] = field(default_factory=list)
 
     async def open(self) -> None:
         self.facts = await self.driver.open(self.budget, self.hear)
 
     def hear(self, happening: Happening) -> None:
+        if happening.event == MPI_BARRIER:
+            for job in self.mpi_jobs:
+                job.hear(happening)
+            return
         self.happenings.append(happening)
         self.news.set()
 
@@ -186,10 +192,10 @@ class DriverSuite:
         if images and self.whole:
             await asyncio.gather(*(node.driver.release(spec.guest) for node, spec in members))
             return
-        lead, first = members[0]
-        hosts = {spec.guest: spec.address.partition("/")[0] for _, spec in members}
-        launch = await lead.driver.mpi_open(first.guest, hosts)
-        await asyncio.gather(*(node.driver.mpi_join(spec.guest, launch[spec.guest]) for node, spec in members))
+        job = MpiJob([(node.driver, spec) for node, spec in members])
+        for node in {id(node): node for node, _ in members}.values():
+            node.mpi_jobs.append(job)
+        await job.join()
 
     async def save_job(self, members: list[tuple[Node, GuestSpec]]) -> dict[str, Path]:
         points = await asyncio.gather(*(node.driver.hold(spec.guest) for node, spec in members))

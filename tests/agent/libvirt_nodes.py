@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from libvirt_box import driver_options
+from support.libvirt_box import destination, driver_options
 from support.live import ENDLESS_UNITS, HANG_S
+from support.mpi_ranks import MpiJob
 
 from node_agent.drivers.protocol import DriverFacts, Happening, MigrationReport, NodeBudget
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 
 THROTTLED_CORES = 0.1  # at 0.02 an emulated kernel leaves nothing to its program
 THROTTLED_UNITS = 60_000  # at that cap minutes pass until such work is done
@@ -24,12 +25,18 @@ class Node:
     """One node's driver in this process, and what its guests did."""
 
     driver: object
+    destination: object
     facts: DriverFacts
     images: Path
     happenings: list[Happening]
     news: asyncio.Event
+    mpi_jobs: list[MpiJob] = field(default_factory=list)
 
     def hear(self, happening: Happening) -> None:
+        if happening.event == MPI_BARRIER:
+            for job in self.mpi_jobs:
+                job.hear(happening)
+            return
         self.happenings.append(happening)
         self.news.set()
 
@@ -62,7 +69,8 @@ async def node(lab: object, name: str, folder: Path, **options: str) -> AsyncIte
 
     driver = LibvirtDriver(**{**driver_options(lab, name), **options})
     images = folder / name / "images"
-    here = Node(driver, DriverFacts((), {}), images, [], asyncio.Event())
+    there = destination(lab, name, f"t{name}")
+    here = Node(driver, there, DriverFacts((), {}), images, [], asyncio.Event())
 
     try:
         budget = NodeBudget(f"t{name}", 1.0, 1536, folder / name, images, "127.0.0.1", "dfrs-")
@@ -105,9 +113,10 @@ def parallel(work_units: int, ranks: int, topology: str = "ring") -> list[GuestS
 
 async def start_job(members: list[tuple[Node, GuestSpec]], cap_cores: float = 1.0) -> None:
     await asyncio.gather(*(place.driver.start(spec, cap_cores, None) for place, spec in members))
-    lead, first = members[0]
-    launch = await lead.driver.mpi_open(first.guest, {spec.guest: spec.address for _, spec in members})
-    await asyncio.gather(*(place.driver.mpi_join(spec.guest, launch[spec.guest]) for place, spec in members))
+    job = MpiJob([(place.driver, spec) for place, spec in members])
+    for place in {id(place): place for place, _ in members}.values():
+        place.mpi_jobs.append(job)
+    await job.join()
 
 
 async def pair_at_work(one: Node, two: Node) -> list[tuple[Node, GuestSpec]]:
@@ -120,7 +129,7 @@ async def pair_at_work(one: Node, two: Node) -> list[tuple[Node, GuestSpec]]:
 
 
 async def migrate(one: Node, two: Node, spec: GuestSpec, cap_cores: float) -> MigrationReport:
-    report = await one.driver.migrate(spec.guest, two.facts.migration_uri, HANG_S, HANG_S)
+    report = await one.driver.migrate(spec.guest, two.destination, HANG_S, HANG_S)
     await two.driver.adopt(spec, cap_cores)
     return report
 

@@ -30,6 +30,7 @@ from testbed.bus.messages import (
     Stop,
     encode,
 )
+from testbed.bus.migration import Destination
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 
@@ -60,7 +61,8 @@ class Pair:
             self.facts.append(await driver.open(budget, lambda _happening: None))
 
     def migrate(self, guest: str) -> Migrate:
-        return Migrate(guest=guest, to_uri=self.facts[1].migration_uri, budget_s=60, no_progress_s=20)
+        to = Destination(uri="null://n1/system", host="n1", node="n1")
+        return Migrate(guest=guest, to=to, budget_s=60, no_progress_s=20)
 
 
 def test_a_migration_frees_the_source_and_counts_at_the_target(tmp_path: Path) -> None:

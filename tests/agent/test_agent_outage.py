@@ -229,8 +229,8 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
     taken: list[Telemetry] = []
     sample = NodeSampler.sample
 
-    def noted(self, guests, dropped=0):
-        taken.append(sample(self, guests, dropped))
+    def noted(self, *arguments):
+        taken.append(sample(self, *arguments))
         return taken[-1]
 
     monkeypatch.setattr(NodeSampler, "sample", noted)

@@ -86,6 +86,39 @@ def test_ends_of_an_earlier_lease_are_forgotten_and_old_ones_too() -> None:
     asyncio.run(main())
 
 
+def barrier(number: int) -> dict[str, object]:
+    return {"session": "s", "number": number, "keys": {}}
+
+
+def test_the_barrier_that_a_guest_waits_in_is_told_again_until_it_has_passed() -> None:
+    async def again(ends: Ends, wire: Wire) -> list[bytes]:
+        wire.told.clear()
+        ends.lost()
+        await ends.again()
+        return wire.told
+
+    async def main() -> None:
+        ends, wire = opened()
+        await told(ends, b"a")
+        await ends.tell_barrier("g1", barrier(1), b"g1 in 1")
+        await ends.tell_barrier("g2", barrier(1), b"g2 in 1")
+        assert wire.told == [b"a", b"g1 in 1", b"g2 in 1"]
+        assert await again(ends, wire) == [b"a", b"g1 in 1", b"g2 in 1"]
+        ends.passed("g1", "another", 1)
+        ends.passed("g1", "s", 0)
+        assert await again(ends, wire) == [b"a", b"g1 in 1", b"g2 in 1"]
+        ends.passed("g1", "s", 1)
+        await ends.tell_barrier("g1", barrier(2), b"g1 in 2")
+        ends.passed("g1", "s", 1)  # the pass that came twice
+        ends.gone("g2")
+        ends.gone("nobody")
+        assert await again(ends, wire) == [b"a", b"g1 in 2"]
+        ends.forget()
+        assert await again(ends, wire) == []
+
+    asyncio.run(main())
+
+
 def test_without_a_command_they_wait_until_somebody_listens() -> None:
     async def main() -> None:
         ends, wire = opened()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from support.disks import fill, small_disk
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, DriverFacts, SaveReport
+from node_agent.drivers.protocol import DriverError, DriverFacts, SaveReport, SuspectError
 from node_agent.images import ImageStore
 from node_agent.room import ImageRoom
 from testbed.bus.lease import token_digest
@@ -192,6 +193,9 @@ def test_the_budget_counts_all_images_of_a_rehearsed_node_by_what_they_stand_for
         away = ImageRef(image="d.img", bytes=40 * MIB, digest="0" * 32)
         with pytest.raises(NoRoomError, match="40 MiB needed, 0 MiB free"):
             await agent.perform(FetchImage(image=away, host=str(images), port=0))
+        huge = ImageRef(image="e.img", bytes=1 << 40, digest="0" * 32)
+        with pytest.raises(SuspectError, match=r"e\.img: it has 1099511627776 bytes: expected at most 2.*40 MiB$"):
+            await agent.perform(FetchImage(image=huge, host=str(images), port=0, memory_mib=40))
         await agent.perform(DropImage(image="a.img"))
         assert agent._room.free_mib() == 60
         agent.stop()
@@ -285,7 +289,8 @@ def test_an_agent_that_ends_in_order_keeps_images_for_the_holder_of_the_lease_al
             await agent.perform(Hold(guest="a"))
             await agent.perform(Save(guest="a", image="a.img"))
             if lease == "released":
-                await bus.publish(lease_topic("t"), b"", qos=1, retain=True)
+                let_go = msgspec.structs.replace(record, released=True, token="secret")  # noqa: S106  # made up
+                await bus.publish(lease_topic("t"), encode(let_go), qos=1, retain=True)
             await asyncio.sleep(60.0 if lease == "lapsed" else 1.0)
             agent.stop()
             await running

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from libvirt_box import libvirt_box, needs_hypervisor
 from support.deadlines import PATIENT_DEADLINES
 from support.killed_guests import Killed, check_killed
+from support.libvirt_box import libvirt_box, needs_hypervisor
 
 from testbed.calibration.session import Order, calibrate
 from testbed.control.labs import live_lab

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from driver_conformance import DriverConformance
 from driver_suite import Node
-from libvirt_box import driver_options, libvirt_box, needs_hypervisor
+from support.libvirt_box import destination, driver_options, libvirt_box, needs_hypervisor
 
 from node_agent.drivers.protocol import Driver
+from testbed.bus.migration import Destination
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
 
@@ -34,6 +35,7 @@ class TestLibvirtDriver(DriverConformance):
     @pytest.fixture(autouse=True)
     def _lab(self, lab: object) -> None:
         self._options = [driver_options(lab, "a"), driver_options(lab, "b")]
+        self._lab_made = lab
         self._made = 0
 
     def make(self) -> Driver:
@@ -41,6 +43,9 @@ class TestLibvirtDriver(DriverConformance):
 
         self._made += 1
         return LibvirtDriver(**self._options[(self._made - 1) % 2])
+
+    def destination(self, node: Node) -> Destination:
+        return destination(self._lab_made, "ab"[int(node.budget.node.removeprefix("n"))], node.budget.node)
 
     def make_again(self, node: Node) -> Driver:
         from node_agent.drivers.virt.driver import LibvirtDriver

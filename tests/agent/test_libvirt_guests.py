@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
-from libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from libvirt_nodes import (
     THROTTLED_CORES,
     THROTTLED_UNITS,
@@ -29,6 +29,7 @@ from libvirt_nodes import (
     twin,
 )
 from support.accuracy import Accuracy, Window
+from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from support.live import HANG_S, until
 
 from node_agent.drivers.protocol import DriverError
@@ -208,12 +209,12 @@ def test_a_migration_that_the_connection_breaks_off_is_told_by_where_the_guest_i
         spec = serial(THROTTLED_UNITS, memory_mib=256)
         await one.work(spec)
         with pytest.raises(DriverError, match="it is not here any more"):
-            await one.driver.migrate(spec.guest, two.facts.migration_uri, HANG_S, HANG_S)
+            await one.driver.migrate(spec.guest, two.destination, HANG_S, HANG_S)
         assert relay.cuts == 1
         await two.driver.adopt(spec, THROTTLED_CORES)
         assert await finish([(two, spec)]) == [twin(spec)]
 
-    broken_off(lab, tmp_path, b"qemu+tcp://", play)
+    broken_off(lab, tmp_path, b"qemu+tls://", play)
 
 
 @pytest.mark.parametrize(("ranks", "topology"), [(4, "all-to-all"), (3, "tree")])
@@ -290,12 +291,15 @@ def test_a_migration_that_cannot_succeed_leaves_the_guest_at_work(lab: object, t
     async def play(one: Node, two: Node) -> None:
         spec = serial(memory_mib=700)
         await one.work(spec)
+        host = "10.77.255.9"
+        uri = two.destination.uri.replace(two.destination.host, host)
+        nowhere = msgspec.structs.replace(two.destination, uri=uri, host=host)
         with pytest.raises(DriverError, match="still runs here"):
-            await one.driver.migrate(spec.guest, "qemu+tcp://10.77.255.9/system#partition=&bridge=&node=x", 4, 3)
+            await one.driver.migrate(spec.guest, nowhere, 4, 3)
         # 5 MiB/s, so that it cannot be done before anybody looks
         await asyncio.to_thread(virsh, lab, "a", "migrate-setspeed", spec.guest, "5")
         with pytest.raises(DriverError, match=r"longer than 0\.2 s; it still runs here"):
-            await one.driver.migrate(spec.guest, two.facts.migration_uri, 0.2, HANG_S)
+            await one.driver.migrate(spec.guest, two.destination, 0.2, HANG_S)
         assert one.sample(spec.guest).state == "running"
         with pytest.raises(DriverError, match="not here"):
             await two.driver.adopt(spec, 1.0)

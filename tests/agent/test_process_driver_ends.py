@@ -62,21 +62,30 @@ class TestEnds:
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
-    def test_a_job_that_is_killed_leaves_no_topology_file_of_its_process_manager(self, tmp_path: Path) -> None:
-        def written() -> set[Path]:
-            return set(Path("/tmp").glob("hydra_hwloc_xmlfile_*"))  # noqa: S108  # Hydra's, whatever TMPDIR says
-
+    @pytest.mark.parametrize("order", ["hold", "release", "save", "park"])
+    def test_an_order_after_its_program_hung_up_fails_with_the_name_and_the_end_of_the_guest(
+        self, tmp_path: Path, order: str
+    ) -> None:
         async def scenario(node: Node) -> None:
-            before = written()
-            specs = self.suite.job(2)
-            await self.suite.start_job([(node, spec) for spec in specs])
-            assert written() <= before, "none is even made"
-            for spec in specs:
-                for child in node.driver._guests[spec.guest]._children:
-                    child.kill()
-            for spec in specs:
-                await node.until(spec.guest, "failed")
-            assert written() <= before
+            await node.driver.start(self.suite.spec("a"), 1.0, None)
+            if order != "hold":
+                await node.driver.hold("a")
+            guest = node.driver._guests["a"]
+            closed, hung_up = asyncio.Event(), guest._link._on_closed
+            guest._link._on_closed = lambda: (hung_up(), closed.set())
+            guest._link._transport.abort()  # its processes end a moment later
+            await closed.wait()
+            image = node.budget.image_dir / "a.img"
+            orders = {
+                "hold": lambda: node.driver.hold("a"),
+                "release": lambda: node.driver.release("a"),
+                "save": lambda: node.driver.save("a", None, image),
+                "park": lambda: guest.save_whole(asyncio.Event().wait),
+            }
+            with pytest.raises(DriverError, match=r"^guest a"):
+                await orders[order]()
+            await node.until("a", "failed")
+            assert node.driver.sample() == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
@@ -87,7 +96,7 @@ class TestEnds:
         ) as agent:  # fmt: skip
             assert agent.stdout is not None
             pids = json.loads(agent.stdout.readline())
-            assert len(pids) == 6  # a program; manager, two proxies, two ranks
+            assert len(pids) == 3  # a program, and two ranks
             descriptors = [os.pidfd_open(pid) for pid in pids]
             segments = {path for pid in pids for path in segments_of(pid)}
             agent.kill()

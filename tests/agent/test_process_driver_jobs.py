@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
@@ -117,7 +118,9 @@ class TestJobs:
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
-    def test_a_member_that_dies_takes_its_job_with_it(self, tmp_path: Path) -> None:
+    def test_a_member_that_dies_has_failed_and_its_job_leaves_nothing(self, tmp_path: Path) -> None:
+        """The controller ends the other members: `test_live` shows that."""
+
         async def scenario(one: Node, two: Node) -> None:
             specs = self.suite.job(3)
             members = list(zip((one, two, two), specs, strict=True))
@@ -125,14 +128,31 @@ class TestJobs:
             segments = {path for node, spec in members for path in segments_of(pid_of(node, spec.guest))}
             assert segments  # all of them: those in the folder may be of jobs that other tests have at work
             os.kill(pid_of(two, "m1"), signal.SIGKILL)
-            for node, spec in members:
-                reason = (await node.until(spec.guest, "failed")).detail["reason"]
-                assert "exit code" in str(reason) or "SIGKILL" in str(reason)
+            reason = (await two.until("m1", "failed")).detail["reason"]
+            assert str(reason) == "it ended by itself: killed by SIGKILL"
+            await asyncio.gather(one.driver.stop("m0"), two.driver.stop("m2"))
             assert one.driver.sample() == two.driver.sample() == []
             # a killed rank leaves its shared memory to others
             assert not [path for path in segments if path.exists()]
 
         self.suite.on_nodes(tmp_path, 2, scenario)
+
+    def test_jobs_beside_each_other_share_no_memory(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            first = [(node, spec) for spec in self.suite.job(2, self.suite.throttled_s)]
+            second = [(node, msgspec.structs.replace(spec, guest=f"n{spec.program.rank}", job=2)) for _, spec in first]
+            for job in (first, second):
+                await self.suite.start_job(job, cap_cores=self.suite.throttled_cores)
+            of_first, of_second = (
+                {path for _, spec in job for path in segments_of(pid_of(node, spec.guest))} for job in (first, second)
+            )
+            assert of_first
+            assert of_second
+            assert of_first.isdisjoint(of_second)
+            for _, spec in (*first, *second):
+                await node.driver.stop(spec.guest)
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
 
     def test_ranks_that_die_before_they_report_their_shared_memory_leave_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,72 +6,20 @@ import asyncio
 import json
 import mmap
 import os
-import shlex
 import socket
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.live import HANG_S, until
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.child import LOG_BYTES, Child, Log
-from node_agent.drivers.procs.hydra import LaunchLines, proxy_argv
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords, start_ticks
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.guests.channel import ChannelError, Message, encode
 from node_agent.programs import segments
-
-PROXY = shlex.split(
-    "/opt/x/hydra_pmi_proxy --control-port 10.0.0.1:33659 --rmk user --launcher manual --demux poll --pgid 0 "
-    "--retries 10 --usize -1 --pmi-port 0 --gpus-per-proc -2 --gpu-subdevs-per-proc -2 --proxy-id 3"
-)
-
-
-def test_a_proxy_command_is_run_with_this_nodes_proxy():
-    checked = proxy_argv(PROXY)
-    assert checked[0].endswith("/hydra_pmi_proxy")
-    assert not checked[0].startswith("/opt/x")
-    assert checked[1:] == PROXY[1:]
-
-
-@given(st.data())
-def test_a_proxy_command_that_was_tampered_with_is_refused(data):
-    argv = list(PROXY)
-    evil = st.sampled_from(
-        ["/bin/sh", "-c", "--launcher-exec", "$(id)", "ssh", "a b", "--rmk", "", "10.0.0.1:1;id", "x\n"]
-    )
-    place = data.draw(st.integers(0, len(argv) - 1))
-    argv[place] = data.draw(evil.filter(lambda word: word != PROXY[place]))
-    with pytest.raises(DriverError, match="proxy command"):
-        proxy_argv(argv)
-
-
-@pytest.mark.parametrize("argv", [[], ["hydra_pmi_proxy"], PROXY[:-2], PROXY[:-1], [PROXY[0], *PROXY[3:]]])
-def test_an_incomplete_proxy_command_is_refused(argv):
-    with pytest.raises(DriverError, match="proxy command"):
-        proxy_argv(argv)
-
-
-@given(st.lists(st.integers(0, 200), max_size=6))
-def test_launch_lines_are_told_from_what_ranks_print(cuts):
-    said = b"rank 0\nHYDRA_LAUNCH: no\nhalf a line"
-    output = b"hello\nHYDRA_LAUNCH: /x/p --proxy-id 0 \nHYDRA_LAUNCH: /x/p --proxy-id 1 \nHYDRA_LAUNCH_END\n" + said
-
-    async def scenario() -> None:
-        printed: list[bytes] = []
-        lines = LaunchLines(printed.append)
-        edges = [0, *sorted(min(cut, len(output)) for cut in cuts), len(output)]
-        for begin, end in pairwise(edges):
-            lines.feed(output[begin:end])
-        assert lines.launched.result() == [["/x/p", "--proxy-id", "0"], ["/x/p", "--proxy-id", "1"]]
-        assert b"".join(printed) == b"hello\n" + said
-
-    asyncio.run(scenario())
 
 
 def test_a_log_is_bounded_and_remembers_the_end(tmp_path):
@@ -167,6 +115,18 @@ def test_shared_memory_is_abandoned_once_no_process_has_it_open_or_mapped(monkey
             assert segments.abandoned_segments(made_unix_s + 60) == set()  # made before
         assert segments.abandoned_segments() == {mapped, left}
     assert segments.abandoned_segments() == {opened, mapped, left}
+
+
+def test_a_segment_that_cannot_be_removed_keeps_nobody_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where another user has a file of its name: the folder is sticky."""
+    foreign, own = tmp_path / "mpich_a", tmp_path / "mpich_b"
+    foreign.mkdir()  # which no `unlink` removes
+    own.touch()
+    segments.remove_segments([foreign, own, tmp_path / "mpich_gone"])
+    assert list(tmp_path.iterdir()) == [foreign]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [f"{foreign} stays"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"boot": "x", "started": {"1": "one"}}', '{"started": 3}'])

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from node_agent.guests.channel import MAX_LINE_BYTES, ChannelError, Decoder, Message, decode, encode
 
+COUNTS = st.integers(0, 2**63 - 1)
 MESSAGES = st.one_of(
     st.builds(lambda at: ("held", {"at": at}), st.integers(0, 2**53)),
-    st.builds(lambda units, ns: ("progress", {"units": units, "mono_ns": ns}), st.integers(0), st.integers(0)),
+    st.builds(lambda units, ns: ("progress", {"units": units, "mono_ns": ns}), COUNTS, COUNTS),
     st.builds(lambda text: ("error", {"message": text}), st.text(max_size=200)),
-    st.builds(lambda at, path: ("save", {"at": at, "path": path}), st.integers(0), st.text(max_size=50)),
+    st.builds(lambda at, path: ("save", {"at": at, "path": path}), COUNTS, st.text(max_size=50)),
     st.builds(lambda paths: ("joined", {"segments": paths}), st.lists(st.text(max_size=20), max_size=3)),
     st.just(("hold", {})),
 )
@@ -60,6 +61,10 @@ def test_an_endless_line_is_one_error_and_takes_no_memory(length, step):
         ({"kind": "held", "at": True}, "held: at = True: expected int"),
         ({"kind": "hello", "v": 2, "pid": 1}, "version 2; this side speaks 1"),
         (["hold"], "expected an object"),
+        ({"kind": "held", "at": -1}, "held: at = -1: expected an int from 0"),
+        ({"kind": "held", "at": 2**63}, "held: at = 9223372036854775808: expected an int from 0 below"),
+        ({"kind": "ready", "ballast_mib": 1, "touch_s": float("inf")}, "touch_s = inf: expected a number within 1e15"),
+        ({"kind": "ready", "ballast_mib": 1, "touch_s": 10**4000}, r"touch_s = 1000.*characters\): expected a number"),
     ],
 )
 def test_a_bad_message_is_told_with_its_reason(fields, complaint):

@@ -154,7 +154,7 @@ def test_ballast_is_incompressible_and_belongs_to_its_task():
 @given(st.integers(1, 200), st.floats(1.0, 100.0), st.integers(1, 3))
 def test_ballast_fills_the_task_up_or_the_floor_is_told(memory_mib, own_mib, ranks):
     one = task(memory_mib=memory_mib, ranks=ranks)
-    floor_mib = math.ceil(own_mib) + (8 if ranks > 1 else 0)
+    floor_mib = math.ceil(own_mib)
     if memory_mib >= floor_mib:
         assert ballast_mib(one, own_mib) == memory_mib - floor_mib
     else:

@@ -16,6 +16,7 @@ from node_agent.verifier import Answer, Verifier
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.control.cluster import LiveJob, Phase
 from testbed.control.tracker import Tracker
+from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 
 RIGHT, WRONG = "1" * 16, "0" * 16
@@ -104,13 +105,16 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
     live = LiveJob(Job(1, 0.0, 1, 1.0, 0.1, 10.0), (SPEC,), 1.0, units_done=[0])
     live.phase, live.running_on = Phase.RUNNING, (0,)
     calls: list[str] = []
+    suspects: list[tuple[int, ActKind]] = []
+    recorder = quiet_recorder([])
+    recorder.suspect = lambda node, kind, _what: suspects.append((node, kind))
 
     def done(job: LiveJob) -> None:
         calls.append("done")
         job.phase, job.running_on = Phase.DONE, None
 
     tracker = Tracker(
-        SimpleNamespace(jobs={1: live}), quiet_recorder([]), lambda _live: None, done,
+        SimpleNamespace(jobs={1: live}), recorder, lambda _live: None, done,
         lambda _live, why: calls.append(why.text), lambda _live: calls.append("checked"),
     )  # fmt: skip
     detail = {"units": 10, "checksum": RIGHT}
@@ -122,6 +126,7 @@ def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: st
     for word in ("failed", "done"):  # of another node, which has no say about this guest
         tracker.guest_event(1, msgspec.structs.replace(forged, event=word))
     assert (calls, live.unchecked) == (["done"], {0: 0})
+    assert suspects == [(1, ActKind.FOREIGN_GUEST)] * 2
     late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
     tracker.guest_event(0, late)
     assert calls[1:] == (["checked"] if end == "done" else ["task 0: it is wrong", "checked"])

@@ -113,6 +113,8 @@ class FakeHypervisor:
     async def find(self, _name: str, _deadline_s: float) -> object:
         return FakeDomain() if self.there else None
 
+    find_own = find
+
     async def on_domain(self, _name: str, _deadline_s: float, function: Callable[[FakeDomain], object]) -> object:
         try:
             return function(FakeDomain())

@@ -33,7 +33,8 @@ pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip inst
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, owner_of
-from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, _set_up_dom0, image_xml
+from node_agent.drivers.virt.saved_file import xen_text
+from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, _set_up_dom0
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",
@@ -184,7 +185,7 @@ def saved(text: bytes, *, magic: bytes = b"libvirt-xml\n \0 \r", length: int | N
 def test_the_owner_of_a_saved_guest_is_in_its_file(tmp_path: Path):
     image = tmp_path / "a.img"
     image.write_bytes(saved(xen().domain_xml(SPEC, "n1").encode() + b"\0"))
-    assert owner_of(image_xml(image))["guest"] == SPEC.guest
+    assert owner_of(xen_text(image))["guest"] == SPEC.guest
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_a_file_that_is_no_saved_guest_is_refused(tmp_path: Path, content: bytes
     image = tmp_path / "a.img"
     image.write_bytes(content)
     with pytest.raises(DriverError, match=says):
-        image_xml(image)
+        xen_text(image)
 
 
 # --- the kernel

@@ -70,13 +70,16 @@ def _why_no_overlay() -> str:
 
 
 def make_wheels(folder: Path) -> None:
-    """Build this project's wheel, and get those of all that it needs."""
+    """Build this project's wheel, and get those of all that it needs on nodes, as locked."""
     settings = folder / "build.cfg"
     settings.write_text(f"[build]\nbuild_base = {folder / 'build'}\n")  # a checkout's own may hold files of yesterday
+    pip = [sys.executable, "-m", "pip", "--python", PYTHON]
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", PYTHON, "wheel", "-qq", "--wheel-dir", folder, ROOT],
+        [*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", folder, ROOT],
         check=True, env={**os.environ, "DIST_EXTRA_CONFIG": str(settings)},
     )  # fmt: skip
+    locked = ["--require-hashes", "--only-binary=:all:", "-r", ROOT / "testbed/remote/locks/agent.txt"]
+    subprocess.run([*pip, "download", "-qq", "--dest", folder, *locked], check=True)
 
 
 def own_wheel(folder: Path) -> Path:

@@ -46,3 +46,38 @@ def test_a_role_says_what_it_takes(role: str) -> None:
     given = set(yaml.safe_load(defaults.read_text()) or {}) if defaults.exists() else set()
     private = {name for name in given - known if name.endswith(("_packages", "_url", "_repository"))}
     assert given - known - private == set(), "a default that nobody can know of"
+
+
+def test_a_list_that_libvirt_does_not_read_fails_the_play() -> None:
+    import yaml
+
+    role = PLAYBOOKS / "roles/agent"
+    (block,) = [task["block"] for task in yaml.safe_load((role / "tasks/main.yml").read_text()) if "block" in task]
+    (task,) = [each for each in block if "hypervisor-lists'" in str(each.get("ansible.builtin.command"))]
+    assert "failed_when" not in task
+    assert "when" not in task, "each time, as an earlier play may have failed between the file and libvirtd"
+    assert "groups['nodes']" in task["ansible.builtin.command"]["argv"]
+    assert "virt-admin" not in (role / "handlers/main.yml").read_text()
+
+
+def test_hypervisors_are_told_the_same_as_those_of_a_lab_in_a_box() -> None:
+    import yaml
+
+    from testbed.secure.hypervisor import FILES, libvirtd_settings, qemu_settings
+
+    told = yaml.safe_load((PLAYBOOKS / "roles/migration/vars/main.yml").read_text())
+    assert {each["place"]: each["source"] for each in told["migration_files"]} == FILES
+    assert {each["place"] for each in told["migration_folders"]} == {
+        "", *(str(parent) for place in FILES for parent in Path(place).parents if str(parent) != ".")
+    }  # fmt: skip
+    for each in told["migration_files"]:
+        assert "key" not in each["place"] or each["mode"] in {"0600", "0400"}
+    by_systemd = ("listen_tls", "listen_tcp", "listen_addr")
+    for transport in ("tls", "tcp"):
+        here = libvirtd_settings(transport, "ADDRESS", ["n2"])
+        assert {key: value for key, value in here.items() if key not in {*by_systemd, "tls_allowed_dn_list"}} == {
+            key: value for key, value in told["migration_libvirtd"][transport].items() if key != "tls_allowed_dn_list"
+        }
+        wanted = {key: "{{ dfrs_address }}" if value == "ADDRESS" else value for key, value in
+                  qemu_settings(transport, "ADDRESS").items()}  # fmt: skip
+        assert wanted == told["migration_qemu"][transport]

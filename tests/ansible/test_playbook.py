@@ -22,11 +22,7 @@ from testbed.remote.hosts import load_hosts
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "ansible"
 TAGS = "--tags=certificates,common,time,broker,storage,agent"  # of roles that need no systemd and no other repository
-SECRETS = (
-    "influxdb_token",
-    "influxdb_password",
-    "grafana_influx_token",
-)  # every role asks for its own, whatever the tags
+SECRETS = ("influxdb_token", "influxdb_password")  # every role asks for its own, whatever the tags
 _COUNT = re.compile(r"(\w+)=(\d+)")
 Lab = tuple[Path, Ssh, list[HostAt]]
 
@@ -65,17 +61,22 @@ def _reached(host: HostAt) -> dict[str, object]:
     return {"ansible_host": host.address, "ansible_port": host.port, "dfrs_address": host.address}
 
 
-def play(inventory: Path, playbook: str, *words: str) -> dict[str, dict[str, int]]:
-    """Run a playbook; return the counts of each host."""
+def play_words(inventory: Path, playbook: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a playbook, whatever comes of it."""
     environment = {
         **os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
         "ANSIBLE_LOG_PATH": str(inventory.parent / "ansible.log"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
-    done = subprocess.run(
+    return subprocess.run(
         ["ansible-playbook", "-i", inventory, playbook, *words], cwd=PLAYBOOKS, env=environment, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
+
+
+def play(inventory: Path, playbook: str, *words: str) -> dict[str, dict[str, int]]:
+    """Run a playbook; return the counts of each host."""
+    done = play_words(inventory, playbook, *words)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     _, _, recap = done.stdout.rpartition("PLAY RECAP")
     print(f"{playbook} {' '.join(words)}{recap}")  # noqa: T201  # pytest shows it with -rP or where a test fails
@@ -109,23 +110,25 @@ def test_the_second_run_changes_nothing_nor_does_a_check(lab: Lab, played: dict[
 
 
 @contextlib.contextmanager
-def services(found: list[HostAt], log: Path) -> Iterator[None]:
-    """Start by hand what systemd would: the head's broker, and the nodes' agents as their units say."""
+def services(found: list[HostAt], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start by hand what systemd would, and yield the head's broker; the nodes' agents are as their units say."""
     words = [["/usr/sbin/mosquitto", "-c", "/etc/mosquitto/dfrs/mosquitto.conf"]]
     for host in found[1:]:
         unit = (host.root / "etc/systemd/system/dfrs-agent.service").read_text().replace("\\\n", " ")
         (start,) = [line.removeprefix("ExecStart=") for line in unit.splitlines() if line.startswith("ExecStart=")]
         words.append(start.split())
     with contextlib.ExitStack() as stack, log.open("ab") as sink:
+        children = []
         for host, command in zip(found, words, strict=True):
             child = subprocess.Popen(["chroot", host.root, *command], stdout=sink, stderr=sink)
             stack.callback(child.wait, HANG_S)
             stack.callback(child.terminate)
-        yield
+            children.append(child)
+        yield children[0]
 
 
-def online(inventory: Path, found: list[HostAt], log: Path) -> list[tuple[str, bool]]:
-    """Ask the lab, as its controller, which nodes are there; again until both are."""
+def online(inventory: Path, found: list[HostAt], log: Path, wanted: tuple[str, ...]) -> None:
+    """Ask the lab, as its controller, which nodes are there; again until they are the wanted ones."""
     environment = {**os.environ, "TESTBED_TLS_DIR": str(inventory.parent / "certificates/controllers/alice")}
     hangs_s = time.monotonic() + HANG_S
     while True:
@@ -134,9 +137,8 @@ def online(inventory: Path, found: list[HostAt], log: Path) -> list[tuple[str, b
              "--broker", f"mqtts://{found[0].address}:8884"],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        nodes = [(node["node"], node["online"]) for node in json.loads(done.stdout or "[]")]
-        if len(nodes) == 2 and all(there for _, there in nodes):
-            return nodes
+        if tuple(node["node"] for node in json.loads(done.stdout or "[]") if node["online"]) == wanted:
+            return
         assert time.monotonic() < hangs_s, done.stderr + log.read_text()[-3000:]
 
 
@@ -145,11 +147,35 @@ def test_agents_meet_their_controller_and_certificates_are_rotated(lab: Lab, tmp
     inventory, _, found = lab
     log = tmp_path / "log"
     with services(found, log):
-        assert online(inventory, found, log) == [("n1", True), ("n2", True)]
+        online(inventory, found, log, ("n1", "n2"))
     paths = [host.root / "etc/dfrs-testbed/certificate/cert.pem" for host in found[1:]]
     before = [path.read_bytes() for path in paths]
     play(inventory, "rotate.yml")
     after = [path.read_bytes() for path in paths]
     assert all(old != new for old, new in zip(before, after, strict=True))
+    with services(found, log) as broker:
+        online(inventory, found, log, ("n1", "n2"))
+        put_out(inventory, broker)
+        online(inventory, found, log, ("n2",))
     with services(found, log):
-        assert online(inventory, found, log) == [("n1", True), ("n2", True)]
+        online(inventory, found, log, ("n2",))
+    done = play_words(inventory, "site.yml", "--tags=certificates")
+    assert done.returncode != 0
+    assert "node n1: its certificate was revoked on" in done.stdout, "no playbook lets it in again by itself"
+
+
+def put_out(inventory: Path, broker: subprocess.Popen[bytes]) -> None:
+    """Revoke n1 by one command, over ssh, while its agent goes on and would like to be there."""
+    folder = inventory.parent
+    machines = folder / "hosts.toml"
+    text = machines.read_text().replace("[head]", f'[head]\nreload = ["kill", "-HUP", "{broker.pid}"]')
+    text = f'known_hosts = "{folder / "known_hosts"}"\n' + text
+    (folder / "reached.toml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed", "ca", "revoke", folder / "certificates", "node", "n1",
+         "--hosts", folder / "reached.toml"], capture_output=True, text=True, check=False, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "head: the broker has the list, and read it" in done.stdout
+    assert "n1: its connection was ended" in done.stdout
+    assert "n2: has the list" in done.stdout

@@ -19,13 +19,14 @@ from testbed.bus.responder import Responder
 from testbed.errors import RunError
 
 COMMANDS = "testbed/v1/lab/node/n1/command"
-REPLIES = "testbed/v1/lab/controller/ctl/reply"
+REPLIES = "testbed/v1/lab/controller/ctl/reply/n1"
 
 
 class Lossy:
     """A bus in which some messages never leave: those for which `loses(topic, payload)` holds."""
 
     def __init__(self, bus: Bus, loses: Callable[[str, bytes], bool]) -> None:
+        self.party = ""
         self._bus = bus
         self._loses = loses
 

@@ -11,6 +11,7 @@ from testbed.bus.lease import LeaseGuard, token_digest
 from testbed.bus.messages import Lease, encode
 
 TOPIC = "testbed/v1/local/lease"
+BY_BOB = "testbed/v1/local/release/bob"
 
 
 class Clock:
@@ -24,12 +25,13 @@ class Clock:
 
 
 def record(
-    token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False, **more: Any
+    token: str, ttl_s: float = 10.0, expires_unix_s: float = 1e12, *, released: bool = False,
+    proof: str | None = None, **more: Any,
 ) -> bytes:  # fmt: skip
     return encode(
         Lease(
             digest=token_digest(token), holder="host:7", ttl_s=ttl_s, expires_unix_s=expires_unix_s, released=released,
-            **more,
+            token=(token if proof is None else proof) if released else "", **more,
         )
     )  # fmt: skip
 
@@ -49,6 +51,44 @@ def test_the_holder_is_obeyed_until_it_lets_go() -> None:
     assert not guard.hear(TOPIC, record("b", released=True)), "a stranger cannot release it"
     assert guard.hear(TOPIC, record("a", released=True))
     assert not guard.allows("a")
+
+
+def test_a_release_that_its_holder_did_not_sign_is_ignored() -> None:
+    guard = LeaseGuard(Clock())
+    guard.hear(TOPIC, record("a"))
+    digest = token_digest("a")
+    for forged in (
+        record("a", released=True, proof=""), record("a", released=True, proof="b", released_by="mallory"),
+        record("a", released=True, proof=digest), b"",
+    ):  # fmt: skip
+        assert not guard.hear(TOPIC, forged)
+        assert guard.allows("a")
+    assert guard.released_by == ""
+
+
+def test_a_renewal_prolongs_a_lease_and_changes_none_of_its_terms() -> None:
+    clock = Clock()
+    guard = LeaseGuard(clock)
+    guard.hear(TOPIC, record("a", ttl_s=90.0, on_controller_loss="keep"))
+    guard.hear(TOPIC, record("a", ttl_s=1e-9, on_controller_loss="remove"))
+    clock.now_s = 80.0
+    assert guard.allows("a")
+    assert guard.on_controller_loss == "keep"
+    guard.hear(TOPIC, record("a", ttl_s=1e-9))
+    clock.now_s = 160.0
+    assert guard.allows("a")
+
+
+def test_a_release_topic_says_who_ends_a_lease_and_cannot_begin_one() -> None:
+    guard = LeaseGuard(Clock())
+    assert not guard.hear(BY_BOB, record("x"))
+    assert not guard.live, "nobody holds it by a release topic"
+    guard.hear(TOPIC, record("a"))
+    assert not guard.hear(BY_BOB, record("b", released=True, proof=""))
+    assert guard.allows("a"), "that was another lease"
+    assert guard.hear(BY_BOB, record("a", released=True, proof="", released_by="alice@her-machine " + "x" * 1000))
+    assert guard.released_by.startswith("bob (alice@her-machine ")
+    assert len(guard.released_by) < 120
 
 
 def test_a_lease_has_a_name_that_does_not_give_its_token_away() -> None:
@@ -89,8 +129,8 @@ def test_a_retained_lease_that_ended_long_ago_is_not_taken() -> None:
 def test_a_renewal_that_crossed_a_forced_end_does_not_bring_the_lease_back() -> None:
     guard = LeaseGuard(Clock())
     guard.hear(TOPIC, record("a"))
-    assert guard.hear(TOPIC, record("a", released=True, released_by="other:8"))
-    assert guard.released_by == "other:8"
+    assert guard.hear(BY_BOB, record("a", released=True, released_by="other:8", proof=""))
+    assert guard.released_by == "bob (other:8)"
     assert not guard.hear(TOPIC, record("a"))
     assert not guard.live
     guard.hear(TOPIC, record("b"))
@@ -108,18 +148,12 @@ def test_a_lease_that_ran_out_unnoticed_before_the_next_is_told_once() -> None:
     assert guard.allows("b")
 
 
-def test_the_token_is_known_from_a_command_only() -> None:
-    clock = Clock()
-    guard = LeaseGuard(clock)
+def test_an_agent_remembers_no_token() -> None:
+    guard = LeaseGuard(Clock())
     guard.hear(TOPIC, record("a"))
-    assert guard.token == ""
-    assert not guard.allows("b")
-    assert guard.token == ""
     assert guard.allows("a")
-    assert guard.token == "a"  # noqa: S105  # made up
-    clock.now_s = 10.5
-    guard.hear(TOPIC, record("b"))
-    assert guard.token == ""
+    assert not guard.allows("b")
+    assert "a" not in [value for value in vars(guard).values() if isinstance(value, str)]
 
 
 def test_a_broken_record_changes_nothing() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from testbed.bus.envelope import decode_envelope
 from testbed.bus.messages import (
-    SCHEMA_VERSION,
     Adopt,
     AnyAction,
     BadRecordError,
@@ -26,10 +25,11 @@ from testbed.bus.messages import (
     ListGuests,
     Migrate,
     MpiJoin,
-    MpiOpen,
+    MpiPass,
     Native,
     NodeStatus,
     ProgramSpec,
+    RankKeys,
     Record,
     Reply,
     Save,
@@ -39,41 +39,56 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.migration import Destination
 from testbed.bus.telemetry import Telemetry
+from testbed.bus.version import PROTOCOL
 
 RECORDS: list[type[Record]] = [Command, Reply, NodeStatus, Telemetry, GuestEvent, Lease]
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+guest = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", fullmatch=True)
+program = st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True)
 count = st.integers(0, 2**62)
 size = st.floats(0, 4096, allow_nan=False)
 mib = st.integers(0, 1 << 26)
 programs = st.builds(
-    ProgramSpec, name=text, work_units=count, units_per_iteration=count, seed=count, rank=st.integers(0, 1 << 20),
-    topology=text, touched_frac=st.floats(0, 1, exclude_min=True),
+    ProgramSpec, name=program, work_units=count, units_per_iteration=count, seed=count, rank=st.integers(0, 1 << 20),
+    topology=st.sampled_from(["ring", "tree"]), touched_frac=st.floats(0, 1, exclude_min=True),
 )  # fmt: skip
 specs = st.builds(
-    GuestSpec, guest=text, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
+    GuestSpec, guest=guest, run=text, job=count, task=count, program=programs, cpu_cores=size, memory_mib=mib
 )
+destinations = st.builds(
+    Destination, uri=st.just("xen+tls://n1:7/system"), host=st.sampled_from(["192.0.2.1", "n1.example", "fd00::1"]),
+    node=st.just("n1"), partition=st.sampled_from(["", "/a/b.c"]), bridge=st.sampled_from(["", "br0"]),
+)  # fmt: skip
 images = st.builds(ImageRef, image=text, bytes=count, digest=text)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
     st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans()),
-    st.builds(SetCaps, caps=st.dictionaries(text, size)),
-    st.builds(Save, guest=text, image=text, at=st.none() | count, store=text),
+    st.builds(SetCaps, caps=st.dictionaries(guest, size)),
+    st.builds(Save, guest=guest, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
-    st.builds(MpiJoin, guest=text, argv=st.lists(text).map(tuple)),
+    st.builds(MpiJoin, guest=guest, session=st.from_regex("[0-9a-f]{16}", fullmatch=True)),
     st.builds(Calibrate, cpu_s=st.floats(1e-3, 600)),
     st.builds(
         Watch,
-        guests=st.lists(text).map(tuple),
+        guests=st.lists(guest).map(tuple),
         every_s=st.floats(0.005, 10),
         for_s=st.floats(0.1, 120),
-        caps=st.lists(st.builds(CapChange, after_s=st.floats(0, 120), caps=st.dictionaries(text, size))).map(tuple),
+        caps=st.lists(st.builds(CapChange, after_s=st.floats(0, 120), caps=st.dictionaries(guest, size))).map(tuple),
     ),
     st.builds(Native, program=programs, seconds=st.floats(0.1, 600), cap_cores=size),
     st.builds(Cancel, command=text),
-    st.builds(ListGuests, settled=st.lists(text).map(tuple)),
-    st.builds(MpiOpen, guest=text, hosts=st.dictionaries(text, text)),
-    st.builds(Migrate, guest=text, to_uri=text, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
+    st.builds(ListGuests, settled=st.lists(guest).map(tuple)),
+    st.builds(
+        MpiPass,
+        guest=guest,
+        session=st.just("0" * 16),
+        number=st.integers(1, 32),
+        keys=st.lists(st.builds(RankKeys, rank=st.integers(0, 9), keys=st.dictionaries(text, text))).map(tuple),
+        last=st.booleans(),
+    ),
+    st.builds(Migrate, guest=guest, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
     st.builds(Adopt, spec=specs, cap_cores=size),
 )
 commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)
@@ -111,8 +126,8 @@ def test_missing_optional_fields_get_their_defaults() -> None:
     ("raw", "complaint"),
     [
         ('{"id": "a", "node": "n", "status": "done"}', "no schema version"),
-        ('{"v": 0, "id": "a", "node": "n", "status": "done"}', "schema version 0; this side reads 1 to"),
-        (f'{{"v": {SCHEMA_VERSION + 1}, "new": true}}', f"schema version {SCHEMA_VERSION + 1}"),
+        ('{"v": 0, "id": "a", "node": "n", "status": "done"}', r"protocol 0 \(release unknown\); this side reads 1 to"),
+        (f'{{"v": {PROTOCOL + 1}, "release": "9.1"}}', rf"protocol {PROTOCOL + 1} \(release 9\.1\); this side reads 1"),
         ('{"v": "1", "id": "a", "node": "n", "status": "done"}', r"Expected `int \| null`, got `str` - at `\$.v`"),
         ('{"v": 1, "node": "n", "status": "done"}', "missing required field `id`"),
         ('{"v": 1, "id": 7, "node": "n", "status": "done"}', r"Expected `str`, got `int` - at `\$.id`"),
@@ -197,18 +212,19 @@ def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, k
         pass
     else:
         assert isinstance(record, kind)
-        assert record.v == SCHEMA_VERSION
+        assert 1 <= record.v <= PROTOCOL
     envelope = decode_envelope(payload)
     assert isinstance(envelope.id, str)
 
 
-def test_the_hosts_of_a_job_keep_their_order() -> None:
-    hosts = {"b": "10.77.1.1", "a": "10.77.1.0", "c": ""}
-    action = MpiOpen(guest="b", hosts=hosts)
-    command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=action)
-    read = decode(Command, encode(command)).action
-    assert isinstance(read, MpiOpen)
-    assert list(read.hosts.items()) == list(hosts.items())
+def test_no_command_carries_what_a_node_would_run() -> None:
+    """A rank is its node's own program; what another node says of it is keys of MPI's transport and no more."""
+    assert MpiJoin.__struct_fields__ == ("guest", "session")
+    assert MpiPass.__struct_fields__ == ("guest", "session", "number", "keys", "last")
+    for session in ("", "0" * 15, "0" * 16 + "\n", "-" * 16, "../../../../../a"):
+        command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=MpiJoin(guest="g", session=session))
+        with pytest.raises(BadRecordError):
+            decode(Command, encode(command))
 
 
 def test_the_sender_of_a_bad_command_can_be_told() -> None:

@@ -204,7 +204,7 @@ from testbed.bus.client import BrokerAddress, MqttBus, Presence
 
 async def main():
     presence = Presence("lab/b", lambda: b"online", b"offline", b"lost")
-    async with MqttBus(BrokerAddress.parse(sys.argv[1]), "b", presence):
+    async with MqttBus(BrokerAddress.parse(sys.argv[1]), "b", presence, close_timeout_s=float(sys.argv[2])):
         print("up", flush=True)
         await asyncio.Event().wait()
 
@@ -218,7 +218,7 @@ def test_the_end_of_a_process_is_seen(kind: str, number: signal.Signals, last_wo
     async def scenario() -> None:
         async with watched(kind) as (w, seen):
             child = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", CLIENT, w.address.url, stdout=PIPE, stderr=PIPE
+                sys.executable, "-c", CLIENT, w.address.url, str(HANG_S), stdout=PIPE, stderr=PIPE
             )
             assert child.stdout is not None
             assert await child.stdout.readline() == b"up\n"

@@ -21,17 +21,29 @@ def test_the_node_is_read_back_from_its_topics(lab: str, node: str, kind: topics
     assert topics.matches(topics.node_topic(lab, topics.ANY, kind), topic)
     assert topics.matches(f"testbed/v1/{lab}/#", topic)
     assert topics.check_topic(topic) == topic
-    for other in (topics.lease_topic(lab), topics.reply_topic(lab, node), topic + "/more", topic[:-1], "x" + topic):
+    for other in (
+        topics.lease_topic(lab),
+        topics.reply_topic(lab, node, node),
+        topic + "/more",
+        topic[:-1],
+        "x" + topic,
+    ):
         assert topics.node_of(other) is None
 
 
 def test_topics_are_those_of_the_architecture() -> None:
     assert topics.node_topic("lab-1", "n07", "status") == "testbed/v1/lab-1/node/n07/status"
     assert topics.lease_topic("lab-1") == "testbed/v1/lab-1/lease"
-    assert topics.reply_topic("lab-1", "ctl") == "testbed/v1/lab-1/controller/ctl/reply"
+    assert topics.release_topic("lab-1", "alice") == "testbed/v1/lab-1/release/alice"
+    assert topics.releaser_of("testbed/v1/lab-1/release/alice") == "alice"
+    for other in ("testbed/v1/lab-1/lease", "testbed/v1/lab-1/release/", "testbed/v1/lab-1/release/A", "x"):
+        assert topics.releaser_of(other) == ""
+    assert topics.reply_topic("lab-1", "ctl", "n1") == "testbed/v1/lab-1/controller/ctl/reply/n1"
     assert topics.bank_topic("lab-1", 12) == "testbed/v1/lab-1/bank/12"
-    assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply")
-    assert not topics.is_reply_topic("lab-2", "testbed/v1/lab-1/controller/ctl/reply")
+    assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply/n1", "n1")
+    assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply", "n1"), "a controller of protocol 2"
+    assert not topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply/n2", "n1")
+    assert not topics.is_reply_topic("lab-2", "testbed/v1/lab-1/controller/ctl/reply/n1", "n1")
 
 
 @given(st.text(max_size=70))

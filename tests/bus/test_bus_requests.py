@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from testbed.bus.messages import (
     decode,
     encode,
 )
+from testbed.bus.protocol import FullError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError, Requester
-from testbed.bus.responder import Responder
+from testbed.bus.responder import MOST_PENDING_BYTES, MOST_PENDING_REPLIES, Responder
+from testbed.suspicious_acts import ActKind
 
 
 def virtually(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -273,10 +276,12 @@ def test_bad_commands_are_rejected_where_there_is_someone_to_tell(caplog: pytest
                 ("ok", "accepted"),
                 ("ok", "done"),
             ]
-            assert "schema version 9" in str(replies[1].error)
+            assert "the controller has protocol 9 (release unknown), this agent protocol" in str(replies[1].error)
 
     virtually(scenario)
-    assert len([record for record in caplog.records if record.name.startswith("testbed")]) == 5 + 1 + 1
+    first, rest = [record.getMessage() for record in caplog.records if record.name.startswith("testbed")]
+    assert first.startswith("suspicious: n1: refused-command: bad record on ")
+    assert rest.startswith("suspicious: n1: refused-command (6 times): "), "all that came within a second, in one line"
 
 
 @settings(max_examples=100, deadline=None)
@@ -433,5 +438,112 @@ def test_a_command_that_was_sent_again_measures_nothing() -> None:
             assert (elapsed_s(), len(lost), trips) == (2.0, 2, [])
             await requester.call("n1", Ping(), 60)
         assert trips == [("n1", 0.0)]
+
+    virtually(scenario)
+
+
+def test_replies_count_only_from_the_node_that_was_asked_and_each_has_a_quota() -> None:
+    async def scenario() -> None:
+        lab = Lab()
+        told: Counter[tuple[str, ActKind]] = Counter()
+        async with lab.agent(), lab.controller() as requester, lab.hub.client("thief") as thief:
+            requester.on_bad_reply = lambda node, kind, _text: told.update([(node, kind)])
+            asking = asyncio.create_task(requester.call("n1", Calibrate(cpu_s=5), deadline_s=8))
+            command = decode(Command, (await lab.commands.count(1))[0])
+            assert command.reply_to == REPLIES
+            other = REPLIES.replace("n1", "n2")
+            for node in ("n1", "n2"):  # n2 was not asked at all
+                await thief.publish(other, encode(Reply(id=command.id, node=node, status="failed", error="forged")))
+            await thief.publish(REPLIES, encode(Reply(id=command.id, node="n2", status="failed", error="forged")))
+            for _ in range(300):
+                await thief.publish(other, b"[" * 100_000)
+            assert (await asking).status == "done"
+            assert told["n1", ActKind.FALSE_REPORT] == 1
+            assert told["n2", ActKind.BAD_MESSAGE] == 202, "of 302, beyond the first hundred"
+            for _ in range(3000):
+                await thief.publish(REPLIES, b"x")
+            await requester.call("n1", Ping(), deadline_s=8)
+            assert told["n1", ActKind.FLOOD] > 0
+            assert elapsed_s() < 60
+
+    virtually(scenario)
+
+
+class Stalled:
+    """A bus that takes what is published and brings none of it to the broker until it is `free`, or refuses it."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.party = ""
+        self.free = asyncio.Event()
+        self.waiting_bytes = 0
+        self.most_waiting = (0, 0)
+        self.sent: list[Reply] = []
+        self._waiting = 0
+        self._refuses = refuses
+        self.take: Callable[[str, bytes], Awaitable[None]] | None = None
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        if self._refuses and not self.free.is_set():
+            raise FullError(f"{topic}: 10000 messages wait for the broker already: this one is refused")
+        self._waiting, self.waiting_bytes = self._waiting + 1, self.waiting_bytes + len(payload)
+        self.most_waiting = max(self.most_waiting[0], self._waiting), max(self.most_waiting[1], self.waiting_bytes)
+        await self.free.wait()
+        self._waiting, self.waiting_bytes = self._waiting - 1, self.waiting_bytes - len(payload)
+        self.sent.append(decode_reply(payload))
+
+    async def subscribe(self, pattern: str, handler: Callable[[str, bytes], Awaitable[None]], qos: int = 1) -> None:
+        self.take = handler
+
+
+def asked(number: int, action: AnyAction | None = None) -> bytes:
+    command = Command(id=f"c{number}", lease="token", reply_to=REPLIES, deadline_s=8, action=action or Ping())
+    return encode(command)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_replies_that_wait_for_the_broker_are_bounded_and_what_is_beyond_is_counted(
+    caplog: pytest.LogCaptureFixture, refuses: bool
+) -> None:
+    async def scenario() -> None:
+        bus, node = Stalled(refuses=refuses), Node()
+        async with Responder(bus, "lab", "n1", node.perform, node.refuse) as responder:
+            assert bus.take is not None
+            for number in range(2500):
+                await bus.take(COMMANDS, asked(number))
+                await asyncio.sleep(0)
+            await asyncio.sleep(1)
+            assert len(responder._sending) <= MOST_PENDING_REPLIES
+            assert responder.lost_replies == 5000 - (0 if refuses else MOST_PENDING_REPLIES)
+            bus.free.set()
+            await asyncio.sleep(1)
+            bus.sent.clear()
+            await bus.take(COMMANDS, asked(2499))
+            await asyncio.sleep(1)
+            assert [(reply.id, reply.status) for reply in bus.sent] == [("c2499", "done")], "asked for again"
+            lost = [line for line in caplog.messages if "lost" in line]
+            assert len(lost) <= 13, "with each doubling of their number"
+
+    virtually(scenario)
+
+
+def test_large_replies_that_wait_are_bounded_by_their_bytes() -> None:
+    async def scenario() -> None:
+        bus = Stalled()
+
+        async def perform(action: AnyAction) -> dict[str, object]:
+            del action
+            return {"text": "x" * 900_000}
+
+        async with Responder(bus, "lab", "n1", perform, Node().refuse) as responder:
+            assert bus.take is not None
+            for number in range(100):
+                await bus.take(COMMANDS, asked(number))
+                await asyncio.sleep(1)
+            assert bus.most_waiting[1] <= MOST_PENDING_BYTES
+            assert responder.lost_replies > 0
+            bus.free.set()
+            await asyncio.sleep(1)
+            assert responder._pending_bytes == 0
+            assert len(responder._sending) == 0
 
     virtually(scenario)

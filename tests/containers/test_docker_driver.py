@@ -39,11 +39,12 @@ class Containers(DriverConformance):
     units_per_iteration = 200
     throttled_s = 2.0
     _url: str
+    _save = "program"
 
     def make(self) -> Driver:
         from node_agent.drivers.containers.driver import DockerDriver
 
-        return DockerDriver(url=self._url)
+        return DockerDriver(url=self._url, save=self._save)
 
 
 class TestDockerDriver(Containers):
@@ -90,6 +91,8 @@ def experimental_engine() -> Iterator[EngineAt]:
 class TestWholeContainers(Containers):
     """Containers that CRIU writes down: only where this machine's CRIU can, which kernel and version decide."""
 
+    _save = "criu"
+
     @pytest.fixture(autouse=True)
     def _engine(self, experimental_engine: EngineAt, why_no_criu: str) -> None:
         if why_no_criu:  # what the driver does then is tested below, on every machine
@@ -133,7 +136,7 @@ class TestWholeContainers(Containers):
                 await other.open()
                 assert other.facts is not None
                 assert "save:program" in other.facts.capabilities
-                with pytest.raises(DriverError, match="cannot take back: the agent was told save=program"):
+                with pytest.raises(DriverError, match="cannot take back: its agent was not told save=criu"):
                     await other.driver.start(self.spec("a"), 1.0, image)
                 assert other.driver.sample() == []
             finally:
@@ -150,7 +153,7 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
     async def main() -> str:
         with tempfile.TemporaryDirectory(prefix="agent-") as name:
             folder = Path(name)
-            driver = DockerDriver(url=experimental_engine.url)
+            driver = DockerDriver(url=experimental_engine.url, save="criu")
             try:
                 budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
                 facts = await driver.open(budget, lambda _happening: None)
@@ -170,7 +173,7 @@ def test_where_criu_does_not_work_programs_save_themselves(
     from node_agent.drivers.containers.driver import DockerDriver
 
     async def main() -> None:
-        driver = DockerDriver(url=experimental_engine.url)
+        driver = DockerDriver(url=experimental_engine.url, save="criu")
         budget = NodeBudget("n", 1.0, 1000, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-t-")
         try:
             await driver.open(budget, lambda _happening: None)
@@ -192,8 +195,15 @@ def test_where_criu_does_not_work_programs_save_themselves(
 def test_a_way_of_saving_that_is_not_known_is_told() -> None:
     from node_agent.drivers.make import make_driver
 
-    with pytest.raises(UserError, match="save = 'disk': expected auto or program"):
+    with pytest.raises(UserError, match="save = 'disk': expected program or criu"):
         make_driver("docker", {"save": "disk"})
+
+
+def test_criu_has_to_be_asked_for_by_name() -> None:
+    """It runs as root and reads files of other nodes; without an engine, as a driver asks none before it opens."""
+    from node_agent.drivers.containers.driver import DockerDriver
+
+    assert DockerDriver()._save == "program"
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK's, of a connection that is refused

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_agent.drivers.containers.frozen import is_frozen, pack, scratch, sweep, unpack
+from node_agent.drivers.containers.likeness import Likeness, Rights
 from node_agent.drivers.protocol import DriverError
 from node_agent.programs.image import write_image
 from testbed.bus.messages import GuestSpec, ProgramSpec
@@ -19,6 +20,8 @@ from testbed.bus.messages import GuestSpec, ProgramSpec
 SPEC = GuestSpec(
     guest="g", run="r", job=1, task=0, cpu_cores=1.0, memory_mib=64, program=ProgramSpec("eatcpu", 1000, 10, 1)
 )  # fmt: skip
+# A container whose threads some engines limit, and some do not.
+PLAIN = Likeness(rights=frozenset({Rights(b"", 0, 0, 0), Rights(b"docker-default", 1, 0, 0)}))
 
 
 def packed(folder: Path) -> Path:
@@ -36,7 +39,7 @@ def test_what_was_packed_is_laid_out_again(tmp_path: Path) -> None:
     image = packed(tmp_path)
     assert is_frozen(image)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "g.img"]
-    unpack(image, SPEC, tmp_path / "out")
+    unpack(image, SPEC, PLAIN, tmp_path / "out")
     assert (tmp_path / "out" / "pages-1.img").read_bytes() == b"\x00memory" * 1000
     assert (tmp_path / "out" / "inner" / "descriptors.json").read_text() == "[]"
     assert len([path for path in (tmp_path / "out").rglob("*") if path.is_file()]) == 2
@@ -47,7 +50,7 @@ def test_a_programs_own_checkpoint_is_told_apart(tmp_path: Path) -> None:
     write_image(image, {}, [memoryview(b"memory")])
     assert not is_frozen(image)
     with pytest.raises(DriverError, match=r"own\.img"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, PLAIN, tmp_path / "out")
     with pytest.raises(DriverError, match=r"none\.img: No such file"):
         is_frozen(tmp_path / "none.img")
 
@@ -63,7 +66,7 @@ def test_a_programs_own_checkpoint_is_told_apart(tmp_path: Path) -> None:
 )
 def test_an_image_of_another_guest_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     with pytest.raises(DriverError, match=r"g\.img: it is of .*; expected"):
-        unpack(packed(tmp_path), msgspec.structs.replace(SPEC, **other), tmp_path / "out")
+        unpack(packed(tmp_path), msgspec.structs.replace(SPEC, **other), PLAIN, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -75,7 +78,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
         entry.size = 1
         tar.addfile(entry, io.BytesIO(b"x"))
     with pytest.raises(DriverError, match="expected files with plain names"):
-        unpack(image, SPEC, tmp_path / "deep" / "out")
+        unpack(image, SPEC, PLAIN, tmp_path / "deep" / "out")
     assert not any(path.name in {"outside", ".hidden"} for path in tmp_path.rglob("*"))
 
 
@@ -87,7 +90,42 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path, kind: bytes) -> None:
         entry.type, entry.linkname = kind, "/etc/passwd"
         tar.addfile(entry)
     with pytest.raises(DriverError, match="expected files with plain names"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, PLAIN, tmp_path / "out")
+
+
+SPARSE = [
+    {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)},
+    {"GNU.sparse.major": "0", "GNU.sparse.minor": "0", "GNU.sparse.numblocks": "0", "GNU.sparse.size": str(1 << 40)},
+]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **headers: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size, entry.pax_headers = kind, size, headers
+    return entry
+
+
+@pytest.mark.parametrize("headers", SPARSE)
+def test_a_file_without_its_bytes_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A sparse file of a TiB takes a kilobyte of an archive, and as much as it says on the disk."""
+    image = packed(tmp_path)
+    with tarfile.open(image, "a", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member("pages-2.img", **headers))
+    with tarfile.open(image) as tar:
+        assert tar.getmembers()[-1].issparse()
+    with pytest.raises(DriverError, match=r"pages-2|larger than it is"):
+        unpack(image, SPEC, PLAIN, tmp_path / "out")
+    assert not (tmp_path / "out" / "pages-2.img").exists()
+
+
+@pytest.mark.parametrize("headers", [*SPARSE, {}])
+def test_what_says_whose_it_is_is_small(tmp_path: Path, headers: dict[str, str]) -> None:
+    image = tmp_path / "g.img"
+    with tarfile.open(image, "w", format=tarfile.PAX_FORMAT) as tar:
+        size = 0 if headers else 1 << 17
+        tar.addfile(member("dfrs-container.json", size=size, **headers), io.BytesIO(b" " * size))
+    with pytest.raises(DriverError, match=r"expected a container's|has 131072 bytes: expected 65536 at most"):
+        unpack(image, SPEC, PLAIN, tmp_path / "out")
 
 
 def test_a_file_is_not_written_twice(tmp_path: Path) -> None:
@@ -95,12 +133,12 @@ def test_a_file_is_not_written_twice(tmp_path: Path) -> None:
     with tarfile.open(image, "a") as tar:
         tar.addfile(tarfile.TarInfo("pages-1.img"))
     with pytest.raises(DriverError, match="File exists"):
-        unpack(image, SPEC, tmp_path / "out")
+        unpack(image, SPEC, PLAIN, tmp_path / "out")
 
 
 def refusal(image: Path, out: Path) -> str | None:
     try:
-        unpack(image, SPEC, out)
+        unpack(image, SPEC, PLAIN, out)
     except DriverError as error:
         return str(error)
     return None

@@ -169,8 +169,12 @@ def test_a_port_that_is_taken_is_told_and_nothing_is_left(services: Services) ->
 
 
 def test_an_image_that_cannot_be_fetched_is_named(services: Services) -> None:
-    err = services.run("up", "grafana", "--image=grafana=127.0.0.1:9/none:1", code=1)
+    err = services.run("up", "influxdb", "--image=influxdb=127.0.0.1:9/none:1", code=1)
     assert "image 127.0.0.1:9/none:1 cannot be fetched" in err
+
+
+def test_grafana_needs_the_database_that_gives_it_a_token(services: Services) -> None:
+    assert "grafana: it reads InfluxDB, which is not up" in services.run("up", "grafana", code=2)
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,8 @@ def test_images_that_are_gone_or_damaged(
         spoil(image)
         return report
 
-    async def spoiled_after(self: ImageCopier, image: ImageRef, host: str, port: int) -> dict[str, object]:
-        found = await fetch(self, image, host, port)
+    async def spoiled_after(self: ImageCopier, image: ImageRef, host: str, port: int, ticket: str) -> dict[str, object]:
+        found = await fetch(self, image, host, port, ticket)
         spoil(self._store.path(image.image))
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,10 +108,18 @@ class Run:
         found = [child for child in psutil.Process(self.process.pid).children() if "--node" in child.cmdline()]
         return sorted(found, key=lambda agent: agent.cmdline())
 
+    def programs(self) -> list[psutil.Process]:
+        """Programs of guests, each a child of its node's agent."""
+        children = [child for agent in self.agents() for child in agent.children()]
+        return [child for child in children if child.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
+
     def serial_programs(self) -> list[psutil.Process]:
-        """Programs of jobs of one task: no process of MPI is between them and their agent."""
-        programs = [child for agent in self.agents() for child in agent.children()]
-        return [program for program in programs if program.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
+        """Programs of jobs of one task."""
+        return [program for program in self.programs() if "PMI_RANK" not in program.environ()]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Ranks of MPI jobs."""
+        return [program for program in self.programs() if "PMI_RANK" in program.environ()]
 
     def processes(self) -> list[psutil.Process]:
         """Processes of the run, also of one that was killed: it, its broker, its agents and their programs."""
@@ -223,6 +232,24 @@ def test_a_program_killed_from_outside_fails_its_job_and_the_run_goes_on(start: 
     (reason,) = summary["failed"].values()
     assert "SIGKILL" in reason or "signal 9" in reason
     assert summary["failure_codes"] == {"1": "guest-failed"}
+
+
+def test_a_rank_killed_from_outside_ends_its_job_with_one_line(start: Callable[..., Run]) -> None:
+    run = start(
+        f"2,0,2,0.5,0.3,{ENDLESS_S}\n3,300,1,0.5,0.2,60\n",
+        "--policy", "Greedy */OPT=MIN",  # it never interrupts a job
+    )  # fmt: skip
+    run.until_at_work(2)
+    ranks = run.ranks()
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGKILL)
+    assert run.end() == 1
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["done"] == 1
+    (reason,) = summary["failed"].values()
+    assert re.fullmatch(r"task \d: it ended by itself: killed by SIGKILL", reason)
+    assert summary["failure_codes"] == {"2": "guest-failed"}
+    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_killed_agent_is_a_lost_node(start: Callable[..., Run], tmp_path: Path) -> None:

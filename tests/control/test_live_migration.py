@@ -17,13 +17,14 @@ from test_rehearsal import check_memory, check_one_operation_a_job, workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, MigrationReport
+from testbed.bus.migration import Destination
 from testbed.control.addresses import guest_addresses
 from testbed.control.replay_decisions import replay_decisions
 from testbed.failure_codes import Failure, FailureCode
 from testbed.workload.jobs import Job
 
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}
-Migrate = Callable[[NullDriver, str, str, float, float], Awaitable[MigrationReport]]
+Migrate = Callable[[NullDriver, str, Destination, float, float], Awaitable[MigrationReport]]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,17 +128,17 @@ def broken(patch: pytest.MonkeyPatch, replacement: Callable[[Migrate], Migrate])
     real, first = NullDriver.migrate, iter([True])
 
     async def migrate(
-        self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float
+        self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float
     ) -> MigrationReport:
         chosen = replacement(real) if next(first, False) else real
-        return await chosen(self, guest, to_uri, budget_s, no_progress_s)
+        return await chosen(self, guest, to, budget_s, no_progress_s)
 
     patch.setattr(NullDriver, "migrate", migrate)
 
 
 def test_a_migration_that_fails_falls_back_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replacement(_real: Migrate) -> Migrate:
-        async def fail(self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float):
+        async def fail(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
             raise DriverError(f"guest {guest}: nothing came nearer to its end for {no_progress_s:g} s")
 
         return fail
@@ -154,8 +155,8 @@ def test_a_migration_that_fails_falls_back_on_images(tmp_path: Path, monkeypatch
 
 def test_a_guest_that_arrived_without_a_word_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replacement(real: Migrate) -> Migrate:
-        async def mute(self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float):
-            await real(self, guest, to_uri, budget_s, no_progress_s)
+        async def mute(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
+            await real(self, guest, to, budget_s, no_progress_s)
             raise DriverError("connection lost")
 
         return mute
@@ -171,7 +172,7 @@ def test_a_guest_that_arrived_without_a_word_is_adopted(tmp_path: Path, monkeypa
 
 def test_a_guest_that_is_nowhere_fails_its_job_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replacement(_real: Migrate) -> Migrate:
-        async def lose(self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float):
+        async def lose(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
             await self.stop(guest)
             raise DriverError("connection lost")
 
@@ -191,8 +192,8 @@ def test_an_incoming_copy_beside_a_running_source_is_destroyed(tmp_path: Path, m
     at_end: list[bool] = []
 
     def replacement(_real: Migrate) -> Migrate:
-        async def half(self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float):
-            there = NullDriver.reachable[to_uri]
+        async def half(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
+            there = NullDriver.reachable[id(asyncio.get_running_loop()), to.uri]
             await there.start(self._guests[guest].spec, 0.0, None)
             copies.append((there, guest))
             raise DriverError("the stream broke")
@@ -219,7 +220,7 @@ def test_a_guest_that_ends_on_its_way_is_done(tmp_path: Path, monkeypatch: pytes
     ended: list[str] = []
 
     def replacement(_real: Migrate) -> Migrate:
-        async def end(self: NullDriver, guest: str, to_uri: str, budget_s: float, no_progress_s: float):
+        async def end(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
             found = self._guests[guest]
             found.units = float(found.spec.program.work_units)
             self._done(found)
@@ -275,24 +276,16 @@ def test_a_job_that_fails_while_it_migrates_leaves_no_guest_at_either_end(
 
 def test_guests_of_a_run_have_addresses_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
-    hosts: list[dict[str, str]] = []
-    start, mpi_open = NullDriver.start, NullDriver.mpi_open
+    start = NullDriver.start
 
     async def note(self: NullDriver, spec, cap_cores: float, image: Path | None) -> None:
         assert seen.setdefault(spec.guest, spec.address) == spec.address
         await start(self, spec, cap_cores, image)
 
-    async def listen(self: NullDriver, guest: str, given) -> dict[str, list[str]]:
-        hosts.append(dict(given))
-        return await mpi_open(self, guest, given)
-
     monkeypatch.setattr(NullDriver, "start", note)
-    monkeypatch.setattr(NullDriver, "mpi_open", listen)
     rehearse(tmp_path, five_jobs(), policy=BEST)
     assert any("alone" in guest for guest in seen)
     assert len(set(seen.values())) == len(seen)
-    assert hosts
-    assert all(f"{address}/16" == seen[guest] for each in hosts for guest, address in each.items())
 
 
 def test_addresses_leave_out_what_is_reserved() -> None:

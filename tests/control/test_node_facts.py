@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,11 @@ from node_agent.agent import Agent
 from testbed.bus import topics
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import NodeFacts, NodeStatus, encode
+from testbed.bus.protocol import Presence
 from testbed.bus.requests import Requester
 from testbed.control.dedicated import core_rate
 from testbed.control.fleet import Fleet, rule_of
-from testbed.control.node_facts import check_alike, check_facts
+from testbed.control.node_facts import check_alike, check_facts, check_fetch
 from testbed.control.scenario import DeadlinesTable, NodeTable
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError, UserError
@@ -49,6 +51,14 @@ BAD = [
     ({"image_port": 70_000}, "image_port = 70000: expected a port"),
     ({"address": ""}, "address = '': expected a host name or IP address"),
     ({"address": "h; rm -rf /"}, "address = 'h; rm -rf /'"),
+    ({"address": "0.0.0.0"}, r"address = '0\.0\.0\.0': expected a host name or IP address"),  # noqa: S104  # refused
+    ({"address": "::"}, "address = '::'"),
+    ({"address": "224.0.0.1"}, "address = "),
+    ({"address": "::ffff:239.1.1.1"}, "address = "),
+    ({"address": "255.255.255.255"}, "address = "),
+    ({"address": "127.1"}, "address = "),  # three ways to write 127.0.0.1
+    ({"address": "2130706433"}, "address = "),
+    ({"address": "0x7f.0x1"}, "address = "),
     ({"capabilities": ("a b",)}, r"capabilities = \('a b',\)"),
     ({"capabilities": ("x",) * 1000}, r"capabilities = .{80}… .*: expected at most 256 names"),
     ({"image_stores": ("../disk",)}, "image_stores"),
@@ -66,6 +76,32 @@ def test_a_fact_out_of_bounds_is_named_with_its_node(change: dict, words: str) -
     with pytest.raises(UserError, match=f"^node n1: its agent says {words}") as caught:
         check_facts("n1", facts, NodeTable(name="n1"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "target", "kind"),
+    [
+        ("127.0.0.1", "192.0.2.8", "loopback"),
+        ("127.9.9.9", "n2.example", "loopback"),
+        ("::1", "192.0.2.8", "loopback"),
+        ("::ffff:127.0.0.1", "192.0.2.8", "loopback"),
+        ("LocalHost.", "192.0.2.8", "loopback"),
+        ("169.254.169.254", "192.0.2.8", "link-local"),
+        ("fe80::1", "127.0.0.1", "link-local"),
+        ("127.0.0.1", "127.0.0.1", ""),  # both on one machine
+        ("localhost", "::1", ""),
+        ("169.254.1.1", "169.254.1.2", ""),
+        ("192.0.2.7", "127.0.0.1", ""),
+        ("n1.example", "192.0.2.8", ""),
+        ("/srv/images", "/srv/others", ""),
+    ],
+)
+def test_no_node_is_sent_to_its_own_services_by_the_word_of_another(address: str, target: str, kind: str) -> None:
+    if not kind:
+        check_fetch("n1", address, "n2", target)
+        return
+    with pytest.raises(RunError, match=f"^node n1: its agent says address = .*, a {kind} address: expected one at wh"):
+        check_fetch("n1", address, "n2", target)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "head.example", "10.0.0.1", "/srv/images"])
@@ -132,6 +168,25 @@ def test_a_run_is_refused_for_what_one_node_says(change: dict, tmp_path: Path, m
     monkeypatch.setattr(Agent, "_facts", lies)
     (key,) = change
     with pytest.raises(UserError, match=rf"^node node-0: its agent says {key} = .*: expected") as caught:
+        rehearse(tmp_path, five_jobs())
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_refused_for_one_node_of_an_old_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Agent._presence
+
+    def of_before(agent: Agent, facts: NodeFacts) -> Presence:
+        shown = honest(agent, facts)
+        if agent._config.node != "node-1":
+            return shown
+        old = NodeStatus(v=1, node="node-1", online=True, boot="b", facts=facts)
+        return replace(shown, online=lambda: encode(old))
+
+    monkeypatch.setattr(Agent, "_presence", of_before)
+    with pytest.raises(
+        UserError, match=r"^node node-1: its agent has protocol 1 \(release .*\), this controller"
+    ) as caught:
         rehearse(tmp_path, five_jobs())
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

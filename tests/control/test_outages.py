@@ -98,23 +98,25 @@ def test_a_broker_that_is_away_for_a_while_costs_no_job(tmp_path: Path, seconds:
     assert "lost" not in standings(journal, "node-0") + standings(journal, "node-1")
 
 
-@pytest.mark.parametrize("at_s", MOMENTS_S)
-def test_what_a_killed_broker_had_not_passed_on_is_told_again(tmp_path: Path, at_s: float) -> None:
-    """A broker acknowledges an event, and is killed before a busy controller has taken it."""
-    held: list[Message] = []
+class Holding:
+    """A broker that acknowledges an event, and is killed before a busy controller has taken it."""
 
-    def hold_from_the_next_end(world: Disturbed) -> None:
+    def __init__(self, event: str) -> None:
+        self.held: list[Message] = []
+        self._event = event
+
+    def __call__(self, world: Disturbed) -> None:
         (controller,) = (session for client, session in world.hub._sessions.items() if not client.startswith("agent-"))
         put = controller.put
 
         def hold(message: Message, qos: int) -> None:
-            ends = message.topic.endswith("/event") and decode(GuestEvent, message.payload).event == "done"
-            if not held and not ends:
+            due = message.topic.endswith("/event") and decode(GuestEvent, message.payload).event == self._event
+            if not self.held and not due:
                 put(message, qos)
                 return
-            if not held:
+            if not self.held:
                 asyncio.get_running_loop().call_later(2.0, die)
-            held.append(message)
+            self.held.append(message)
 
         def die() -> None:
             controller.put = put
@@ -122,13 +124,26 @@ def test_what_a_killed_broker_had_not_passed_on_is_told_again(tmp_path: Path, at
 
         controller.put = hold
 
-    summary, journal = Disturbed(hold_from_the_next_end, at_s).run(tmp_path, five_jobs())
-    assert held
+
+@pytest.mark.parametrize("at_s", MOMENTS_S)
+def test_what_a_killed_broker_had_not_passed_on_is_told_again(tmp_path: Path, at_s: float) -> None:
+    holding = Holding("done")
+    summary, journal = Disturbed(holding, at_s).run(tmp_path, five_jobs())
+    assert holding.held
     assert (summary["done"], summary["failed"]) == (5, {})
     ends = [
         (entry["job"], entry["task"]) for entry in journal if (entry["kind"], entry.get("event")) == ("guest", "done")
     ]
     assert len(ends) == len(set(ends)), "an end that is told twice counts once"
+
+
+@pytest.mark.parametrize("at_s", [0.0, 3.0])  # before each parallel job begins
+def test_a_broker_that_is_killed_with_the_word_of_a_barrier_costs_no_job(tmp_path: Path, at_s: float) -> None:
+    holding = Holding("mpi-barrier")
+    summary, journal = Disturbed(holding, at_s).run(tmp_path, five_jobs())
+    assert holding.held
+    assert (summary["done"], summary["failed"]) == (5, {})
+    assert [entry for entry in journal if entry["kind"] == "retry"] == []  # no start that waited in vain
 
 
 @pytest.mark.parametrize("at_s", MOMENTS_S)

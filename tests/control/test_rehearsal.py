@@ -288,11 +288,11 @@ def test_a_start_that_fails_for_good_leaves_no_guest(tmp_path: Path, monkeypatch
     join = NullDriver.mpi_join
     drivers: set[NullDriver] = set()
 
-    async def broken(self: NullDriver, guest: str, argv) -> None:
+    async def broken(self: NullDriver, guest: str, session: str) -> None:
         drivers.add(self)
         if guest.endswith("j2-t1") and "alone" not in guest:
-            raise DriverError("the proxy does not come up")
-        await join(self, guest, argv)
+            raise DriverError("the rank does not come up")
+        await join(self, guest, session)
 
     monkeypatch.setattr(NullDriver, "mpi_join", broken)
     at_end: list[str] = []
@@ -300,7 +300,7 @@ def test_a_start_that_fails_for_good_leaves_no_guest(tmp_path: Path, monkeypatch
         lambda _picture: at_end.append(",".join(s.guest for d in drivers for s in d.sample() if "-j2-" in s.guest))
     )
     result, _ = rehearse(tmp_path, five_jobs(), watcher=watcher)
-    assert "proxy" in result.summary["failed"]["2"]
+    assert "rank does not come up" in result.summary["failed"]["2"]
     assert result.summary["failure_codes"] == {"2": "start-failed"}
     assert result.summary["done"] == 4
     assert at_end[-1] == ""

@@ -338,6 +338,21 @@ def test_samples_that_an_agent_gave_up_are_told_once(tmp_path: Path) -> None:
     run(main())
 
 
+def test_what_an_agent_could_not_send_at_once_is_told_and_in_the_journal(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        for second, refused in enumerate((0, 5, 5, 8)):
+            world.sample(second, guest(second, 0), refused=refused)
+        assert world.lines == [
+            f"node n0 could not send at once, {count} times: too much waited for the broker" for count in (5, 3)
+        ]
+        world.directory.close()
+        entries = read_journal(world.directory.path / "events.jsonl")
+        assert [(entry["kind"], entry["refused"]) for entry in entries] == [("unsent", 5), ("unsent", 3)]
+
+    run(main())
+
+
 def test_a_guest_that_was_healed_is_told_and_in_the_journal(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from support.live import HANG_S
 
+from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.guests import wire
 from node_agent.guests.image import GuestImage, command_line
+from testbed.bus.mpi_barriers import Barriers, Entered
 
 QEMU = "qemu-system-x86_64"
 NEEDS_QEMU = f"{QEMU} is not installed"
@@ -79,23 +80,69 @@ class Host:
         assert answer.kind == "ok", answer
         return answer.count("pid")
 
-    def launch_lines(self, pid: int) -> list[list[str]]:
-        """Return the command lines of the proxies that the process manager prints."""
-        self.until(lambda f: f.kind == "out" and f.text("text").startswith("HYDRA_LAUNCH_END"))
-        lines = [f.text("text") for f in self.frames if f.kind == "out" and f.count("pid") == pid]
-        return [shlex.split(line.partition(":")[2]) for line in lines if line.startswith("HYDRA_LAUNCH:")]
+
+class Ranks:
+    """The process manager of an MPI job's ranks at the host's ends of their guests' channels, and the barriers."""
+
+    def __init__(self, hosts: Sequence[Host], session: str = "0123456789abcdef") -> None:
+        self.hosts = list(hosts)
+        self.servers = [PmiServer(rank, len(hosts), session) for rank in range(len(hosts))]
+        self.lines: list[list[wire.Frame]] = [[] for _ in hosts]  # of each rank, as they came
+        self.barriers = Barriers(len(hosts))
+        self.pids: list[int] = []
+        self._looked = [0] * len(hosts)
+
+    def start(self, program: str) -> None:
+        for host, server in zip(self.hosts, self.servers, strict=True):
+            place = [("rank", server.rank), ("ranks", server.ranks), ("state", self.state(server.rank))]
+            self.pids.append(host.order("rank", *place, ("arg", program)).count("pid"))
+
+    def state(self, rank: int) -> str:
+        return f"{self.servers[rank].session}.{self.servers[rank].barriers}"
+
+    def answer(self, rank: int, text: str) -> None:
+        number = self.lines[rank][-1].count("number")
+        fields = [("number", number), ("state", self.state(rank)), ("text", text)]
+        assert self.hosts[rank].order("pmi", *fields).kind == "ok"
+
+    def look(self) -> None:
+        """Answer what ranks have said."""
+        for rank, host in enumerate(self.hosts):
+            host.receive(0.001)
+            new, self._looked[rank] = host.frames[self._looked[rank] :], len(host.frames)
+            for frame in new:
+                if frame.kind == "pmi":
+                    self.lines[rank].append(frame)
+                    self._take(rank, self.servers[rank].take(frame.text("line").encode()))
+
+    def _take(self, rank: int, taken: str | Barrier | None) -> None:
+        if not isinstance(taken, Barrier):
+            self.answer(rank, taken or "")
+        elif self.barriers.enter(rank, taken.number, taken.keys) is Entered.ALL:
+            for server in self.servers:
+                passed = server.pass_barrier(taken.session, taken.number, self.barriers.keys, last=True)
+                assert passed is not None
+                self.answer(server.rank, passed)
+
+    def until(self, kind: str) -> list[wire.Frame]:
+        """Serve the ranks until each guest has told something; return what."""
+        end_s = time.monotonic() + HANG_S
+        while not all(any(frame.kind == kind for frame in host.frames) for host in self.hosts):
+            assert time.monotonic() < end_s, [host.frames[-20:] for host in self.hosts]
+            self.look()
+        return [host.kind(kind) for host in self.hosts]
 
 
 class AgentAlone:
     """The guest agent as a process of this machine, its port a socket."""
 
-    def __init__(self, binary: Path, folder: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, **environment: str) -> None:
         ours, theirs = socket.socketpair()
         self.folder = folder
         with theirs:
             argv = [str(binary), str(theirs.fileno()), str(folder)]
             told = {"DFRS_TEST_PORT": str(theirs.fileno()), "DFRS_TEST_FOLDER": str(folder)}  # see odd_port.c
-            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={**os.environ, **told})
+            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], env={**os.environ, **told, **environment})
         self.host = Host(ours)
 
     def close(self) -> None:

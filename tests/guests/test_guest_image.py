@@ -9,12 +9,13 @@ from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
-from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, missing
+from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
 from hypothesis import given
 from hypothesis import strategies as st
 from twins import expected, task
 
 from node_agent.guests.image import build, build_key, command_line, current
+from node_agent.guests.recipe import own_fingerprints
 from testbed.cli.main import cli
 from testbed.errors import UserError
 
@@ -32,6 +33,21 @@ def test_the_key_changes_with_any_ingredient_and_not_with_their_order(fingerprin
 
 def test_without_an_image_the_command_that_builds_it_is_named(tmp_path):
     with pytest.raises(UserError, match="testbed image build"):
+        current(tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["recipe", "source agent.c"])
+def test_an_image_of_another_release_is_refused(tmp_path, changed):
+    folder = tmp_path / "0123"
+    folder.mkdir()
+    ours = own_fingerprints()
+    manifest = {"key": "0123", "floor_mib": 1, "versions": {}, "outputs": {}, "ingredients": ours}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "current").symlink_to("0123")
+    assert current(tmp_path).key == "0123"
+    ours[changed] += "x"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"{changed} is that of another release: expected our own: testbed image build"):
         current(tmp_path)
 
 
@@ -102,18 +118,11 @@ def test_ranks_in_guests_of_the_least_size_exchange_messages(image, short_path):
         for machine, one in zip(machines, tasks, strict=True):
             machine.attach()
             machine.host.order("task", *asdict(one).items())
-        first = machines[0].host
-        manager = first.run(
-            "/usr/bin/mpiexec.hydra", "-localhost", addresses[0], "-launcher", "manual", "-hosts",
-            ",".join(addresses), "-n", "4", "/bin/patterns",
-        )  # fmt: skip
-        for machine, argv in zip(machines, first.launch_lines(manager), strict=True):
-            machine.host.run(*argv)
-        for machine in machines:
-            machine.host.kind("ready")
+        ranks = Ranks([machine.host for machine in machines])
+        ranks.start("/bin/patterns")
+        ranks.until("ready")
         for machine in machines:
             machine.host.order("go")
-        for machine, one in zip(machines, tasks, strict=True):
-            done = machine.host.kind("done")
+        for done, one in zip(ranks.until("done"), tasks, strict=True):
             assert (done.text("checksum"), done.count("messages")) == expected(one)
-        assert first.until(lambda f: f.kind == "exit" and f.count("pid") == manager).count("status") == 0
+        assert {end.count("status") for end in ranks.until("exit")} == {0}

@@ -32,7 +32,7 @@ TEXTS = {
     "no progress for 60 s": "no-progress",
     "it made no progress for 60 s on node-a": "no-progress",
     "could not start: node-0: start: failed: out of pids": "start-failed",
-    "could not start: node-0: mpi-join: failed: the proxy does not come up": "start-failed",
+    "could not start: node-0: mpi-join: failed: the rank does not come up": "start-failed",
     "could not start: node-a: start: no acknowledgement within 8 s, sent 4 times": "start-failed",
     "could not cap: node-a: set-caps: failed: guest dfrs-1-j1-t0: its cap could not be set": "cap-failed",
     "could not save: 1 of 2 tasks: node-a: save: failed: no space left": "save-failed",

@@ -377,16 +377,43 @@ def test_addresses_are_checked_and_hold_no_secret(text: str, good: bool) -> None
     assert is_url(text) is good
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://127.0.0.1:8086", "http://127.0.0.1:8086"), ("http://localhost:8086/", "http://localhost:8086"),
+        ("http://[::1]:8086", "http://[::1]:8086"), ("https://influx.example", "https://influx.example"),
+        ("insecure+http://192.0.2.1:8086", "http://192.0.2.1:8086"), ("http://192.0.2.1:8086", None),
+        ("http://influx.example", None), ("http://127.0.0.1.example", None), ("http://localhost.example", None),
+        ("insecure+https://influx.example", None), ("insecure+ftp://h", None), ("insecure+http://me:secret@h", None),
+    ],
+)  # fmt: skip
+def test_a_token_goes_in_clear_only_where_that_was_asked_for_by_name(
+    text: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("URL", "ORG"):
+        monkeypatch.delenv(f"INFLUXDB_V2_{name}", raising=False)
+    if found is not None:
+        assert find_address({"url": text}).url == found
+        return
+    for table, url, where in (({"url": text}, None, "influx.url"), ({}, text, "--url")):
+        with pytest.raises(InputError) as caught:
+            find_address(table, url=url)
+        assert str(caught.value).startswith(f"{where}: url = '{text}': expected ")
+        assert "\n" not in str(caught.value)
+        if is_url(text):
+            assert "insecure+http:// in a network where everybody is trusted" in str(caught.value)
+
+
 def test_the_address_is_given_or_of_the_environment_or_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("URL", "ORG"):
         monkeypatch.delenv(f"INFLUXDB_V2_{name}", raising=False)
-    table = {"url": "http://scenario:1/", "org": "s", "bucket": "b"}
+    table = {"url": "https://scenario:1/", "org": "s", "bucket": "b"}
     assert find_address(None) == Address("http://127.0.0.1:8086", "lab", "testbed")
-    assert find_address(table) == Address("http://scenario:1", "s", "b")
-    monkeypatch.setenv("INFLUXDB_V2_URL", "http://environment:1")
+    assert find_address(table) == Address("https://scenario:1", "s", "b")
+    monkeypatch.setenv("INFLUXDB_V2_URL", "https://environment:1")
     monkeypatch.setenv("INFLUXDB_V2_ORG", "e")
-    assert find_address(table) == Address("http://environment:1", "e", "b")
-    assert find_address(table, url="http://given:1", org="g", bucket="x") == Address("http://given:1", "g", "x")
+    assert find_address(table) == Address("https://environment:1", "e", "b")
+    assert find_address(table, url="https://given:1", org="g", bucket="x") == Address("https://given:1", "g", "x")
     monkeypatch.setenv("INFLUXDB_V2_URL", "nowhere")
     with pytest.raises(InputError, match="INFLUXDB_V2_URL: url = 'nowhere': expected an address like"):
         find_address(table)
@@ -418,6 +445,7 @@ def test_the_table_of_a_scenario_switches_the_recorder_on() -> None:
     [
         ({"urll": "http://h"}, r"s\.toml: unknown key influx\.urll; nearest: url"),
         ({"token": "secret"}, r"s\.toml: unknown key influx\.token; known: url, org, bucket, gzip"),
+        ({"url": "http://h:8086"}, r"s\.toml: influx\.url = 'http://h:8086': expected https:// beyond this machine"),
         ({"url": "h:8086"}, r"s\.toml: influx\.url = 'h:8086': expected an address like http://HOST:PORT"),
         ({"bucket": ""}, r"s\.toml: influx\.bucket = ''"),
     ],

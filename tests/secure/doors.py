@@ -18,17 +18,19 @@ from testbed.secure import broker as rules
 from testbed.secure.authority import Authority
 
 LAB = "lab-1"
-NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice",)
+NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice", "bob")
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where agents and controllers come in, and the authority of the lab."""
+    """Where agents and controllers come in, the authority of the lab, and the broker with its rules for agents."""
 
     authority: Authority
     agent_port: int
     controller_port: int
     log: Path
+    broker: subprocess.Popen[bytes]
+    rules: Path
     address: str = "127.0.0.1"
 
     def agent(self, name: str, *, port: int = 0) -> BrokerAddress:
@@ -50,9 +52,17 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def open_doors(
-    folder: Path, address: str = "127.0.0.1", nodes: Mapping[str, str] = NODES, inside: Sequence[str] = ()
+    folder: Path,
+    address: str = "127.0.0.1",
+    nodes: Mapping[str, str] = NODES,
+    inside: Sequence[str] = (),
+    *,
+    log_denied: bool = False,
 ) -> Iterator[Doors]:
-    """Run it at an address, for nodes at theirs; `inside` begins a command where that address is."""
+    """Run it at an address, for nodes at theirs; `inside` begins a command where that address is.
+
+    With `log_denied` its log has what its rules deny, as in a lab by the playbook.
+    """
     authority = Authority.create(folder / "ca", LAB)
     authority.issue("broker", hosts=[address])
     for name, its_address in nodes.items():
@@ -62,22 +72,27 @@ def open_doors(
     state = folder / "broker"
     state.mkdir()
     agent_port, controller_port = free_ports(2)
-    (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes)))
+    (state / "agents.acl").write_text(rules.agents_acl(LAB, tuple(nodes), CONTROLLERS))
+    (state / rules.SUBSCRIPTIONS).write_text(rules.agents_subscriptions(LAB, tuple(nodes)))
     (state / "controllers.acl").write_text(rules.controllers_acl(LAB, CONTROLLERS))
     config, log = state / "mosquitto.conf", state / "log"
     config.write_text(
         rules.mosquitto_config(
             address, authority.folder / "broker", state, state,
             agent_port=agent_port, controller_port=controller_port, user=getpass.getuser(),
+            log_denied=log_denied,
         )
     )  # fmt: skip
     program = find_mosquitto()
     assert program is not None, "mosquitto is not installed"
+    with config.open("a") as more:
+        more.write("sys_interval 1\n")
     with log.open("wb") as sink:
-        child = subprocess.Popen([*inside, program, "-c", config], stdout=sink, stderr=sink)
+        command = rules.filtered_command(config, program) if log_denied else [program, "-c", config]
+        child = subprocess.Popen([*inside, *command], stdout=sink, stderr=sink)
     try:
         _until_open(child, (agent_port, controller_port), log)
-        yield Doors(authority, agent_port, controller_port, log, address)
+        yield Doors(authority, agent_port, controller_port, log, child, state / "agents.acl", address)
     finally:
         child.terminate()
         child.wait(HANG_S)

@@ -25,10 +25,11 @@ def test_each_party_gets_what_it_needs_and_no_more(authority: Authority) -> None
     node, _ = authority.issue("node", "n1", hosts=["192.0.2.11"])
     controller, _ = authority.issue("controller", "alice")
     assert {path.name for path in broker.folder.iterdir()} == {
-        "cert.pem", "key.pem", "agents-ca.pem", "controllers-ca.pem",
+        "cert.pem", "key.pem", "agents-ca.pem", "agents-ca.crl", "controllers-ca.pem", "controllers-ca.crl",
     }  # fmt: skip
-    assert {path.name for path in node.folder.iterdir()} == {"cert.pem", "key.pem", "ca.pem", "peers.pem"}
-    assert {path.name for path in controller.folder.iterdir()} == {"cert.pem", "key.pem", "ca.pem"}
+    own = {"cert.pem", "key.pem", "ca.pem", "ca.crl"}
+    assert {path.name for path in node.folder.iterdir()} == own | {"peers.pem", "peers.crl"}
+    assert {path.name for path in controller.folder.iterdir()} == own
     names = [
         x509.load_pem_x509_certificate((held.folder / "cert.pem").read_bytes()).subject.rfc4514_string()
         for held in (broker, node, controller)

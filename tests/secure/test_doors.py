@@ -67,17 +67,19 @@ def test_an_agent_writes_under_its_own_name_only(doors: Doors) -> None:
         async with bus(doors.controller(), "c") as controller, bus(doors.agent("n1"), "whatever") as agent:
             for kind in ("status", "telemetry", "event"):
                 await controller.subscribe(topics.node_topic(LAB, topics.ANY, kind), ear)
-            await controller.subscribe(topics.reply_pattern(LAB), ear)
+            await controller.subscribe(topics.reply_topic(LAB, "alice", topics.ANY), ear)
             for topic in (
                 topics.node_topic(LAB, "n2", "status"), topics.node_topic(LAB, "n2", "telemetry"),
                 topics.node_topic(LAB, "n2", "event"), topics.node_topic(LAB, "n2", "command"),
                 topics.node_topic(LAB, "n1", "command"), topics.lease_topic(LAB), topics.lease_topic("lab-2"),
                 "testbed/v1/lab-2/node/n1/status", "somewhere/else",
+                topics.reply_topic(LAB, "bob", "n2"), topics.reply_topic(LAB, "controller-0123456789ab", "n1"),
+                topics.reply_topic(LAB, "alice", "n2"), f"testbed/v1/{LAB}/controller/alice/reply",
             ):  # fmt: skip
                 await agent.publish(topic, b"forged", retain=True)
             for kind in ("status", "telemetry", "event"):
                 await agent.publish(topics.node_topic(LAB, "n1", kind), b"own")
-            await agent.publish(topics.reply_topic(LAB, "c"), b"end")
+            await agent.publish(topics.reply_topic(LAB, "alice", "n1"), b"end")
             heard = await ear.until(b"end")
         assert heard == [topics.node_topic(LAB, "n1", kind) for kind in ("status", "telemetry", "event")]
 
@@ -120,9 +122,15 @@ def test_nobody_takes_over_the_session_of_another_node(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize(
-    "who", ["agent at the controllers' door", "controller at the agents' door", "stranger", "nobody"]
+    ("who", "why"),
+    [
+        ("agent at the controllers' door", "it does not trust 'lab-1 agents-ca', which signed our certificate"),
+        ("controller at the agents' door", "on this port: agents have port 8883, controllers 8884"),
+        ("stranger", "another lab's broker trusts another authority"),
+        ("nobody", "its certificate is not to be trusted: unable to get local issuer certificate"),
+    ],
 )
-def test_who_does_not_belong_at_a_door_is_not_let_in(doors: Doors, tmp_path: Path, who: str) -> None:
+def test_who_does_not_belong_at_a_door_is_told_why(doors: Doors, tmp_path: Path, who: str, why: str) -> None:
     if who == "agent at the controllers' door":
         address = doors.agent("n1", port=doors.controller_port)
     elif who == "controller at the agents' door":
@@ -133,15 +141,17 @@ def test_who_does_not_belong_at_a_door_is_not_let_in(doors: Doors, tmp_path: Pat
             Authority.create(tmp_path / "ca", LAB).issue("node", "n1")[0].folder.rename(folder)
         else:
             folder.mkdir()
-        (folder / "ca.pem").write_bytes((doors.authority.folder / "broker-ca.pem").read_bytes())
+        for kind in ("pem", "crl"):
+            (folder / f"ca.{kind}").write_bytes((doors.authority.folder / f"broker-ca.{kind}").read_bytes())
         address = BrokerAddress("127.0.0.1", doors.agent_port, tls=True, tls_dir=folder if who == "stranger" else None)
 
     async def come_in() -> None:
         async with bus(address, "x") as opened:
             await opened.publish(topics.node_topic(LAB, "n1", "status"), b"let in")
 
-    with pytest.raises(BusError, match=r"broker mqtts://127\.0\.0\.1"):
+    with pytest.raises(BusError, match=r"broker mqtts://127\.0\.0\.1") as refused:
         play(come_in())
+    assert why in str(refused.value)
 
 
 def test_a_broker_of_another_lab_is_not_believed(doors: Doors, tmp_path: Path) -> None:

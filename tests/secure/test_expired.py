@@ -12,7 +12,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bus.tls import client_context, server_context, validity
+from testbed.bus import certificate
+from testbed.bus.certificate import validity
+from testbed.bus.tls import client_context, server_context
+from testbed.doctor.certificates import certificates
 from testbed.errors import UserError
 from testbed.secure.authority import Authority
 
@@ -74,3 +77,57 @@ def test_whatever_the_bytes_are_there_are_dates_or_none(folder: Path, data: st.D
     noise = data.draw(st.binary(max_size=40))
     found = validity(der[:cut] + noise + der[cut + data.draw(st.integers(0, 40)) :])
     assert found is None or all(isinstance(date, dt.datetime) for date in found)
+
+
+def ending(folder: Path, there: Path, days: float) -> Path:
+    """Return a folder like the node's, whose certificate ends in so many days."""
+    there.mkdir(parents=True)
+    for name in ("ca.pem", "peers.pem", "key.pem"):
+        (there / name).write_bytes((folder / name).read_bytes())
+    (there / "key.pem").chmod(0o600)
+    now = dt.datetime.now(dt.UTC)
+    (there / "cert.pem").write_bytes(dated(folder, now - DAY, now + days * DAY))
+    return there
+
+
+def test_an_end_within_thirty_days_is_said_at_a_connection_and_once_a_day(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon, later = ending(folder, tmp_path / "soon", 12.5), ending(folder, tmp_path / "later", 31)
+    now_s = 0.0
+    monkeypatch.setattr(certificate.time, "monotonic", lambda: now_s)
+    for _ in range(3):
+        client_context(soon)
+        client_context(later)
+        server_context(soon)
+    (said,) = caplog.messages
+    assert said.startswith(f"{soon}/cert.pem: expires in 12 days, on 20")
+    assert said.endswith(": testbed ca issue, or ansible-playbook rotate.yml")
+    now_s = 86_401.0
+    client_context(soon)
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("days", "severity", "words"),
+    [
+        (29.5, "warning", "expires in 29 days, on 20"),
+        (31, "ok", "1 valid; the first ends in 3"),
+        (-1, "error", "expired on 20"),
+    ],
+)
+def test_the_doctor_tells_when_certificates_end(
+    folder: Path, tmp_path: Path, days: float, severity: str, words: str
+) -> None:
+    ending(folder, tmp_path / "nodes/n1", days)
+    found = [each for each in certificates([tmp_path]) if str(tmp_path) in each.found]
+    assert [each.severity for each in found] == [severity]
+    assert words in found[0].found
+    assert bool(found[0].mend) == (severity != "ok")
+
+
+def test_the_doctor_tells_of_a_folder_without_certificates(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("nothing")
+    assert [each.found for each in certificates([tmp_path, tmp_path / "nowhere"]) if each.severity == "error"] == [
+        f"{tmp_path}/cert.pem: no certificate", f"{tmp_path}/nowhere: no certificates there",
+    ]  # fmt: skip

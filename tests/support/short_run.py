@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.deadlines import PATIENT_TOML
+
 _SCENARIO = """
 name = "short"
 policy = "FCFS"
@@ -27,5 +29,5 @@ _JOBS = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
 
 def write_short_run(folder: Path) -> None:
     """Write `short.toml` and its trace `short.csv` into a folder."""
-    (folder / "short.toml").write_text(_SCENARIO)
+    (folder / "short.toml").write_text(_SCENARIO + PATIENT_TOML)
     (folder / "short.csv").write_text(_JOBS)

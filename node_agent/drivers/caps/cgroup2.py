@@ -8,6 +8,8 @@ from pathlib import Path
 
 from node_agent.drivers.caps.cgroup import PERIOD_US, CgroupCaps
 
+LEAF_ENDING = "-agent"  # of the name of the group that an agent moves itself to
+
 
 class CgroupV2Caps(CgroupCaps):
     """Quotas below the group that the agent runs in, which must be delegated to it (systemd: `Delegate=cpu`).
@@ -20,7 +22,7 @@ class CgroupV2Caps(CgroupCaps):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._own = folder.parent
-        self._leaf = folder.with_name(folder.name + "-agent")
+        self._leaf = folder.with_name(folder.name + LEAF_ENDING)
         self._moved = False
 
     def prepare(self) -> None:
@@ -50,7 +52,10 @@ class CgroupV2Caps(CgroupCaps):
         super()._close()
         if self._moved:
             with contextlib.suppress(OSError):  # others may use the subtree, then the agent stays in its leaf
-                (self._own / "cgroup.subtree_control").write_text("-cpu", encoding="ascii")
+                control = self._own / "cgroup.subtree_control"
+                control.write_text("-cpu", encoding="ascii")
+                if "memory" in control.read_text(encoding="ascii").split():  # `node_agent.bounds`
+                    control.write_text("-memory", encoding="ascii")
                 self._moved = False
                 self._drop(self._leaf)
 

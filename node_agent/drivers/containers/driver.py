@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,15 +19,17 @@ from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
 from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
+from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
-from node_agent.drivers.procs.guest import House, State
+from node_agent.drivers.procs.guest import House, ProcessGuest, State
 from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
 
-SAVES = ("auto", "program")
+_SOCKET, _ROOM = "c.sock", ".g"  # of a guest, in a folder that its container sees alone
+SAVES = ("program", "criu")
 TRIALS = 3
 TRIAL = ProgramSpec("eatcpu", 10**12, 200, 1)
 TRIAL_MIB = 64
@@ -41,14 +44,15 @@ class DockerDriver(ProcessDriver):
     memory as its limit, and no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
     network and shared memory.
 
-    Where a guest of its own comes back from its own image when the driver opens (`save` is `auto`, by default), guests
-    that are alone are saved whole, by CRIU; those of MPI jobs, and all others (`save` is `program`), by their programs'
-    own checkpoints. The capabilities `save:criu` and `save:program` tell which.
+    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, where a
+    guest of its own comes back from its own image when the driver opens, those that are alone are saved whole, by CRIU;
+    those of MPI jobs by their programs all the same. CRIU runs as root, and reads what another node wrote: only for
+    nodes that trust each other. The capabilities `save:criu` and `save:program` tell which.
     """
 
     name = "docker"
 
-    def __init__(self, url: str | None = None, save: str = "auto") -> None:
+    def __init__(self, url: str | None = None, save: str = "program") -> None:
         super().__init__()
         if save not in SAVES:
             raise UserError(f"driver docker: save = {save!r}: expected {' or '.join(SAVES)}")
@@ -57,6 +61,7 @@ class DockerDriver(ProcessDriver):
         self._container_caps: ContainerCaps | None = None
         self._save = save
         self.why_not_whole = "the driver is not open"
+        self._own: Likeness | None = None  # of a container of ours, known from the trial
         self._wholes: set[str] = set()  # guests whose containers can be saved whole
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
@@ -65,8 +70,10 @@ class DockerDriver(ProcessDriver):
         version = await self._engine.open(budget)
         await self._engine.make_image()
         await asyncio.to_thread(frozen.sweep, budget.image_dir)
+        for left in budget.state_dir.glob(f"*{_ROOM}"):
+            await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         facts = await super().open(budget, tell)
-        self.why_not_whole = "the agent was told save=program" if self._save == "program" else await self._try_whole()
+        self.why_not_whole = "its agent was not told save=criu" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
             _log.info("guests are saved by their programs: %s", self.why_not_whole)
         capabilities = (*facts.capabilities, "save:program" if self.why_not_whole else "save:criu")
@@ -141,6 +148,8 @@ class DockerDriver(ProcessDriver):
         begin_s = time.monotonic()
         with frozen.scratch(image) as folder:
             files = await self._engine.checkpoint(container, folder)
+            if self._own is None:
+                self._own = await asyncio.to_thread(likeness_of, files)
             async with written_back(image):
                 await asyncio.to_thread(frozen.pack, files, spec, image)
         written_s = time.monotonic() - begin_s
@@ -156,7 +165,14 @@ class DockerDriver(ProcessDriver):
 
     def socket_name(self, guest: str) -> str:
         """See `ProcessDriver.socket_name`; a program that is read back calls where it called, on whatever node."""
-        return f"{xxhash.xxh32_hexdigest(guest.encode())}.sock"
+        return f"{xxhash.xxh32_hexdigest(guest.encode())}{_ROOM}/{_SOCKET}"
+
+    def _new(
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
+        house: House | None = None,
+    ) -> ProcessGuest:  # fmt: skip
+        (self._opened()[0].state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)
+        return super()._new(spec, cap_cores, image, tell, house)
 
     @property
     def house(self) -> House:
@@ -175,11 +191,14 @@ class DockerDriver(ProcessDriver):
                               f"{self.why_not_whole}")  # fmt: skip
         lay = None
         if written or (image is None and spec.program.ranks == 1 and not self.why_not_whole):
-            env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{self.socket_name(spec.guest)}"}
-            container = await self._engine.make_whole(spec, argv, env)
+            env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{_SOCKET}"}
+            own = self._opened()[0].state_dir / self.socket_name(spec.guest)
+            container = await self._engine.make_whole(spec, argv, env, own.parent)
             self._wholes.add(spec.guest)
             if image is not None:
-                lay = partial(frozen.unpack, image, spec)
+                if self._own is None:
+                    raise DriverError(f"image {image}: this agent has not saved a container of its own yet")
+                lay = partial(frozen.unpack, image, spec, self._own)
         else:
             container = await self._engine.make(spec, image, argv, env, folder)
             self._wholes.discard(spec.guest)

@@ -28,10 +28,10 @@ _IMAGE = "dfrs-testbed/scratch:1"
 _DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/hosts")
 _SHARED = "/dev/shm"  # noqa: S108  # the machine's own, with its inter-process communication
-_OVERHEAD_MIB = 64  # of interpreter and proxy, beside the guest's own memory
+_OVERHEAD_MIB = 64  # of the interpreter, beside the guest's own memory
 _OWNER, _GUEST = "dfrs.node", "dfrs.guest"
 _CHECKPOINT = "guest"
-WHOLE_FOLDER = "/dfrs"  # where a container that is saved whole sees its node's folder, on whatever node it is
+WHOLE_FOLDER = "/dfrs"  # where a container that is saved whole sees its own socket, on whatever node it is
 T = TypeVar("T")
 
 
@@ -108,16 +108,20 @@ class Engine:
         machines = {"network_mode": "host", "ipc_mode": "host", "pid_mode": "host"}
         return await self._call(lambda: self._make(spec, image, argv, env, str(folder), mounts, machines))
 
-    async def make_whole(self, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str]) -> str:
-        """Make a container for a command that is alone in it and looks the same on every node; return its id."""
-        mounts = [(str(self._there().state_dir), WHOLE_FOLDER)]
+    async def make_whole(self, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
+        """Make a container for a command that is alone in it and looks the same on every node; return its id.
+
+        Of this node's files it sees `folder`, which has its socket: another node may have written what runs in it. It
+        writes nothing there, which takes no right to call at the socket.
+        """
+        mounts = [(str(folder), WHOLE_FOLDER)]
         return await self._call(
-            lambda: self._make(spec, None, argv, env, WHOLE_FOLDER, mounts, {"network_mode": "none"})
+            lambda: self._make(spec, None, argv, env, WHOLE_FOLDER, mounts, {"network_mode": "none"}, writes=False)
         )
 
     def _make(
         self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: str,
-        own: Sequence[tuple[str, str]], spaces: Mapping[str, str],
+        own: Sequence[tuple[str, str]], spaces: Mapping[str, str], *, writes: bool = True,
     ) -> str:  # fmt: skip
         labels = {
             _OWNER: self._owner, _GUEST: spec.guest, "dfrs.run": spec.run, "dfrs.job": str(spec.job),
@@ -126,7 +130,7 @@ class Engine:
         container: Container = self._opened().containers.create(
             _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
             working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
-            mounts=_mounts(own, image), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # nobody else sees a container's own
+            mounts=_mounts(own, image, writes=writes), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # nobody else sees a container's own
             cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
@@ -254,16 +258,16 @@ def _memory(memory_mib: int) -> dict[str, str]:
     return {"mem_limit": f"{limit_mib}m", "memswap_limit": f"{2 * limit_mib}m"}
 
 
-def _mounts(own: Iterable[tuple[str, str]], image: Path | None) -> list[Mount]:
+def _mounts(own: Iterable[tuple[str, str]], image: Path | None, *, writes: bool) -> list[Mount]:
     """Return what a container sees of this machine; unlike volumes, mounts of what is not there are refused.
 
-    `own` are folders with where it sees them.
+    `own` are folders with where it sees them, and may write if it `writes`.
     """
     from docker.types import Mount  # noqa: PLC0415  # an extra
 
     system = [(path, str(Path(path).resolve())) for path in _read_only()]  # CRIU mounts no source that is a link
     mounts = [Mount(seen, path, type="bind", read_only=True) for seen, path in system]
-    mounts += [Mount(seen, path, type="bind") for path, seen in own]
+    mounts += [Mount(seen, path, type="bind", read_only=not writes) for path, seen in own]
     if image is not None and image.exists() and not any(image.is_relative_to(path) for path in (*dict(own), _SHARED)):
         mounts.append(Mount(str(image), str(image), type="bind", read_only=True))
     return mounts

@@ -16,13 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.containers.carried import is_left_out, may_be_carried
+from node_agent.drivers.containers.likeness import Likeness, check_like
+from node_agent.drivers.protocol import DriverError, SuspectError
 from node_agent.programs.image import MAGIC
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.errors import shown
 
 _ABOUT = "dfrs-container.json"
 _FORMAT = 1
 _COPY_BYTES = 4 << 20
+_MOST_ABOUT_BYTES = 64 << 10
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -92,30 +96,52 @@ def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
         raise DriverError(f"image {image}: {error.strerror or error}") from error
 
 
-def unpack(image: Path, spec: GuestSpec, folder: Path) -> None:
-    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks."""
+def unpack(image: Path, spec: GuestSpec, own: Likeness, folder: Path) -> None:
+    """Lay out CRIU's files in a new folder; raises `DriverError` unless the image is that guest's. Blocks.
+
+    Its processes have our own user and no capability, and it is like a container of our `own`, or it is refused.
+    """
     try:
         with tarfile.open(image, "r:") as tar:
             first = tar.next()
-            about = tar.extractfile(first) if first is not None and first.name == _ABOUT else None
-            if about is None:
+            plain = first is not None and first.name == _ABOUT and _is_plain(first)
+            about = tar.extractfile(first) if first is not None and plain else None
+            if first is None or about is None:
                 raise DriverError(f"image {image}: expected a container's, which begins with {_ABOUT}")
+            if first.size > _MOST_ABOUT_BYTES:
+                raise SuspectError(
+                    f"image {image}: its {_ABOUT} has {first.size} bytes: expected {_MOST_ABOUT_BYTES} at most"
+                )
             found, wanted = msgspec.json.decode(about.read(), type=About), About.of(spec)
             if found != wanted:
                 raise DriverError(f"image {image}: it is of {found}; expected {wanted}")
+            left = image.stat().st_size
             while (entry := tar.next()) is not None:
+                left -= entry.size
+                if left < 0:
+                    raise SuspectError(f"image {image}: its files are larger than it is: {shown(entry.name, 80)}")
                 _lay(tar, entry, folder)
+        check_like(folder, own)
     except (tarfile.TarError, msgspec.DecodeError) as error:
         raise DriverError(f"image {image}: {error}") from error
     except OSError as error:
         raise DriverError(f"image {image}: {error.strerror or error}") from error
 
 
+def _is_plain(entry: tarfile.TarInfo) -> bool:
+    """Whether a member is a file with all its bytes: a sparse one is as large as somebody writes."""
+    return entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
+
+
 def _lay(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
     """Write one file; only plain files in plain folders can be in an image, whatever an archive can hold."""
     parts = entry.name.split("/")
-    if not entry.isreg() or not all(_FILE_NAME.fullmatch(part) for part in parts):
+    if not _is_plain(entry) or not all(_FILE_NAME.fullmatch(part) for part in parts):
         raise DriverError(f"an image holds {entry.name!r}: expected files with plain names")
+    if is_left_out(entry.name):
+        return
+    if not may_be_carried(entry.name):
+        raise DriverError(f"an image holds {entry.name!r}, which no container of ours has")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     source = tar.extractfile(entry)

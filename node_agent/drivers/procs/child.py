@@ -52,8 +52,10 @@ class Child:
     """A process in a session of its own; `exited` gives its exit code, negative for a signal."""
 
     def __init__(
-        self, argv: Sequence[str], env: dict[str, str], folder: Path, on_output: Callable[[bytes], None]
-    ) -> None:
+        self, argv: Sequence[str], env: dict[str, str], folder: Path, on_output: Callable[[bytes], None],
+        inherits: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`inherits` are descriptors that the process gets under the same numbers."""
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
         self.exited: asyncio.Future[int] = self._loop.create_future()  # wait for it behind a shield
@@ -62,7 +64,7 @@ class Child:
         try:
             self._process = subprocess.Popen(  # noqa: S603  # argument lists of our own making, no shell
                 argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                start_new_session=True, pass_fds=inherits,
             )  # fmt: skip
         except BaseException:
             os.close(self._output)

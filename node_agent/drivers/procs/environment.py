@@ -23,22 +23,15 @@ def program_argv(*arguments: str) -> list[str]:
     return module_argv(_PROGRAM, *arguments)
 
 
-def rank_argv() -> list[str]:
-    """Return the command line of a rank, whose interpreter is looked up on the node that it runs on."""
-    return module_argv(_PROGRAM, python=Path(sys.executable).name)
-
-
 def tethered(argv: list[str]) -> list[str]:
     """Return a command line that dies with this process."""
     return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
 
 
-def environment(control: Path | None = None, address: str | None = None) -> dict[str, str]:
+def environment(control: Path | None = None) -> dict[str, str]:
     """Return the whole environment of a process: nothing of the agent's own goes in.
 
-    `control` is the socket of the guest's control channel; `address`, for MPI, is the node's. Hydra's proxy writes the
-    machine's topology to a file right in /tmp, wherever TMPDIR points, and one that is killed leaves it there; it does
-    not when such a file is named already. That one does not exist: proxy and ranks then ask the kernel themselves.
+    `control` is the socket of the guest's control channel.
     """
     found = {
         "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
@@ -51,10 +44,12 @@ def environment(control: Path | None = None, address: str | None = None) -> dict
         found["PYTHONDONTWRITEBYTECODE"] = os.environ["PYTHONDONTWRITEBYTECODE"]
     if control is not None:
         found["DFRS_CONTROL"] = str(control)
-        found["HWLOC_XMLFILE"] = f"{control}.no-topology"
-    if address is not None:
-        found |= _mpi_network(address)
     return found
+
+
+def rank_environment(manager: Path, rank: int, ranks: int, address: str) -> dict[str, str]:
+    """Return what a rank needs beside `environment`: its process manager's socket, its place, the node's address."""
+    return {"DFRS_PMI": str(manager), "PMI_RANK": str(rank), "PMI_SIZE": str(ranks), **_mpi_network(address)}
 
 
 def _mpi_network(address: str) -> dict[str, str]:

@@ -17,20 +17,22 @@ import msgspec
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import Told
+from node_agent.drivers.pmi.link import PmiLink
+from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.procs.child import Child, Log, Running, ending
-from node_agent.drivers.procs.environment import tethered
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport
+from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
-from node_agent.programs.segments import abandoned_segments, is_segment
+from node_agent.programs.segments import abandoned_segments, is_segment, remove_segments
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
 from testbed.bus.telemetry import GuestSample, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
+_MOST_SEGMENTS = 64  # files of shared memory that MPI makes for one rank: there are a few
 _BACK_WITHIN_S = 10.0  # a program that was parked, and could not be written
 
 
@@ -47,7 +49,7 @@ class House(Protocol):
 class State(StrEnum):
     """What a guest is at, as it is told in samples."""
 
-    WAITING = "waiting"  # for its MPI proxy
+    WAITING = "waiting"  # for its MPI job to begin
     STARTING = "starting"
     RUNNING = "running"
     HELD = "held"
@@ -82,6 +84,7 @@ class ProcessGuest:
         self._tell = tell
         self._forget = forget
         self._link = GuestLink(socket, self._heard, self._hung_up)
+        self._pmi: PmiLink | None = None
         self._children: list[Running] = []
         self._inside = asyncio.Event()  # not set while it is on its way into its house
         self._inside.set()
@@ -117,10 +120,29 @@ class ProcessGuest:
         """Open the control channel."""
         await self._link.listen()
 
-    async def enter(self, argv: list[str], env: dict[str, str], *, tied: bool = False) -> None:
-        """Start the guest's program, or what starts it, in the guest's house; `tied` to this process if it has none."""
+    async def open_mpi(self, session: str) -> Path:
+        """Get ready to serve the guest's rank as its process manager; return the socket at which it calls."""
+        if self._pmi is not None:
+            raise SuspectError(f"guest {self.spec.guest} has joined its MPI job already: expected one join")
+        self._must_be(State.WAITING)
+        program = self.spec.program
+        self._pmi = PmiLink(PmiServer(program.rank, program.ranks, session), self._at_barrier, self._spoke_nonsense)
+        path = self._link.path.with_suffix(".pmi")
+        await self._pmi.listen(path, lambda pid: pid == self._link.pid)
+        return path
+
+    def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
+        """Let the guest's rank pass a barrier; raises `DriverError` for keys that are not what they should be."""
+        if self._pmi is not None:
+            self._pmi.pass_barrier(session, number, keys, last=last)
+
+    def _at_barrier(self, barrier: Barrier) -> None:
+        self._tell(Happening(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
+
+    async def enter(self, argv: list[str], env: dict[str, str]) -> None:
+        """Start the guest's program in the guest's house, or beside this process if it has none."""
         if self._house is None:
-            self.spawn(tethered(argv) if tied else argv, env)
+            self._take(Child(argv, env, self._folder, self.log.write))
             return
         self._inside.clear()
         try:
@@ -129,12 +151,6 @@ class ProcessGuest:
             self._inside.set()
             if self._stopping:  # while it was on its way in
                 self._kill()
-
-    def spawn(self, argv: list[str], env: dict[str, str], on_output: Callable[[bytes], None] | None = None) -> Child:
-        """Start a process beside the guest; it ends with the guest, and the guest when the last of them has ended."""
-        child = Child(argv, env, self._folder, on_output or self.log.write)
-        self._take(child)
-        return child
 
     def _take(self, child: Running) -> None:
         self._children.append(child)
@@ -211,6 +227,7 @@ class ProcessGuest:
     async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
         """Have `write` write the guest's processes as they are, then end them; on failure the guest is held still."""
         self._must_be(State.HELD)
+        await self._check_connected()
         self.state = State.SAVING
         self._parked = True
         try:
@@ -330,8 +347,15 @@ class ProcessGuest:
             raise DriverError(f"guest {self.spec.guest}: its cap could not be set: {error}") from error
 
     async def _ask(self, kind: str, *answers: str, **fields: object) -> Message:
+        await self._check_connected()
         self._link.send(kind, **fields)
         return await self._wait_for(*answers)
+
+    async def _check_connected(self) -> None:
+        """Raise why the guest has ended if its program hung up, as soon as its processes have ended, too."""
+        if not self._link.open:
+            await asyncio.shield(self.gone)
+            raise DriverError(f"guest {self.spec.guest}: {self._trouble or 'it has ended'}")
 
     async def _wait_for(self, *answers: str) -> Message:
         if self.state is State.ENDED:
@@ -353,8 +377,7 @@ class ProcessGuest:
 
     def _heard(self, message: Message | ChannelError) -> None:
         if isinstance(message, ChannelError):
-            self._trouble = self._trouble or f"it spoke nonsense: {message}"
-            self._kill()
+            self._spoke_nonsense(str(message))
             return
         fields = message.fields
         match message.kind:
@@ -372,13 +395,17 @@ class ProcessGuest:
                 self._done = (time.monotonic_ns(), fields)
                 self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
-            case "joined":
-                self._note_segments(Path(str(name)) for name in fields["segments"])
+            case "joined" if not self._segments:  # MPI starts once in a life
+                self._note_segments(Path(str(name)) for name in fields["segments"][:_MOST_SEGMENTS])
             case "error":
                 self._trouble = self._trouble or str(fields["message"])
             case _:
                 if self._answer is not None and message.kind in self._answer[0] and not self._answer[1].done():
                     self._answer[1].set_result(message)
+
+    def _spoke_nonsense(self, why: str) -> None:
+        self._trouble = self._trouble or f"it spoke nonsense: {why}"
+        self._kill()
 
     def _greet(self) -> None:
         """Take the program under control: a descriptor, a record, a place under the cap, its task."""
@@ -453,10 +480,11 @@ class ProcessGuest:
             await self._greeting
         await self._caps.remove(self.spec.guest)
         self._link.close()
+        if self._pmi is not None:
+            self._pmi.close()
         if self.spec.program.ranks > 1 and (self._stopping or self._trouble):  # perhaps while MPI started
             self._note_segments(await asyncio.to_thread(abandoned_segments, self._made_unix_s))
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
+        remove_segments(self._segments)
         self._records.unshare(self._segments)
         if self._program is not None:
             os.close(self._program)
@@ -466,8 +494,7 @@ class ProcessGuest:
         self.gone.set_result(None)
         if self._stopping or self._saved:
             return
-        name = self.spec.guest
         if self._done and not self._trouble:
-            self._tell(Happening(name, "done", self._done[0], self._done[1]))
+            self._tell(Happening(self.spec.guest, "done", self._done[0], self._done[1]))
         elif self._made or was is State.WAITING:
-            self._tell(Happening(name, "failed", time.monotonic_ns(), {"reason": self._trouble}))
+            self._tell(Happening(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from node_agent.drivers.native import Told, measure, rank_spec
+from node_agent.drivers.native import NativeBarriers, Told, measure, rank_spec
 from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.procs.job import join_job, open_job
+from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.protocol import DriverError, Happening, NativeReport
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 
 _RESERVED_MIB = 1024  # hardly any of it is touched; a program's own arrays must fit in
 
@@ -24,8 +24,12 @@ async def run_native(
     """See `Driver.native`. `make(spec, cap_cores, tell)` makes a guest that nobody else knows of."""
     ended: dict[str, str] = {}
 
+    barriers = NativeBarriers(program.ranks)
+
     def hear(happening: Happening) -> None:
-        if happening.event == "done":
+        if happening.event == MPI_BARRIER:
+            barriers.enter(names.index(happening.guest), happening.detail)
+        elif happening.event == "done":
             ended[happening.guest] = f"its {program.work_units} work units were done before {seconds:g} s passed"
         elif happening.event == "failed":
             ended[happening.guest] = str(happening.detail["reason"])
@@ -35,7 +39,8 @@ async def run_native(
             raise DriverError(f"native: rank {rank.spec.task}: {ended.get(rank.spec.guest, 'it has ended')}")
         return rank.told
 
-    specs = [rank_spec(f"{name}-{rank}", program, rank, _RESERVED_MIB) for rank in range(program.ranks)]
+    names = [f"{name}-{rank}" for rank in range(program.ranks)]
+    specs = [rank_spec(guest, program, rank, _RESERVED_MIB) for rank, guest in enumerate(names)]
     ranks: list[ProcessGuest] = []
     try:
         for spec in specs:
@@ -45,8 +50,8 @@ async def run_native(
             await ranks[0].enter(program_argv(), environment(ranks[0].control))
             await ranks[0].made()
         else:
-            launch = await open_job(ranks[0], [rank.spec.guest for rank in ranks], address)
-            await asyncio.gather(*(join_job(rank, launch[rank.spec.guest], address) for rank in ranks))
+            barriers.passes = [rank.pass_barrier for rank in ranks]
+            await asyncio.gather(*(join_job(rank, barriers.session, address) for rank in ranks))
         return await measure([partial(read, rank) for rank in ranks], seconds)
     finally:
         await asyncio.shield(asyncio.gather(*(rank.stop() for rank in ranks)))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.programs.segments import is_segment
+from node_agent.programs.segments import is_segment, remove_segments
 
 _GONE_WITHIN_S = 2.0
 
@@ -106,8 +106,7 @@ class ProcessRecords:
         """Kill and remove what is left, and the file; return what it was. May wait for 2 s a process."""
         left = self.left()
         killed = {pid: ticks for pid, ticks in left.started.items() if _kill(pid, ticks)}
-        for path in left.segments:
-            path.unlink(missing_ok=True)
+        remove_segments(left.segments)
         self.remove()
         return Left(killed, left.segments)
 

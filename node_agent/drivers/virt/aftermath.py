@@ -39,6 +39,5 @@ async def is_image_of(hypervisor: Hypervisor, platform: Platform, image: Path, n
     """Return whether a file is a whole image of a guest, as the hypervisor says."""
     with contextlib.suppress(DriverError):
         call_s = platform.patience.call_s
-        owner = await hypervisor.call(call_s, lambda connection: platform.image_owner(connection, image))
-        return owner.get("guest") == name
+        return await hypervisor.call(call_s, lambda connection: platform.saved_guest(connection, image)) == name
     return False

@@ -17,11 +17,16 @@ CONNECT_EVERY_S = 0.05
 REOPEN_AFTER_S = 4.0  # without an answer to `attach`; twice as long each time, for guests that are slow
 _AGAIN_WITHIN_S = 10.0
 _OVERHEARD_LINES = 5
+MOST_UNSENT_BYTES = 4 * MAX_FRAME_BYTES  # that wait for a guest to read: orders of which some were given up
 _ANSWERS = ("ok", "attached", "refused")
 
 
 class UnansweredError(DriverError):
     """A guest did not answer an order in time."""
+
+
+class RefusedError(DriverError):
+    """A guest says that it cannot carry out an order."""
 
 
 class GuestChannel:
@@ -114,18 +119,21 @@ class GuestChannel:
             except WireError as error:
                 raise DriverError(f"guest {self._guest}: {error}") from error
         if answer.kind == "refused":
-            raise DriverError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
+            raise RefusedError(f"guest {self._guest} refused {kind}: {', '.join(answer.fields.get('error', ()))}")
         return answer
 
     async def _ask(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
         # grows over the lives of the guest on whatever node, as long as their clocks agree
         self._order = max(self._order + 1, time.time_ns() // 1_000_000)
         frame = encode(kind, [("id", self._order), *fields])
+        most_bytes = MOST_UNSENT_BYTES - len(frame)  # that may wait before it
         while True:
             if self._writer is None:
                 raise DriverError(f"guest {self._guest}: its control channel is not open")
             self._answer = asyncio.get_running_loop().create_future()
-            self._writer.write(frame)
+            if self._writer.unsent_bytes <= most_bytes:
+                self._writer.write(frame)
+                most_bytes = 0  # a guest that reads nothing needs no repetition: the order waits for it already
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(REPEAT_AFTER_S):

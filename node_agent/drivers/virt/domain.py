@@ -16,6 +16,7 @@ METADATA = "urn:dfrs-testbed:guest:1"
 CHANNEL = "dfrs.ctl"
 CONSOLES = Path("/var/log/libvirt/qemu")  # libvirt's own, so that a guest's console has one path on every node
 PERIOD_US = 100_000
+ARCH = "x86_64"
 ET.register_namespace("dfrs", METADATA)
 
 
@@ -87,7 +88,7 @@ def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> st
     if place.partition:
         child(child(root, "resource"), "partition", place.partition)
     boot = child(root, "os")
-    child(boot, "type", "hvm", arch="x86_64", machine=machine.machine)
+    child(boot, "type", "hvm", arch=ARCH, machine=machine.machine)
     child(boot, "kernel", str(machine.kernel))
     child(boot, "initrd", str(machine.initramfs))
     child(boot, "cmdline", command_line(spec.guest, spec.address or None))
@@ -117,17 +118,15 @@ def add_interface(devices: ET.Element, address: str, bridge: str) -> ET.Element:
     return interface
 
 
-def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> str:
-    """Return a domain's XML as it is to be on another node; the guest itself must see no difference.
+def moved_xml(xml: str, node: str, place: Place) -> str:
+    """Return a domain's XML as it is to be on the node that it migrates to: it keeps its lease and its cap.
 
-    `lease` is the one that it is restored under; without it the guest migrates, and keeps its lease and its cap.
+    The guest itself must see no difference.
     """
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
     if owner is not None:
         owner.set("node", node)
-        if lease is not None:
-            owner.set("lease", lease)
     resource = root.find("resource")
     if resource is not None:
         root.remove(resource)
@@ -136,9 +135,6 @@ def moved_xml(xml: str, node: str, place: Place, lease: str | None = None) -> st
     bridge = root.find("devices/interface/source")
     if bridge is not None and place.bridge:
         bridge.set("bridge", place.bridge)
-    tune = root.find("cputune")
-    if tune is not None and lease is not None:  # it comes back paused; one that moves runs at once, so under its cap
-        root.remove(tune)
     return ET.tostring(root, encoding="unicode")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import libvirt
 
-from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
 from node_agent.drivers.protocol import (
     DriverError,
     DriverFacts,
@@ -23,24 +22,25 @@ from node_agent.drivers.protocol import (
     NativeReport,
     NodeBudget,
     SaveReport,
+    SuspectError,
+    check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
 from node_agent.drivers.virt.domain import Place, network_of, owner_of
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.migration import Migration, migration_target
+from node_agent.drivers.virt.migration import Migration, transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
 from node_agent.guests.image import GuestImage, current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
+from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 
-MANAGER = "/usr/bin/mpiexec.hydra"
-PROXY = "/usr/bin/hydra_pmi_proxy"
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
 _GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 class LibvirtDriver:
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
-    `migration_uri`, at which other nodes' libvirt reaches this one, without which guests do not migrate live; `accel`
-    (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
+    `migration` (tls, tcp), by which other nodes' libvirt reaches this one, without which guests do not migrate live;
+    `accel` (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
     `root`, where the hypervisor's file system is for this process (`/proc/PID/root` of a mount namespace).
 
     `vcpu_quota` caps the virtual CPUs and leaves the emulator's own threads out (0.4 to 1.9 % of a core more); it is
@@ -59,16 +59,18 @@ class LibvirtDriver:
     name = "libvirt"
 
     def __init__(
-        self, uri: str = "qemu:///system", migration_uri: str = "", partition: str = "", bridge: str = "",
+        self, uri: str = "qemu:///system", migration: str = "", partition: str = "", bridge: str = "",
         accel: str = "auto", root: str = "/", pin: str = "", image: str = "",
     ) -> None:  # fmt: skip
         place = Place(partition, bridge)
-        self._set_up(Qemu(place, accel, pin), uri, migration_uri, place, root, image)
+        self._set_up(Qemu(place, accel, pin), uri, transport_of(migration), place, root, image)
 
-    def _set_up(self, platform: Platform, uri: str, migration_uri: str, place: Place, root: str, image: str) -> None:
+    def _set_up(
+        self, platform: Platform, uri: str, transport: Transport | None, place: Place, root: str, image: str
+    ) -> None:
         self._platform = platform
         self._uri = uri
-        self._migration_uri = migration_uri
+        self._transport = transport
         self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
@@ -100,14 +102,13 @@ class LibvirtDriver:
         self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
         versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
-        target = migration_target(self._migration_uri, self._place, budget.node) if self._migration_uri else ""
         capabilities = [
             "start", "cap", "save", "whole", "checksums", *platform,
-            *(["mpi"] if self._place.bridge else []), *(["live"] if target else []),
-            *(["native"] if self._native is not None else []),
+            *(["mpi"] if self._place.bridge else []), *(["native"] if self._native is not None else []),
+            *(["live", f"migration:{self._transport}"] if self._transport else []),
         ]  # fmt: skip
         return DriverFacts(
-            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib, target,
+            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib,
             tuple(PROGRAMS),
         )  # fmt: skip
 
@@ -170,13 +171,14 @@ class LibvirtDriver:
     async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
         """See `Driver.start`."""
         if not _GUEST_NAME.fullmatch(spec.guest):
-            raise DriverError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+            raise SuspectError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in PROGRAMS:
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
+            await self._reached()[1].find_own(spec.guest, self._patience.call_s)
             if image is None:
                 await self._create(guest)
             else:
@@ -211,48 +213,29 @@ class LibvirtDriver:
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
         budget, hypervisor, _ = self._opened()
         try:
-            owner = await hypervisor.call(
-                self._patience.call_s, lambda connection: self._platform.image_owner(connection, image)
-            )
+            async with self._heavy:
+                await hypervisor.call(
+                    self._patience.memory_s,
+                    lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
+                )
         except DriverError as error:
-            raise DriverError(f"image {image}: {error}") from error
-        if owner.get("guest") != guest.name:
-            raise DriverError(f"image {image} is of guest {owner.get('guest')}: expected {guest.name}")
-        async with self._heavy:
-            await hypervisor.call(
-                self._patience.memory_s,
-                lambda connection: self._platform.restore(connection, image, budget.node, guest.spec.lease),
-            )
+            raise type(error)(f"image {image}: {error}") from error
         await guest.appear()
         guest.state = State.HELD
         await guest.set_cap(guest.cap_cores)
 
-    async def mpi_open(self, guest: str, hosts: Mapping[str, str]) -> dict[str, list[str]]:
-        """See `Driver.mpi_open`. The manager runs inside the guest of rank 0, so that its connections are saved too."""
-        lead = self._get(guest)
-        addresses = [network_of(address) for address in hosts.values()]
-        if not all(addresses):
-            raise DriverError(f"guest {guest}: the members of an MPI job need addresses; {dict(hosts)}")
-        lines = LaunchLines(lambda _data: None)
-        argv = [
-            MANAGER, "-genvnone", "-localhost", network_of(lead.spec.address), "-launcher", "manual",
-            "-hosts", ",".join(addresses), "-n", str(len(addresses)), PROGRAMS[lead.spec.program.name],
-        ]  # fmt: skip
-        await lead.run(argv, lambda text: lines.feed(text.encode() + b"\n"))
-        try:
-            async with asyncio.timeout(LAUNCHED_WITHIN_S * 3):
-                launch = await lines.launched
-        except TimeoutError:
-            raise DriverError(f"mpiexec in {guest} printed no launch lines{lead.words()}") from None
-        if len(launch) != len(hosts):
-            raise DriverError(f"mpiexec printed {len(launch)} launch lines; expected {len(hosts)}")
-        return dict(zip(hosts, launch, strict=True))
-
-    async def mpi_join(self, guest: str, argv: Sequence[str]) -> None:
-        """See `Driver.mpi_join`."""
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """See `Driver.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
         member = self._get(guest)
-        await member.run([PROXY, *proxy_argv(argv)[1:]])
-        await member.made()
+        check_rank(member.spec)
+        if not network_of(member.spec.address):
+            raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
+        await member.join(PROGRAMS[member.spec.program.name], session)
+
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `Driver.mpi_pass`."""
+        if guest in self._guests:
+            self._guests[guest].rank.pass_barrier(session, number, keys, last=last)
 
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
@@ -306,10 +289,14 @@ class LibvirtDriver:
         sealed = await seal(image)
         return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
 
-    async def migrate(self, guest: str, to_uri: str, budget_s: float, no_progress_s: float) -> MigrationReport:
+    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Driver.migrate`."""
         going = self._get(guest)
-        migration = self._migrations[guest] = Migration(going, to_uri, budget_s, no_progress_s)
+        if self._transport is None:
+            raise SuspectError(f"guest {guest}: guests of this node do not migrate live")
+        migration = self._migrations[guest] = Migration(
+            going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
+        )
         try:
             report = await migration.run()
         finally:
@@ -322,7 +309,7 @@ class LibvirtDriver:
         """See `Driver.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
-            if await hypervisor.find(spec.guest, self._patience.call_s) is None:
+            if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
             if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
@@ -342,7 +329,7 @@ class LibvirtDriver:
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and _GUEST_NAME.fullmatch(guest):
-            domain = await self._hypervisor.find(guest, self._patience.call_s)
+            domain = await self._hypervisor.find_own(guest, self._patience.call_s)
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)

@@ -17,9 +17,12 @@ import msgspec
 from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
+from node_agent.drivers.virt.console import tail_of
+from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform
+from node_agent.drivers.virt.rank import GuestRank
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
@@ -33,6 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
+_LISTENED_CHARS = 65_536  # of all lines that whoever started a process hears
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
@@ -42,7 +46,7 @@ class State(StrEnum):
     """What a guest is at, as it is told in samples."""
 
     BOOTING = "booting"
-    WAITING = "waiting"  # for its MPI proxy
+    WAITING = "waiting"  # for its MPI job to begin
     STARTING = "starting"
     RUNNING = "running"
     HELD = "held"
@@ -73,10 +77,13 @@ class VirtualGuest:
         self._loop = asyncio.get_running_loop()
         self._console = hypervisor.file(platform.console_path(self.name))
         self._channel = GuestChannel(self.name, self._hear)
+        self.rank = GuestRank(spec, self._order, tell, self.fail)
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._listeners: list[Callable[[str], None]] = []
-        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._listen: Callable[[str], None] = lambda _line: None
+        self._listened_chars = 0
+        self._exits = Exits()
         self._said: list[str] = []
+        self._progress_due = True  # a host has attached, or the program was let go: the first progress since is told
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
         self._recovery = Recovery(self._loop.time(), platform.patience)
@@ -102,6 +109,7 @@ class VirtualGuest:
     async def attach(self, deadline_s: float) -> None:
         """Open the control channel and catch up with what the guest told meanwhile."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
+        self._progress_due = True
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
         self._recovery.expected(self._loop.time())
 
@@ -123,17 +131,27 @@ class VirtualGuest:
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._cap.apply()
+        self._progress_due = True
         await self._order("go", [])
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
-        """Start a process in the guest; `listen` hears its lines. Returns its process id in the guest."""
-        if listen is not None:
-            self._listeners.append(listen)
-        return (await self._order("run", [("arg", word) for word in argv])).count("pid")
+        """Start a process in the guest; `listen` hears its first lines. Returns its process id in the guest."""
+        self._listen = listen or self._listen
+        self._exits.starts()
+        pid = (await self._order("run", [("arg", word) for word in argv])).count("pid")
+        self._exits.started(pid)
+        return pid
+
+    async def join(self, program: str, session: str) -> None:
+        """Start its rank of an MPI job; return when that has its memory."""
+        if not self.rank.joined:
+            self._must_be(State.WAITING)
+        await self.rank.start(program, session)
+        await self.made()
 
     async def exit_of(self, pid: int) -> int:
         """Wait for a process of `run` to end and return its status."""
-        return await self._exits.setdefault(pid, self._loop.create_future())
+        return await self._exits.of(pid)
 
     async def _order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
         return await self._channel.order(kind, fields, self._patience.order_s)
@@ -189,6 +207,7 @@ class VirtualGuest:
         if self._attaching is not None:
             self._attaching.cancel()
         self._channel.detach()
+        self.rank.close()
 
     def _must_be(self, *states: State) -> None:
         if self.state not in states:
@@ -271,7 +290,10 @@ class VirtualGuest:
 
     def _hear(self, frame: Frame) -> None:
         try:
-            self._understand(frame)
+            if frame.kind == "pmi":
+                self.rank.hear(frame)
+            else:
+                self._understand(frame)
         except WireError as error:
             self.fail(f"it spoke nonsense: {error}")
 
@@ -283,7 +305,8 @@ class VirtualGuest:
                 self._told(units, now_ns)
                 self._progress = (units, now_ns)
                 self._steps = supersteps_of(_steps_in(frame), self._steps)
-                if frame.kind == "progress":
+                if frame.kind == "progress" and self._progress_due:  # each is an event, a guest may send any number
+                    self._progress_due = False
                     self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
             case "ready":
                 if not self._ready.done():
@@ -291,8 +314,9 @@ class VirtualGuest:
             case "out":
                 text = frame.text("text")
                 self._said = [*self._said[-_TAIL_LINES:], text]
-                for listen in self._listeners:
-                    listen(text)
+                self._listened_chars += len(text)
+                if self._listened_chars <= _LISTENED_CHARS:
+                    self._listen(text)
             case "exit":
                 self._exited(frame.count("pid"), frame.count("status"))
             case "done":
@@ -320,9 +344,7 @@ class VirtualGuest:
         self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
-        future = self._exits.setdefault(pid, self._loop.create_future())
-        if not future.done():
-            future.set_result(status)
+        self._exits.ended(pid, status)
         if status and self.state is not State.ENDED:
             self.fail(f"a process in it ended with status {status}")
 
@@ -376,7 +398,7 @@ class VirtualGuest:
 
     async def vanish(self) -> None:
         """See to it that the domain is gone, with its console's file."""
-        domain = await self._hypervisor.find(self.name, self._patience.call_s)
+        domain = await self._hypervisor.find_own(self.name, self._patience.call_s)
         if domain is not None:
             with contextlib.suppress(DriverError):  # it may end by itself just now; asked below
                 await self.on_domain(lambda found: found.destroy())
@@ -389,7 +411,7 @@ class VirtualGuest:
         """Return the last lines of the guest's processes and of its console, for a message."""
         console = self._channel.overheard
         with contextlib.suppress(OSError):
-            data = self._console.read_bytes()[-_TAIL_BYTES:]
+            data = tail_of(self._console, _TAIL_BYTES)
             console = data.decode(errors="replace").replace("\r", "").strip().splitlines()
         lines = [*self._said[-_TAIL_LINES:], *[line for line in console if not is_frame(line)][-_TAIL_LINES:]]
         return f"; it printed: {' | '.join(lines)}" if lines else ""

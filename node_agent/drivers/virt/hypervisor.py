@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import libvirt
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, SuspectError
+from node_agent.drivers.virt.domain import owner_of
 
 T = TypeVar("T")
 
@@ -200,8 +201,25 @@ class Hypervisor:
 
     async def find(self, name: str, deadline_s: float) -> Any | None:
         """Return the domain of that name, or None."""
+        return await self._find(name, deadline_s, lambda domain: domain)
+
+    async def find_own(self, name: str, deadline_s: float) -> Any | None:
+        """Return the domain of that name, or None; raises `SuspectError` if the testbed did not make it.
+
+        A node may have virtual machines of others. A command that creates, adopts or destroys a guest names it, and
+        nothing but the metadata of a domain says whose it is.
+        """
+        found = await self._find(name, deadline_s, lambda domain: (domain, owner_of(domain.XMLDesc())))
+        if found is None:
+            return None
+        domain, owner = found
+        if not owner:
+            raise SuspectError(f"guest {name}: the domain of that name here is not the testbed's: expected one of ours")
+        return domain
+
+    async def _find(self, name: str, deadline_s: float, read: Callable[[Any], T]) -> T | None:
         try:
-            return await self.call(deadline_s, lambda connection: connection.lookupByName(name))
+            return await self.call(deadline_s, lambda connection: read(connection.lookupByName(name)))
         except DriverError as error:
             cause = error.__cause__
             if isinstance(cause, libvirt.libvirtError) and cause.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:

@@ -8,43 +8,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from urllib.parse import parse_qs, urlencode, urlsplit
 
 import libvirt
 
-from node_agent.drivers.protocol import DriverError, MigrationReport
+from node_agent.drivers.protocol import DriverError, MigrationReport, SuspectError
 from node_agent.drivers.virt.domain import Place, is_emulated, moved_xml
 from node_agent.drivers.virt.guest import VirtualGuest
+from testbed.bus.migration import TRANSPORTS, Destination, MigrationUriError, Transport, check_migration_uri, in_uri
+from testbed.errors import UserError
 
 LOOK_EVERY_S = 0.2
 ABORTED_WITHIN_S = 30.0
 TOLD_WITHIN_S = 2.0  # the statistics come beside the answer, before or after it
 
 
-def migration_target(uri: str, place: Place, node: str) -> str:
-    """Return what other nodes need to send guests here: libvirt's URI, and what differs here in its fragment."""
-    return f"{uri}#{urlencode({'partition': place.partition, 'bridge': place.bridge, 'node': node})}"
+def transport_of(option: str) -> Transport | None:
+    """Return the transport that an agent's option names, None for none; raises `UserError`."""
+    for transport in TRANSPORTS:
+        if option == transport:
+            return transport
+    if option:
+        raise UserError(f"option migration = {option!r}: expected {' or '.join(TRANSPORTS)}, or none of it")
+    return None
 
 
-def read_target(target: str) -> tuple[str, str, Place, str]:
-    """Return libvirt's URI, its host, the place and the node of a migration target; raises `DriverError`."""
-    parts = urlsplit(target)
-    if not parts.hostname or not parts.scheme.startswith("qemu+"):
-        raise DriverError(f"migration target {target!r}: expected a URI like qemu+tcp://HOST/system")
-    fields = {name: values[0] for name, values in parse_qs(parts.fragment).items()}
-    place = Place(fields.get("partition", ""), fields.get("bridge", ""))
-    return parts._replace(fragment="").geturl(), parts.hostname, place, fields.get("node", "")
+def data_uri(host: str) -> str:
+    """Return where QEMU sends a guest's memory: a port of the target that its libvirt chooses."""
+    return f"tcp://{in_uri(host)}"
+
+
+def flags_of(transport: Transport, *, live: bool) -> int:
+    """Return libvirt's flags of a migration; without `live` the guest stands still while it is copied.
+
+    With `tls` QEMU itself encrypts what it sends, and each end checks the certificate of the other. A tunnel through
+    the two daemons would do without further ports, but costs a copy of all memory in each of them, and their CPU time.
+    """
+    flags = libvirt.VIR_MIGRATE_PEER2PEER | (libvirt.VIR_MIGRATE_LIVE if live else 0)
+    return int(flags | (libvirt.VIR_MIGRATE_TLS if transport == "tls" else 0))
 
 
 class Migration:
-    """One attempt."""
+    """One attempt, by libvirt's driver `hypervisor` (qemu or xen); raises `SuspectError` for a URI of another form."""
 
-    def __init__(self, guest: VirtualGuest, target: str, budget_s: float, no_progress_s: float) -> None:
-        self._guest = guest
+    def __init__(
+        self, guest: VirtualGuest, to: Destination, hypervisor: str, transport: Transport, budget_s: float,
+        no_progress_s: float,
+    ) -> None:  # fmt: skip
         try:
-            self._uri, self._host, self._place, self._node = read_target(target)
-        except DriverError as error:
-            raise DriverError(f"guest {guest.name}: {error}") from None
+            check_migration_uri(to.uri, hypervisor, transport, to.host)
+        except MigrationUriError as error:
+            raise SuspectError(f"guest {guest.name}: {error}") from None
+        self._guest = guest
+        self._to = to
+        self._transport = transport
         self._budget_s = budget_s
         self._no_progress_s = no_progress_s
         self._loop = asyncio.get_running_loop()
@@ -93,16 +109,16 @@ class Migration:
         )  # fmt: skip
 
     def _migrate(self, domain: libvirt.virDomain) -> None:
-        xml = moved_xml(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE), self._node, self._place)
+        place = Place(self._to.partition, self._to.bridge)
+        xml = moved_xml(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE), self._to.node, place)
         parameters = {
-            libvirt.VIR_MIGRATE_PARAM_URI: f"tcp://{self._host}",
+            libvirt.VIR_MIGRATE_PARAM_URI: data_uri(self._to.host),
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml,
         }
         # QEMU does not notice every write of an emulated guest while it copies the guest's memory, so that the copy can
         # hold old data. QEMU 9.0 fixed one such race (commit 03bfc2188f). Without LIVE the guest is paused meanwhile.
         self._live = not is_emulated(xml)
-        live = libvirt.VIR_MIGRATE_LIVE if self._live else 0
-        domain.migrateToURI3(self._uri, parameters, live | libvirt.VIR_MIGRATE_PEER2PEER)
+        domain.migrateToURI3(self._to.uri, parameters, flags_of(self._transport, live=self._live))
 
     async def _watch(self, moving: asyncio.Future[None], begin_s: float) -> None:
         """Wait for the end; abort when the budget is used up or nothing more gets through."""

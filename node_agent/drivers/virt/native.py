@@ -1,8 +1,8 @@
 """The programs of the guest image, the very binaries, on the node itself: an agent's end for each, as guests have it.
 
 A rank has a folder of its own with its task; it connects to the socket there, says `ready`, is told `go`, and writes
-down how far it is in the file `progress`. It runs without ballast. The ranks of a job are started by the image's own
-process manager, a proxy each, as in guests; they talk by what MPI finds best between processes of one machine.
+down how far it is in the file `progress`. It runs without ballast. The process manager of the ranks of a job is the
+agent, as in guests; they talk by what MPI finds best between processes of one machine.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.native import Told, measure, rank_spec
+from node_agent.drivers.native import NativeBarriers, Told, measure, rank_spec
+from node_agent.drivers.pmi.link import PmiLink
+from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.procs.child import Child, Log, ending
 from node_agent.drivers.procs.environment import tethered
-from node_agent.drivers.procs.hydra import LAUNCHED_WITHIN_S, LaunchLines, proxy_argv
 from node_agent.drivers.procs.link import LONGEST_PATH
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, NativeReport
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import MAX_FRAME_BYTES
-from node_agent.programs.segments import abandoned_segments, segments_of
+from node_agent.programs.segments import abandoned_segments, remove_segments, segments_of
 from testbed.bus.caps import same_cap
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 
 _READY_WITHIN_S = 30.0
 _GONE_WITHIN_S = 2.0
-_HERE = "127.0.0.1"
 _PEER = struct.Struct("3i")  # process, user, group
 _UNITS = struct.Struct("<Q")  # the first word of `struct pace` in pace.h
 
@@ -104,22 +105,10 @@ class NativePrograms:
         return [str(self._loader), "--library-path", str(self._root / "usr/lib"), path, *arguments]
 
     async def _launch(self, ranks: Sequence[_Rank], program: ProgramSpec) -> None:
-        lead = ranks[0]
-        lines = LaunchLines(lead.log.write)
-        manager = lead.spawn(
-            self._argv(
-                "usr/bin/mpiexec.hydra", "-genvnone", "-localhost", _HERE, "-launcher", "manual",
-                "-hosts", ",".join(rank.name for rank in ranks), "-n", str(len(ranks)),
-                *self._argv(f"bin/{program.name}"),
-            ), lines,
-        )  # fmt: skip
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAUNCHED_WITHIN_S):
-                await asyncio.wait((lines.launched, manager.exited), return_when=asyncio.FIRST_COMPLETED)
-        if not lines.launched.done() or len(lines.launched.result()) != len(ranks):
-            raise DriverError(f"native: mpiexec printed no {len(ranks)} launch lines but: {lead.log.tail()}")
-        for rank, argv in zip(ranks, lines.launched.result(), strict=True):
-            rank.spawn(self._argv("usr/bin/hydra_pmi_proxy", *proxy_argv(argv)[1:]))
+        barriers = NativeBarriers(len(ranks))
+        barriers.passes = [rank.pass_barrier for rank in ranks]
+        for rank in ranks:
+            await rank.spawn_rank(self._argv(f"bin/{program.name}"), barriers)
 
     async def _cap(self, ranks: Sequence[_Rank], program: ProgramSpec, cap_cores: float) -> None:
         async with self._opening:
@@ -157,6 +146,7 @@ class _Rank:
         self._children: list[Child] = []
         self._pidfd = -1
         self._trouble = ""
+        self._pmi: PmiLink | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._connection: socket.socket | None = None
         self._segments: set[Path] = set()
@@ -172,17 +162,41 @@ class _Rank:
         self._listener.bind(str(path))
         self._listener.listen()
 
-    def spawn(self, argv: list[str], lines: LaunchLines | None = None) -> Child:
-        """Start one of its processes, which ends with this one."""
+    async def spawn_rank(self, argv: list[str], barriers: NativeBarriers) -> None:
+        """Start its process as a rank, whose process manager is this one."""
+        place = self._spec.program
+        self._pmi = PmiLink(
+            PmiServer(place.rank, place.ranks, barriers.session),
+            lambda barrier: barriers.enter(place.rank, barrier.detail()), self._spoke_nonsense,
+        )  # fmt: skip
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await self._pmi.take(ours)
+            fd = theirs.fileno()
+            told = {"PMI_FD": str(fd), "PMI_RANK": str(place.rank), "PMI_SIZE": str(place.ranks)}
+            self.spawn(argv, told, inherits=(fd,))
+
+    def pass_barrier(self, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """See `PmiServer.pass_barrier`."""
+        if self._pmi is not None:
+            self._pmi.pass_barrier(session, number, keys, last=last)
+
+    def _spoke_nonsense(self, why: str) -> None:
+        self._trouble = self._trouble or why
+        self.kill()
+
+    def spawn(
+        self, argv: list[str], more: Mapping[str, str] = MappingProxyType({}), inherits: Sequence[int] = ()
+    ) -> None:
+        """Start its process, which ends with this one; `more` is of its environment, `inherits` its descriptors."""
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C", "DFRS_RUN": str(self._folder),
             "DFRS_MEMINFO": str(self._folder / "meminfo"),
-            "HWLOC_XMLFILE": str(self._folder / "no-topology"),  # else the proxy leaves a file in /tmp
+            **more,
         }  # fmt: skip
-        child = Child(tethered(argv), environment, self._folder, self.log.write if lines is None else lines.feed)
+        child = Child(tethered(argv), environment, self._folder, self.log.write, inherits)
         self._children.append(child)
         self._records.add(child.pid)
-        return child
 
     async def made(self) -> None:
         """Wait until the program has said `ready`."""
@@ -210,7 +224,7 @@ class _Rank:
         said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
         if said.partition(" ")[0] != "ready":
             connection.close()
-            raise DriverError(f"native: {self.name}: {unquote(said) or 'it hung up'}{self._words()}")
+            raise DriverError(f"native: {self.name}: {unquote(said) or self._trouble or 'it hung up'}{self._words()}")
         if self._spec.program.ranks > 1:
             self._segments = segments_of(self.pid)  # now: it may end with another rank, before it is told to
             self._records.share(self._segments)
@@ -220,7 +234,8 @@ class _Rank:
         said = (await asyncio.get_running_loop().sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
         kind = said.partition(" ")[0]
         done = f"its {self._spec.program.work_units} work units were done too early"
-        self._trouble = done if kind == "done" else unquote(said) or f"it hung up{self._words()}"
+        heard = done if kind == "done" else unquote(said) or f"it hung up{self._words()}"
+        self._trouble = self._trouble or heard
 
     def go(self) -> None:
         """Let it work."""
@@ -259,10 +274,11 @@ class _Rank:
         if self._connection is not None:
             self._connection.close()
         self._listener.close()
+        if self._pmi is not None:
+            self._pmi.close()
         if self._spec.program.ranks > 1:  # it may have ended while MPI started
             self._segments |= await asyncio.to_thread(abandoned_segments, self._made_unix_s)
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
+        remove_segments(self._segments)
         self._records.unshare(self._segments)
         self._records.discard(self.pid, *(child.pid for child in self._children))
         shutil.rmtree(self._folder, ignore_errors=True)

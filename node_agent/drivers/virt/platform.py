@@ -62,6 +62,10 @@ class Platform(Protocol):
     """One hypervisor. Methods that take a domain or a connection block: they are called in threads."""
 
     @property
+    def hypervisor(self) -> str:
+        """Its name in URIs of libvirt."""
+
+    @property
     def consoles(self) -> Path:
         """The folder of the guests' consoles, on the hypervisor's file system."""
 
@@ -106,8 +110,8 @@ class Platform(Protocol):
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
         """Write a paused domain to a file, and end it."""
 
-    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
-        """Return `domain.owner_of` of a saved domain."""
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """Return the name of the guest in a file; raises an error for one that was not written to its end."""
 
-    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
-        """Make a saved domain anew, paused and uncapped, as one of this node."""
+    def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
+        """Make a saved guest anew, paused and uncapped, as our own domain; `DriverError` if the file has another."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import libvirt
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.accelerator import choose_accelerator
 from node_agent.drivers.virt.domain import (
+    ARCH,
     CONSOLES,
     PERIOD_US,
     Machine,
@@ -18,12 +21,12 @@ from node_agent.drivers.virt.domain import (
     channel_path,
     console_path,
     domain_xml,
-    moved_xml,
-    owner_of,
 )
 from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
+from node_agent.drivers.virt.own_domain import check_cookie, check_same, own_again, parsed
 from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.saved_file import qemu_texts
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
 
@@ -62,6 +65,7 @@ class QemuVcpus:
 class Qemu:
     """See `Platform`."""
 
+    hypervisor = "qemu"
     consoles = CONSOLES
     patience = Patience()
     shared = True
@@ -109,11 +113,23 @@ class Qemu:
         """See `Platform.save`."""
         domain.save(str(image))
 
-    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
-        """See `Platform.image_owner`."""
-        return owner_of(connection.saveImageGetXMLDesc(str(image), 0))
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """See `Platform.saved_guest`; libvirt writes the header last."""
+        del connection
+        return parsed(qemu_texts(image).domain).findtext("name", "")
 
-    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
-        """See `Platform.restore`."""
-        here = moved_xml(connection.saveImageGetXMLDesc(str(image), 0), node, self._place, lease)
-        connection.restoreFlags(str(image), here, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+    def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
+        """See `Platform.restore`. libvirt runs programs that a file names as soon as it reads it, so we read first."""
+        own, texts = ET.fromstring(self.domain_xml(spec, node)), qemu_texts(image)  # noqa: S314  # our own
+        found = parsed(texts.domain)
+        check_same(own, found, re.escape(_emulator(connection, own.get("type", ""))), elsewhere=True)
+        check_cookie(texts.cookie)
+        connection.restoreFlags(str(image), own_again(own, found), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+
+
+def _emulator(connection: libvirt.virConnect, kind: str) -> str:
+    """Return the program that libvirt runs domains of a type by here, unless they name one; ours name none."""
+    path = ET.fromstring(connection.getDomainCapabilities(None, ARCH, None, kind)).findtext("path")  # noqa: S314  # libvirt's
+    if not path:
+        raise DriverError(f"libvirt does not say which emulator domains of type {kind} have")
+    return path

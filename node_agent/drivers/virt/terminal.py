@@ -13,11 +13,35 @@ from typing import Protocol
 class Hangup(Protocol):
     """What can be written to, and closed."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was written the other end has not taken yet."""
+
     def write(self, data: bytes) -> None:
         """Write, now or when the other end takes it."""
 
     def close(self) -> None:
-        """Hang up, for reading, too."""
+        """Hang up, for reading, too; what the other end has not taken yet is lost."""
+
+
+class Socket:
+    """See `Hangup`: the writer of a socket's stream."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer  # which closes its transport when nobody holds it any more
+
+    @property
+    def unsent_bytes(self) -> int:
+        """See `Hangup.unsent_bytes`."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        """See `Hangup.write`."""
+        self._writer.write(data)
+
+    def close(self) -> None:
+        """See `Hangup.close`."""
+        self._writer.transport.abort()  # what a guest did not take yet would keep it open
 
 
 class Terminal:
@@ -31,6 +55,11 @@ class Terminal:
         """See `Hangup.write`."""
         self._writing.write(data)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """See `Hangup.unsent_bytes`."""
+        return self._writing.get_write_buffer_size()
+
     def close(self) -> None:
         """See `Hangup.close`."""
         self._reading.close()
@@ -41,7 +70,8 @@ async def connect(path: Path, limit_bytes: int) -> tuple[asyncio.StreamReader, H
     """Open a guest's line; raises `OSError` while it is not there."""
     if stat.S_ISCHR((await asyncio.to_thread(path.stat)).st_mode):
         return await _open_terminal(path, limit_bytes)
-    return await asyncio.open_unix_connection(str(path), limit=limit_bytes)
+    reader, writer = await asyncio.open_unix_connection(str(path), limit=limit_bytes)
+    return reader, Socket(writer)
 
 
 async def _open_terminal(path: Path, limit_bytes: int) -> tuple[asyncio.StreamReader, Hangup]:

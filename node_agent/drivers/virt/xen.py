@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -14,19 +13,21 @@ import libvirt
 
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.credits import dom0_weight, guest_weight
-from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head, owner_of
+from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
+from node_agent.drivers.virt.own_domain import check_same, parsed
 from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.saved_file import xen_text
 from node_agent.guests.image import GuestImage, command_line
 from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
 
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
 _SCHEDULERS = ("credit", "credit2")
-_HEADER = struct.Struct("<16sII40x")  # libvirt, src/libxl/libxl_conf.h: magic, version, length of the XML
 _log = logging.getLogger(__name__)
-_MAGIC = b"libvirt-xml\n \0 \r"
+# Where distributions install it. Paravirtual guests have none, though libvirt may name it.
+_EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def _cpu_s(domain: libvirt.virDomain) -> float:
 class Xen:
     """See `Platform`. A hypervisor belongs to one agent: what it made elsewhere still says so after a restore here."""
 
+    hypervisor = "xen"
     consoles = CONSOLES
     # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
     patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
@@ -172,14 +174,15 @@ class Xen:
         domain.resume()
         domain.save(str(image))
 
-    def image_owner(self, connection: libvirt.virConnect, image: Path) -> Mapping[str, str]:
-        """See `Platform.image_owner`; libvirt cannot say it for Xen."""
+    def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
+        """See `Platform.saved_guest`; Xen ends a domain only once it is written."""
         del connection
-        return owner_of(image_xml(image))
+        return parsed(xen_text(image)).findtext("name", "")
 
-    def restore(self, connection: libvirt.virConnect, image: Path, node: str, lease: str) -> None:
+    def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
         """See `Platform.restore`. The domain stays as it was written: libvirt changes none for Xen."""
-        del node, lease
+        own = ET.fromstring(self.domain_xml(spec, node))  # noqa: S314  # our own
+        check_same(own, parsed(xen_text(image)), _EMULATOR, elsewhere=False)
         connection.restoreFlags(str(image), None, libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
     def _made(self) -> _Guests:
@@ -200,21 +203,6 @@ def _set_up_dom0(connection: libvirt.virConnect, for_guests_cores: float) -> str
     return scheduler
 
 
-def image_xml(image: Path) -> str:
-    """Return the domain in a file that libvirt's Xen driver saved; raises `DriverError`."""
-    try:
-        with image.open("rb") as file:
-            magic, _version, length = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC:
-                raise DriverError("it was not saved by libvirt from Xen")
-            text = file.read(length)
-    except (OSError, struct.error) as error:
-        raise DriverError(f"it cannot be read: {error}") from error
-    if len(text) < length:
-        raise DriverError(f"its domain is cut off after {len(text)} of {length} bytes")
-    return text.rstrip(b"\0").decode(errors="replace")
-
-
 class XenDriver(LibvirtDriver):
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` of its guests, and the `script` that joins them with
     it (by default Xen's own); `guest_type` (pv, pvh); `image`, a folder that `testbed image build` made.
@@ -227,4 +215,4 @@ class XenDriver(LibvirtDriver):
         image: str = "",
     ) -> None:  # fmt: skip
         place = Place(bridge=bridge)
-        self._set_up(Xen(place, guest_type, script), uri, "", place, "/", image)
+        self._set_up(Xen(place, guest_type, script), uri, None, place, "/", image)

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "pace.h"
+#include "pmi.h"
 #include "procs.h"
 #include "told.h"
 #include "wire.h"
@@ -258,7 +259,8 @@ static int order_run(const struct fields *order, char *error, size_t room)
         snprintf(error, room, "arg = %s: expected an absolute path first", count ? arguments[0] : "nothing");
         return 0;
     }
-    return procs_run(arguments, error, room);
+    return strcmp(order->kind, "rank") ? procs_run(arguments, NULL, error, room)
+                                       : pmi_run(order, arguments, error, room);
 }
 
 static void answer(const char *bytes, size_t length)
@@ -294,8 +296,10 @@ static void obey(const struct fields *order)
         }
     } else if (!strcmp(order->kind, "task")) {
         order_task(order, error, sizeof error);
-    } else if (!strcmp(order->kind, "run")) {
+    } else if (!strcmp(order->kind, "run") || !strcmp(order->kind, "rank")) {
         pid = order_run(order, error, sizeof error);
+    } else if (!strcmp(order->kind, "pmi")) {
+        pmi_answer(order, error, sizeof error);
     } else if (!strcmp(order->kind, "go")) {
         gone_ahead = true;
         promise_progress();
@@ -308,7 +312,7 @@ static void obey(const struct fields *order)
         else
             snprintf(error, sizeof error, "signal: expected a number from 1 to 64");
     } else {
-        snprintf(error, sizeof error, "%.100s: expected attach, task, run, go or kill", order->kind);
+        snprintf(error, sizeof error, "%.100s: expected attach, task, run, rank, pmi, go or kill", order->kind);
     }
     message_begin(&m, *error ? "refused" : attaches ? "attached" : "ok");
     message_field(&m, "id", "%llu", (unsigned long long)id);
@@ -460,8 +464,9 @@ int main(int count, char **arguments)
         port = find_port();
     told_add("hello", fill_hello, NULL, 0);
     for (bool absent = false;;) {
+        pmi_look();
         bool waits = !absent && write_port();
-        struct pollfd polled[3 + MAX_PROGRAMS + MAX_PROCS] = {
+        struct pollfd polled[4 + MAX_PROGRAMS + MAX_PROCS] = {
             {.fd = absent ? -1 : port,
              .events = (short)((answer_count < MAX_ANSWERS ? POLLIN : 0) | (waits ? POLLOUT : 0))},
             {.fd = signals, .events = POLLIN},
@@ -470,6 +475,7 @@ int main(int count, char **arguments)
         for (unsigned i = 0; i < MAX_PROGRAMS; i++)
             polled[3 + i] = (struct pollfd){.fd = programs[i].socket, .events = POLLIN};
         unsigned running = procs_poll(polled + 3 + MAX_PROGRAMS);
+        running += pmi_poll(polled + 3 + MAX_PROGRAMS + running);
         poll(polled, 3 + MAX_PROGRAMS + running, patience_ms(absent, waits));
 
         struct signalfd_siginfo ignored;

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* What stays free, so that the kernel, the agent, the process manager and MPI's connections go on living. */
+/* What stays free, so that the kernel, the agent and MPI's connections go on living. */
 #define RESERVE_MIB 28
 
 /* Reserve what is available but for the reserve, and fill the first `touched_frac` of it with what `seed` begins; return

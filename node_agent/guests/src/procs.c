@@ -55,7 +55,20 @@ static void flush(struct proc *p)
     p->length = 0;
 }
 
-int procs_run(char *const *arguments, char *error, size_t room)
+/* In the child: MPI finds its process manager by these. */
+static void take_place(const struct place *place)
+{
+    char text[32];
+    fcntl(place->manager, F_SETFD, 0);
+    snprintf(text, sizeof text, "%d", place->manager);
+    setenv("PMI_FD", text, 1);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)place->rank);
+    setenv("PMI_RANK", text, 1);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)place->ranks);
+    setenv("PMI_SIZE", text, 1);
+}
+
+int procs_run(char *const *arguments, const struct place *place, char *error, size_t room)
 {
     struct proc *p = procs;
     while (p < procs + MAX_PROCS && p->pid)
@@ -89,6 +102,8 @@ int procs_run(char *const *arguments, char *error, size_t room)
         int adjust = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* programs go before the agent */
         if (adjust < 0 || write(adjust, "0", 1) < 0)
             errno = 0; /* on a host that is not allowed, nor is it needed */
+        if (place)
+            take_place(place);
         execv(arguments[0], arguments);
         int why = errno;
         if (write(failure[1], &why, sizeof why) < 0)

@@ -10,8 +10,13 @@
 
 /* Orphans come to this process from now on. */
 void procs_begin(void);
-/* Start a process; return its pid, or 0 and say why in `error`. */
-int procs_run(char *const *arguments, char *error, size_t room);
+/* The place of a rank in its MPI job, and its end of the connection to its process manager. */
+struct place {
+    int manager;
+    uint64_t rank, ranks;
+};
+/* Start a process, at a place in an MPI job if it has one; return its pid, or 0 and say why in `error`. */
+int procs_run(char *const *arguments, const struct place *place, char *error, size_t room);
 void procs_kill(int number);
 /* Fill in what to poll for; return how many. */
 unsigned procs_poll(struct pollfd *into);

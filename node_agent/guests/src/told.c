@@ -14,17 +14,31 @@ static struct event *oldest, **end = &oldest;
 static uint64_t last, cursor; /* seq of the newest event, and of the last one that was told */
 static size_t out_bytes, others;
 
+static void drop(struct event **at)
+{
+    struct event *gone = *at;
+    *at = gone->next;
+    if (end == &gone->next)
+        end = at;
+    out_bytes -= gone->out_bytes;
+    others -= !gone->out_bytes;
+    free(gone);
+}
+
 static void forget(bool out)
 {
     for (struct event **at = &oldest; *at; at = &(*at)->next)
         if (((*at)->out_bytes != 0) == out) {
-            struct event *gone = *at;
-            *at = gone->next;
-            if (end == &gone->next)
-                end = at;
-            out_bytes -= gone->out_bytes;
-            others -= !out;
-            free(gone);
+            drop(at);
+            return;
+        }
+}
+
+void told_forget(uint64_t seq)
+{
+    for (struct event **at = &oldest; *at; at = &(*at)->next)
+        if ((*at)->seq == seq) {
+            drop(at);
             return;
         }
 }

@@ -30,7 +30,7 @@ _BOOT_WITHIN_S: dict[Accelerator, float] = {"kvm": 60.0, "tcg": 420.0}
 _TRY_S = 10.0
 _MONITOR_WITHIN_S = 20.0
 _LOADED_WITHIN_S = 120.0
-_ANSWER_WITHIN_S = 60.0
+_ANSWER_WITHIN_S = 120.0
 _STOP_GRACE_S = 5.0
 
 

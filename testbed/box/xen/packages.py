@@ -18,7 +18,7 @@ _IN_DOM0 = (
     "xen-utils-common", "libvirt-daemon", "libvirt-daemon-driver-xen", "libvirt-clients",
     "python3", "python3-libvirt", "busybox-static", "mount", "kmod", "iproute2", "procps", "openssh-server",
 )  # fmt: skip
-_ASK_WITHIN_S = 60.0
+_ASK_WITHIN_S = 600.0  # a guard against hanging: guests may have both cores meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from testbed.calibration.experiments.felt import (
 )
 from testbed.calibration.experiments.moved import conditions, guests_of
 from testbed.calibration.specimen import Specimen
+from testbed.control.migration_targets import migration_targets
+from testbed.errors import UserError
 
 
 class LiveMigration:
@@ -31,7 +33,14 @@ class LiveMigration:
 
     def why_not(self, lab: LabFacts) -> str:
         """Return why guests cannot migrate here."""
-        return lacks(lab, "live", nodes=2)
+        if why := lacks(lab, "live", nodes=2):
+            return why
+        try:
+            names = (node.name for node in lab.scenario.nodes)
+            migration_targets(lab.scenario, dict(zip(names, lab.facts, strict=True)))
+        except UserError as error:
+            return str(error)
+        return ""
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
         """Return those of all experiments that take guests to another node."""

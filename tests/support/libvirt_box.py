@@ -67,6 +67,18 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
         assert not failures, failures
 
 
+def destination(journal: object, node_name: str, as_node: str) -> object:
+    """Return where guests migrate to that go to the hypervisor of a node, whose driver calls itself `as_node`."""
+    from testbed.box.network import BRIDGE
+    from testbed.bus.migration import Destination, migration_uri
+
+    node = next(node for node in journal.state.nodes if node.name == node_name)  # type: ignore[attr-defined]
+    return Destination(
+        uri=migration_uri("qemu", node.transport, node.host), host=node.host, node=as_node,
+        partition=f"/{node.full_name}", bridge=BRIDGE,
+    )  # fmt: skip
+
+
 def driver_options(journal: object, node_name: str) -> dict[str, str]:
     """Return the options with which a driver in this process uses the hypervisor of a node."""
     from testbed.box.network import BRIDGE
@@ -75,7 +87,7 @@ def driver_options(journal: object, node_name: str) -> dict[str, str]:
     keeper = journal.process(f"namespaces {node.full_name}")  # type: ignore[attr-defined]
     return {
         "uri": node.libvirt_uri,
-        "migration_uri": f"qemu+tcp://{node.host}/system",
+        "migration": node.transport,
         "partition": f"/{node.full_name}",
         "bridge": BRIDGE,
         "root": f"/proc/{keeper.pid}/root",

@@ -1,0 +1,126 @@
+"""Bounds on what an agent itself takes of its node, whatever it is made to do: memory, and the size of its log.
+
+Memory counts as resident pages of this process: neither those of its guests, nor page cache of images. An agent beyond
+its bound drops what it can do without, refuses new work, and says so by an event `limit`, as it does when its log file
+is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from node_agent.drivers.caps.cgroup2 import LEAF_ENDING
+from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.protocol import Happening
+from node_agent.log_file import MOST_BYTES, turns
+from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
+
+_LEFT_FRAC = 0.9  # of the bound: below that the agent takes work again
+_RELIEVE_EVERY_S = 10.0
+_MIB = 1 << 20
+_log = logging.getLogger(__name__)
+
+_NEW_WORK = (Start, Adopt, FetchImage, Watch, Native, Calibrate)
+
+
+def rss_mib() -> float:
+    """Return the resident memory of this process."""
+    return float(psutil.Process().memory_info().rss) / _MIB
+
+
+class Bounds:
+    """Looks at this agent's memory and log; `most_mib` of 0 is no bound.
+
+    `relieve` drops what the agent can do without. `report` takes the events.
+    """
+
+    def __init__(
+        self, most_mib: int, report: Callable[[Happening], None], read_mib: Callable[[], float] = rss_mib
+    ) -> None:
+        self.relieve: Callable[[], None] = lambda: None
+        self._most_mib = most_mib
+        self._report = report
+        self._read_mib = read_mib
+        self._beyond_mib = 0.0  # what it has, while it is beyond the bound
+        self._relieved_s = float("-inf")
+        self._turns = turns()
+
+    def look(self, now_s: float) -> None:
+        """Act on what is found; called once for each sample, `now_s` by the loop's clock."""
+        if (full := turns()) != self._turns:
+            self._turns = full
+            self._say("log", "reached", MOST_BYTES / _MIB, MOST_BYTES / _MIB)
+        if not self._most_mib:
+            return
+        found_mib = self._read_mib()
+        if found_mib > self._most_mib:
+            if not self._beyond_mib:
+                self._say("memory", "reached", found_mib, self._most_mib)
+            self._beyond_mib = found_mib
+            if now_s - self._relieved_s >= _RELIEVE_EVERY_S:
+                self._relieved_s = now_s
+                self.relieve()
+                _give_back()
+        elif self._beyond_mib and found_mib < _LEFT_FRAC * self._most_mib:
+            self._beyond_mib = 0.0
+            self._say("memory", "left", found_mib, self._most_mib)
+
+    def refusal(self, action: AnyAction) -> str | None:
+        """Say why a command is not begun now, or None; what ends, saves or lets go of a guest always is."""
+        if not self._beyond_mib or not isinstance(action, _NEW_WORK):
+            return None
+        return (
+            f"its agent has {self._beyond_mib:.0f} MiB, more than --agent-memory-mib {self._most_mib}: it takes no new "
+            "work until it has less"
+        )
+
+    def _say(self, what: str, state: str, value_mib: float, bound_mib: float) -> None:
+        _log.warning("%s of this agent: bound of %g MiB %s, %.0f MiB now", what, bound_mib, state, value_mib)
+        detail: dict[str, object] = {
+            "what": what, "state": state, "value_mib": round(value_mib), "bound_mib": round(bound_mib),
+        }  # fmt: skip
+        self._report(Happening(ITSELF, "limit", time.monotonic_ns(), detail))
+
+
+def _give_back() -> None:
+    """Collect what nobody holds any more, and give free pages back to the system."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # of glibc alone
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def bound_own_group(most_mib: int, node_mib: int) -> bool:
+    """Bound the control group that this agent alone is in, and return whether there is one.
+
+    Caps by control groups of version 2 move the agent to a leaf beside the groups of its guests. Its bound leaves room
+    for the page cache of images that the agent copies, which are as large as the node's memory.
+    """
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+        own = own_group("cgroup2", mounts, Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    return bool(most_mib) and own is not None and bound_leaf(own, most_mib + node_mib)
+
+
+def bound_leaf(own: Path, most_mib: int) -> bool:
+    """Bound the memory of a leaf, if it is one that caps made for an agent; return whether it is."""
+    if not own.name.endswith(LEAF_ENDING):
+        return False
+    try:
+        if "memory" not in (own.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+            return False
+        (own.parent / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+        (own / "memory.max").write_text(str(most_mib * _MIB), encoding="ascii")
+    except OSError as error:
+        _log.warning("%s: no bound on the agent's memory: %s", own, error.strerror)
+        return False
+    return True

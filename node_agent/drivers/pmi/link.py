@@ -1,0 +1,103 @@
+"""The connection between a rank on this machine and the process manager in its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+from node_agent.drivers.pmi.server import Barrier, PmiServer
+from node_agent.drivers.pmi.wire import LineReader, PmiError
+from testbed.bus.messages import RankKeys
+from testbed.bus.mpi_keys import BadKeysError
+
+_PEER = struct.Struct("3i")  # process, user, group
+
+
+class PmiLink(asyncio.Protocol):
+    """One rank's connection: the first one that is made, and no other.
+
+    `on_barrier` is called when the rank waits in a barrier, `on_trouble` with what it says that no rank would say.
+    """
+
+    def __init__(
+        self, server: PmiServer, on_barrier: Callable[[Barrier], None], on_trouble: Callable[[str], None]
+    ) -> None:
+        self._server = server
+        self._on_barrier = on_barrier
+        self._on_trouble = on_trouble
+        self._lines = LineReader()
+        self._listener: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._is_program: Callable[[int], bool] = lambda _pid: True
+        self._transport: asyncio.Transport | None = None
+
+    async def listen(self, path: Path, is_program: Callable[[int], bool]) -> None:
+        """Wait for the rank at a socket of this user; its process id is one that `is_program` knows."""
+        self._path, self._is_program = path, is_program
+        path.unlink(missing_ok=True)  # noqa: ASYNC240  # a socket in the agent's own folder
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(lambda: self, str(path), start_serving=False)
+        path.chmod(0o600)  # noqa: ASYNC240  # as above
+        await self._listener.start_serving()
+
+    async def take(self, end: socket.socket) -> None:
+        """Serve a rank at the other end of a pair of sockets, which inherits that."""
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self, end)
+
+    def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
+        """See `PmiServer.pass_barrier`."""
+        answer = self._server.pass_barrier(session, number, keys, last=last)
+        if answer is not None:
+            self._say(answer)
+
+    def close(self) -> None:
+        """Hang up and stop listening."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        peer = transport.get_extra_info("socket")
+        pid, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if self._transport is not None or user != os.geteuid() or not self._is_program(pid):
+            transport.abort()  # type: ignore[attr-defined]  # that of a socket has it
+            return
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            for line in self._lines.feed(data):
+                answer = self._server.take(line)
+                if isinstance(answer, Barrier):
+                    self._on_barrier(answer)
+                elif answer is not None:
+                    self._say(answer)
+        except (PmiError, BadKeysError) as error:
+            self.close()
+            self._on_trouble(str(error))
+
+    def pause_writing(self) -> None:
+        """Read nothing more of a rank that does not read its answers: they would fill this process's memory."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def _say(self, answer: str) -> None:
+        if self._transport is not None:
+            self._transport.write(answer.encode() + b"\n")

@@ -1,0 +1,155 @@
+"""What the process manager knows of one rank, and answers it. Keys of other ranks come by way of the controller.
+
+Each rank counts as alone on its machine (`PMI_process_mapping`), so ranks share no memory that MPI would map by a name
+that another rank says. A rank asks one thing at a time, and waits for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from node_agent.drivers.pmi.wire import ForeignPassError, PmiCommand, PmiError, parse
+from testbed.bus.messages import RankKeys
+from testbed.bus.mpi_barriers import MOST_BARRIERS
+from testbed.bus.mpi_keys import MOST_KEYS, MOST_VALUE_CHARS, BadKeysError, check_keys
+from testbed.errors import shown
+
+_ANSWERS = {
+    "get_maxes": f"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={MOST_VALUE_CHARS + 1}",
+    "get_appnum": "cmd=appnum appnum=0",
+    "finalize": "cmd=finalize_ack",
+}
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The rank waits in barrier `number` of `session`, and published `keys` since the one before."""
+
+    session: str
+    number: int
+    keys: dict[str, str]
+
+    def detail(self) -> dict[str, object]:
+        """Return what the event says."""
+        return {"session": self.session, "number": self.number, "keys": self.keys}
+
+
+@dataclass(slots=True)
+class PmiServer:
+    """Serves one rank of `ranks`.
+
+    `session` and `barriers`, those entered so far, are all of its state that outlives MPI's start: a rank in a virtual
+    machine that comes to another node is served on by a new one with both.
+    """
+
+    rank: int
+    ranks: int
+    session: str
+    barriers: int = 0
+    waiting: bool = False  # in barrier number `barriers`
+    aborted: bool = False
+    _published: dict[str, str] = field(default_factory=dict)  # since the last barrier
+    _own_sizes: dict[str, int] = field(default_factory=dict)
+    _known: dict[str, str] = field(default_factory=dict)
+
+    def take(self, line: bytes) -> str | Barrier | None:
+        """Return the answer to a line of the rank, or the barrier that it enters, or None if it waits for nothing.
+
+        Raises `PmiError`.
+        """
+        if self.waiting:
+            raise PmiError(f"MPI speaks in barrier {self.barriers}: expected nothing before the barrier is passed")
+        command = parse(line)
+        if command.name == "barrier_in":
+            return self._enter()
+        if command.name == "abort":
+            self.aborted = True
+            return None
+        return self._answer(command)
+
+    def _answer(self, command: PmiCommand) -> str:
+        constant = _ANSWERS.get(command.name)
+        if constant is not None:
+            return constant
+        match command.name:
+            case "init" if command.word("pmi_version") == "1":
+                return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
+            case "get_my_kvsname":  # MPICH makes the names of its shared memory from it: no two jobs may have the same
+                return f"cmd=my_kvsname kvsname=dfrs_{self.session}"
+            case "get_universe_size":
+                return f"cmd=universe_size size={self.ranks}"
+            case "put":
+                return self._put(command)
+            case "get":
+                return self._get(command)
+        words = "".join(f" {key}={value}" for key, value in command.words.items())
+        said = shown(f"cmd={command.name}{words}", _SHOWN_CHARS)
+        raise PmiError(f"MPI says {said}: expected a command of PMI version 1, of a rank that starts no others")
+
+    def _put(self, command: PmiCommand) -> str:
+        key, value = command.word("key"), command.word("value")
+        if len(self._published) >= MOST_KEYS or len(value) > MOST_VALUE_CHARS:
+            raise PmiError(f"MPI puts {len(self._published) + 1} keys, the last of {len(value)} characters: expected "
+                           f"at most {MOST_KEYS} keys of {MOST_VALUE_CHARS} characters")  # fmt: skip
+        self._published[key] = value
+        return "cmd=put_result rc=0 msg=success"
+
+    def _get(self, command: PmiCommand) -> str:
+        key = command.word("key")
+        if key == "PMI_process_mapping":
+            value: str | None = f"(vector,(0,{self.ranks},1))"
+        else:
+            value = self._known.get(key)
+        if value is None:
+            return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
+        return f"cmd=get_result rc=0 msg=success value={value}"
+
+    def _enter(self) -> Barrier:
+        self.barriers += 1
+        if self.barriers > MOST_BARRIERS:
+            raise PmiError(f"MPI enters barrier {self.barriers}: expected at most {MOST_BARRIERS}")
+        try:
+            self._own_sizes = check_keys(self.rank, self._published)
+        except BadKeysError as error:
+            raise PmiError(str(error)) from error
+        barrier = Barrier(self.session, self.barriers, self._published)
+        self._known |= self._published
+        self._published = {}
+        self.waiting = True
+        return barrier
+
+    def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> str | None:
+        """Take what other ranks published in a barrier; return the answer to the rank once that was the last part.
+
+        A pass of an earlier session or barrier changes nothing. Raises `ForeignPassError` for one of a later barrier,
+        and for keys that are not those of their rank, or not of the size of this rank's own.
+        """
+        if session != self.session or number < self.barriers or (number == self.barriers and not self.waiting):
+            return None
+        if number > self.barriers:
+            raise ForeignPassError(
+                f"a pass of MPI barrier {number} for rank {self.rank} in {self.barriers}: expected that"
+            )
+        for one in keys:
+            self._learn(one)
+        if not last:
+            return None
+        self.waiting = False
+        return "cmd=barrier_out"
+
+    def _learn(self, one: RankKeys) -> None:
+        if one.rank == self.rank:
+            return
+        if one.rank >= self.ranks:
+            raise ForeignPassError(f"MPI keys of rank {one.rank}: expected a rank below {self.ranks}")
+        try:
+            sizes = check_keys(one.rank, one.keys)
+        except BadKeysError as error:
+            raise ForeignPassError(str(error)) from error
+        for gather, size in sizes.items():
+            if size != self._own_sizes.get(gather):
+                raise ForeignPassError(f"MPI key {gather}-{one.rank} of {size} bytes: expected "
+                               f"{self._own_sizes.get(gather, 0)} bytes as of rank {self.rank} itself")  # fmt: skip
+        self._known |= one.keys

@@ -1,0 +1,97 @@
+"""Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it.
+
+Events wait while too much waits for the broker: they are few, and a run without one of them goes wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from node_agent.drivers.protocol import Happening
+from node_agent.ends import ENDS, Ends
+from node_agent.post import Listener
+from node_agent.tell import tell
+from node_agent.verifier import Verifier
+from testbed.bus import topics
+from testbed.bus.event_details import told
+from testbed.bus.messages import MPI_BARRIER, GuestEvent, encode
+from testbed.bus.protocol import Bus, BusError, FullError
+from testbed.failure_codes import FailureCode
+
+AGAIN_AFTER_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class GuestEvents:
+    """Takes what happens to guests by `put`, and publishes it as events of the node once the bus is open.
+
+    `gone(guest)` is called for a guest that has ended, before its end is published. `refused` counts how often a full
+    outbox took no event.
+    """
+
+    def __init__(self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None]) -> None:
+        self.ends = Ends()
+        self.refused = 0
+        self._node = node
+        self._topic = topics.node_topic(lab, node, "event")
+        self._verifier = verifier
+        self._gone = gone
+        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+
+    def put(self, happening: Happening) -> None:
+        """Take what has happened, also before there is a bus."""
+        self._happenings.put_nowait(happening)
+
+    def put_failed(self, guest: str, why: str, code: FailureCode) -> None:
+        """Take that the agent itself has ended a guest."""
+        detail: dict[str, object] = {"reason": why, "code": code.value}
+        self.put(Happening(guest, "failed", time.monotonic_ns(), detail))
+
+    def open(self, bus: Bus, listener: Listener) -> None:
+        """Note losses of this bus from now on, for the listener as well."""
+
+        def lost() -> None:
+            listener.lost()
+            self.ends.lost()
+
+        self.ends.open(partial(self._publish, bus))
+        bus.on_lost = lost
+
+    async def run(self, bus: Bus, listener: Listener) -> None:
+        """Publish what happens, until cancelled."""
+
+        async def publish(happening: Happening) -> None:
+            event = GuestEvent(
+                node=self._node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
+                detail=told(happening.event, happening.detail),
+            )  # fmt: skip
+            if not bus.connected.is_set():
+                await listener.ready()
+            if happening.event in ENDS:
+                await self.ends.tell(encode(event))
+            elif happening.event == MPI_BARRIER:
+                await self.ends.tell_barrier(event.guest, event.detail, encode(event))
+            else:
+                await self._publish(bus, encode(event))
+
+        await tell(self._happenings, self._verifier, publish, self._gone)
+
+    async def _publish(self, bus: Bus, event: bytes) -> None:
+        """Publish an event, however long the outbox is full; one that can never be published is logged and left out."""
+        while True:
+            try:
+                await bus.publish(self._topic, event)
+            except FullError as error:
+                self.refused += 1
+                if not self.refused & (self.refused - 1):  # each time that their number has doubled
+                    _log.warning("an event of a guest is sent later, after %d tries by now: %s", self.refused, error)
+                await asyncio.sleep(AGAIN_AFTER_S)
+            except BusError as error:
+                _log.error("an event of a guest is left out: %s", error)
+                return
+            else:
+                return

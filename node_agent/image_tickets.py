@@ -1,0 +1,71 @@
+"""Who may have which image: a ticket of the controller is good for one fetch of one image by one node.
+
+The controller gives the ticket's digest to the node that has the image, and the ticket to the node that fetches it. So
+a node can open no image but those that it is told to fetch, whatever it hears or remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.image_wire import Request
+from testbed.bus.lease import token_digest
+from testbed.bus.messages import ImageRef, OfferImage
+
+MOST_OFFERS = 4096
+_REMEMBERED_S = 600.0  # after its end, so that the log can say that a ticket was one
+
+
+class NoTicketError(DriverError):
+    """No honest node asks like this; one whose ticket expired while it waited may."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    image: ImageRef
+    to: str
+    until_s: float
+    used: bool = False
+
+
+class Tickets:
+    """The tickets of a node's images. Times are of the clock that it is made with, in seconds."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._offers: dict[str, _Offer] = {}  # by digest of the ticket
+
+    def offer(self, action: OfferImage) -> None:
+        """Take a ticket's digest from the controller; raises `DriverError` if there are too many."""
+        now_s = self._now_s()
+        past_s = now_s - _REMEMBERED_S
+        self._offers = {digest: offer for digest, offer in self._offers.items() if offer.until_s > past_s}
+        if len(self._offers) >= MOST_OFFERS:
+            raise DriverError(f"image {action.image.image}: {MOST_OFFERS} tickets are out already")
+        self._offers[action.ticket_digest] = _Offer(action.image, action.to, now_s + action.for_s)
+
+    def take(self, request: Request, peer: str) -> ImageRef:
+        """Use up the ticket of a request, and return the image that it is for.
+
+        Raises `NoTicketError`, and `DriverError` for a ticket that has expired.
+        `peer` is who asks by its certificate, "" without one.
+        """
+        offer = self._offers.get(token_digest(request.ticket))
+        if offer is None:
+            raise NoTicketError("no such ticket is out")
+        if offer.used:
+            raise NoTicketError(f"the ticket for {offer.image.image} was used")
+        if self._now_s() >= offer.until_s:
+            raise DriverError(f"the ticket for {offer.image.image} has expired")
+        if peer and peer != offer.to:
+            raise NoTicketError(f"the ticket for {offer.image.image} is node {offer.to}'s")
+        offer.used = True
+        if ImageRef(image=request.image, bytes=request.bytes, digest=request.digest) != offer.image:
+            raise NoTicketError(f"the ticket is for {offer.image.image} and no other image")
+        return offer.image
+
+    def clear(self) -> None:
+        """Take all tickets back."""
+        self._offers.clear()

@@ -1,0 +1,116 @@
+"""The agent's log on standard error, bounded where that is a file: whoever makes it write much fills no disk.
+
+What a service manager takes from standard error is bounded by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from testbed.errors import printable
+
+MOST_BYTES = 16 << 20
+MOST_LINE_CHARS = 4000
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class OneLine(logging.Formatter):
+    """A formatter of single lines: what guests, other nodes and controllers say forges none, and no control codes.
+
+    The traceback of a fault in the agent itself stays as it is.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # a name of logging
+        """Return the record's line, with its message cut to 4000 characters."""
+        return printable(super().formatMessage(record), MOST_LINE_CHARS)
+
+
+class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
+    """A handler for standard error that keeps a file of at most `most_bytes`, and the one before it as `NAME.1`.
+
+    `turns` counts how often a file was full. What other processes write to the same file is part of it. Where `NAME.1`
+    cannot be written, the lines of before are lost, and the first line of the file says so. A file that cannot even be
+    emptied takes no more lines.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        super().__init__(sys.stderr)
+        self.most_bytes = most_bytes
+        self.turns = 0
+        self._full = False  # beyond its bound, and cannot be emptied
+        self._left_out = 0  # lines since then
+        self._number = sys.stderr.fileno()
+        self._is_file = stat.S_ISREG(os.fstat(self._number).st_mode)
+        if self._is_file:  # else whatever is written after the file was emptied would leave a hole before it
+            flags = fcntl.fcntl(self._number, fcntl.F_GETFL)
+            fcntl.fcntl(self._number, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, and make room if the file is full by now; while that is in vain, count the line instead."""
+        if self._full and not self._empty(""):
+            self._left_out += 1
+            return
+        super().emit(record)
+        try:
+            if self._is_file and os.fstat(self._number).st_size > self.most_bytes:
+                self._turn()
+        except OSError:  # a log that cannot be kept must not end the agent
+            self.handleError(record)
+
+    def _turn(self) -> None:
+        self.turns += 1
+        reached = f"the log reached {self.most_bytes >> 20} MiB; what was before is"
+        try:
+            name = self._set_aside()
+        except OSError as error:  # a full disk, a folder in its place: the bound matters more than the older lines
+            self._empty(f"{reached} lost: it cannot be kept beside the log: {error.strerror or error}\n")
+        else:
+            self._empty(f"{reached} in {name}.1\n")
+
+    def _set_aside(self) -> str:
+        """Copy the file to `NAME.1`, and return its name; raises `OSError`, and leaves nothing half done."""
+        path = Path(f"/proc/self/fd/{self._number}").readlink()
+        if path.exists():  # not one that somebody has deleted
+            part = path.with_name(path.name + ".1.part")
+            try:
+                shutil.copyfile(path, part)
+                part.replace(path.with_name(path.name + ".1"))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    part.unlink()
+                raise
+        return path.name
+
+    def _empty(self, line: str) -> bool:
+        """Empty the file, and begin it with a line; returns whether there is room again."""
+        try:
+            os.ftruncate(self._number, 0)
+        except OSError:  # nobody can be told: what could be written would make the file longer
+            self._full = True
+            return False
+        if self._left_out:
+            line += f"{self._left_out} lines were left out, as the log could not be emptied\n"
+        self._full, self._left_out = False, 0
+        with contextlib.suppress(OSError):
+            self.stream.write(line)
+            self.flush()
+        return True
+
+
+def log_to_stderr(level: int) -> None:
+    """Log to standard error, bounded; called once, when the agent's process begins."""
+    handler = BoundedLog()
+    handler.setFormatter(OneLine(_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def turns() -> int:
+    """Return how often this process has filled its log."""
+    return sum(each.turns for each in logging.getLogger().handlers if isinstance(each, BoundedLog))

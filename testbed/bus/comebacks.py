@@ -1,0 +1,61 @@
+"""When a client that lost its connection tries again: soon, unless its connections never last.
+
+A broker lets in one client of a name at a time, the one that came last. Two agents of one name would therefore throw
+each other out as fast as they connect: a connection that was made is no reason to try quickly the next time, one that
+lasts is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+FIRST_S, LAST_S, LAST_DOUBTFUL_S = 0.05, 5.0, 60.0
+STEADY_S = 30.0  # a connection that lasted that long was a good one
+FREE = 5  # so many short connections in a row are a network that is being repaired
+
+
+class Comebacks:
+    """Counts connections that did not last, in seconds by `now_s`, and says how long to wait for the next."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._made_s = now_s()
+        self._short = 0
+        self._backoff_s = FIRST_S
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether too many connections in a row did not last."""
+        return self._short > FREE
+
+    def made(self) -> None:
+        """Take note of a connection that was made."""
+        self._made_s = self._now_s()
+        if not self.doubtful:
+            self._backoff_s = FIRST_S
+
+    def lost(self, client_id: str, *, taken_over: bool = False) -> str:
+        """Take note of its loss; return what a person should know of it, or an empty string."""
+        lasted_s = self._now_s() - self._made_s
+        if lasted_s >= max(STEADY_S, 3 * self._backoff_s):
+            self._short, self._backoff_s = 0, FIRST_S
+        self._short += 1
+        if taken_over:
+            self._short = max(self._short, FREE + 1)
+        if not self.doubtful:
+            return ""
+        why = (
+            "the broker gave its session to another client" if taken_over
+            else f"{self._short} connections in a row were lost, this one {lasted_s:.1f} s after it was made"
+        )  # fmt: skip
+        return (
+            f"{why}: does another client called {client_id!r} run (a forgotten agent, a copied folder)? "
+            f"The next try is in about {self._backoff_s:.3g} s"
+        )
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next try, and take it for a failed one."""
+        wait_s = self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, LAST_DOUBTFUL_S if self.doubtful else LAST_S)
+        return wait_s * random.uniform(0.5, 1.5)  # noqa: S311  spreads agents, hides nothing

@@ -1,0 +1,78 @@
+"""Where live migrations go: URIs in one strict form, written by controllers and checked again by agents.
+
+libvirt's URIs can name programs to start, keys to read, sockets and users. Here only the transport, the host and the
+port vary; nothing of a URI comes from a node.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from testbed.errors import TestbedError, shown
+
+Transport = Literal["tls", "tcp"]
+TRANSPORTS: tuple[Transport, ...] = ("tls", "tcp")
+HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
+PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
+BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
+URI_PATTERN = (
+    rf"(?P<hypervisor>qemu|xen)\+(?P<transport>{'|'.join(TRANSPORTS)})://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
+    r"(:(?P<port>[1-9][0-9]{0,4}))?/system"
+)
+_URI = re.compile(URI_PATTERN)
+_NO_LIBVIRT = r"null://[a-z0-9][a-z0-9-]{0,62}/system"  # of a dry run, whose guests are nothing
+_SHOWN_CHARS = 120
+
+
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a live migration goes, as the controller knows it: no node has a say in it.
+
+    `uri` is the target's libvirt at `host`; a command with a URI of another form is malformed, whatever the driver.
+    `partition` and `bridge` are control group and bridge of guests there; with an empty one libvirt chooses the group,
+    or the guest keeps the bridge's name.
+    """
+
+    uri: Annotated[str, msgspec.Meta(pattern=rf"\A({URI_PATTERN}|{_NO_LIBVIRT})\Z", max_length=320)]
+    host: Annotated[str, msgspec.Meta(pattern=rf"\A({HOST_PATTERN}|[0-9a-f:.]+)\Z", max_length=253)]
+    node: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+    partition: Annotated[str, msgspec.Meta(pattern=rf"\A({PARTITION_PATTERN})?\Z", max_length=255)] = ""
+    bridge: Annotated[str, msgspec.Meta(pattern=rf"\A({BRIDGE_PATTERN})?\Z")] = ""
+
+
+class MigrationUriError(TestbedError):
+    """A URI of a migration that has another form than the only one, or another host than it was announced with."""
+
+
+def migration_uri(hypervisor: str, transport: Transport, host: str, port: int | None = None) -> str:
+    """Return the URI at which one libvirt (`hypervisor` is qemu or xen) reaches another for a live migration."""
+    return f"{hypervisor}+{transport}://{in_uri(host)}{'' if port is None else f':{port}'}/system"
+
+
+def check_migration_uri(uri: str, hypervisor: str, transport: str, host: str) -> None:
+    """Raise `MigrationUriError` unless `uri` is `migration_uri` of these with any port or none."""
+    found = _URI.fullmatch(uri)
+    expected = f"{hypervisor}+{transport}://HOST[:PORT]/system"
+    if (
+        found is None
+        or (found["hypervisor"], found["transport"]) != (hypervisor, transport)
+        or (found["port"] is not None and int(found["port"]) > 65535)
+    ):
+        raise MigrationUriError(f"migration target {shown(uri, _SHOWN_CHARS)}: expected {expected}")
+    if found["host"] != in_uri(host):
+        raise MigrationUriError(
+            f"migration target {shown(uri, _SHOWN_CHARS)}: expected the host {shown(host, _SHOWN_CHARS)}, "
+            "as the command says"
+        )
+
+
+def in_uri(host: str) -> str:
+    """Return a host name or address as it stands in a URI: an IPv6 address in its shortest form, in brackets."""
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return f"[{address}]"

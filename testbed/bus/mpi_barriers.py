@@ -1,0 +1,111 @@
+"""Barriers of one MPI job: which ranks have entered the next one, and what each publishes in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum
+
+from testbed.bus.messages import RankKeys
+from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError, check_keys
+
+MOST_BARRIERS = 32  # in the life of a job's processes: MPI has one at its start and one at its end
+MOST_REPEATS = 8  # of one barrier by one rank: a guest that was moved enters again what it had entered
+
+
+class BadBarrierError(BadKeysError):
+    """A rank enters a barrier that is not the next one, or one more time than a rank would."""
+
+
+class UnequalKeysError(BadKeysError):
+    """The gatherings of `ranks` differ from those of `others`, which are equal to each other and not fewer."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...], others: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.others = others
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.ranks, self.others)
+
+
+class Entered(Enum):
+    """What entering a barrier leads to."""
+
+    WAITS = "waits"  # for other ranks
+    ALL = "all"  # every rank may pass
+    AGAIN = "again"  # this rank may pass: all had entered before
+
+
+class Barriers:
+    """From the start of a job's processes to their end. `keys` is what the ranks published in the last full barrier.
+
+    The caller hands on what `keys` says once `enter` returns something else than `WAITS`.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.released = 0
+        self.keys: tuple[RankKeys, ...] = ()
+        self._ranks = ranks
+        self._inside: dict[int, dict[str, str]] = {}
+        self._sizes: dict[int, dict[str, int]] = {}  # bytes of each gathering, by rank
+        self._published = [0] * ranks
+        self._repeats = [0] * ranks
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that have not entered the next barrier."""
+        return tuple(rank for rank in range(self._ranks) if rank not in self._inside)
+
+    def enter(self, rank: int, number: int, keys: Mapping[str, str]) -> Entered:
+        """Let a rank enter a barrier, numbered from 1, with what it publishes; raises `BadKeysError`."""
+        if number == self.released > 0 and rank not in self._inside:
+            self._repeat(rank, number)
+            return Entered.AGAIN
+        if number != self.released + 1 or number > MOST_BARRIERS:
+            last = min(self.released + 1, MOST_BARRIERS)
+            raise BadBarrierError(f"MPI barrier {number} of rank {rank}: expected barrier {last}")
+        if rank in self._inside:
+            self._repeat(rank, number)
+            if dict(keys) != self._inside[rank]:
+                raise BadBarrierError(f"MPI barrier {number} of rank {rank}, again with other keys: expected the same")
+            return Entered.WAITS
+        self._check(rank, keys)
+        self._compare()
+        self._inside[rank] = dict(keys)
+        if len(self._inside) < self._ranks:
+            return Entered.WAITS
+        self.keys = tuple(RankKeys(rank=one, keys=given) for one, given in sorted(self._inside.items()) if given)
+        self.released, self._inside, self._sizes = number, {}, {}
+        self._repeats = [0] * self._ranks
+        return Entered.ALL
+
+    def _repeat(self, rank: int, number: int) -> None:
+        self._repeats[rank] += 1
+        if self._repeats[rank] > MOST_REPEATS:
+            raise BadBarrierError(f"MPI barrier {number} of rank {rank}, again: expected at most {MOST_REPEATS} times")
+
+    def _check(self, rank: int, keys: Mapping[str, str]) -> None:
+        self._published[rank] += len(keys)
+        if self._published[rank] > MOST_KEYS:
+            raise BadKeysError(f"{self._published[rank]} MPI keys of rank {rank}: expected at most {MOST_KEYS}")
+        self._sizes[rank] = check_keys(rank, keys)
+
+    def _compare(self) -> None:
+        """Once all ranks have entered, see that they gather the same: only then is known what most of them do."""
+        if len(self._sizes) < self._ranks:
+            return
+        shapes = {rank: tuple(sorted(self._sizes[rank].items())) for rank in sorted(self._sizes)}
+        ((usual, count), *_) = Counter(shapes.values()).most_common(1)
+        if count == self._ranks:
+            return
+        odd = max(rank for rank, shape in shapes.items() if shape != usual)
+        others = tuple(sorted(rank for rank, shape in shapes.items() if shape == usual))
+        ours, theirs = self._sizes.pop(odd), self._sizes[others[0]]
+        gather = min(name for name in {**ours, **theirs} if ours.get(name, 0) != theirs.get(name, 0))
+        raise UnequalKeysError(
+            f"MPI key {gather}-{odd} of {ours.get(gather, 0)} bytes: expected {theirs.get(gather, 0)} bytes as of "
+            f"rank {others[0]}",
+            (odd,),
+            others,
+        )

@@ -1,0 +1,40 @@
+"""Which protocol this release has on the bus, and what is said of a party that has another.
+
+The protocol is an integer. A change that the other side must know of raises it; a new field with a default does not, as
+readers ignore fields that they do not know. Controller and agents work together only with the same protocol.
+"""
+
+from __future__ import annotations
+
+from testbed import __version__
+
+PROTOCOL = 3  # since then each node has a reply topic of its own
+_MOST_CHARS = 40
+
+
+def named(protocol: int, release: object) -> str:
+    """Return what a protocol is called, with the release that has it as far as that is known; it is of other hands."""
+    text = release if isinstance(release, str) and release.isprintable() else ""
+    return f"protocol {protocol} (release {text[:_MOST_CHARS] or 'unknown'})"
+
+
+def other_agent(node: str, protocol: int, release: object) -> str:
+    """Return what a controller says of a node whose agent has another protocol."""
+    mend = (
+        "bring its agent up to date: `testbed node add` again, or ansible-playbook site.yml --tags agent"
+        if protocol < PROTOCOL
+        else "bring this controller up to date: pip install the release of the nodes"
+    )
+    return (
+        f"node {node}: its agent has {named(protocol, release)}, this controller {named(PROTOCOL, __version__)}: "
+        f"expected the same; {mend}"
+    )
+
+
+def other_controller(protocol: int, release: object) -> str:
+    """Return what an agent says of a controller that has another protocol."""
+    mend = "the controller" if protocol < PROTOCOL else "this agent"
+    return (
+        f"the controller has {named(protocol, release)}, this agent {named(PROTOCOL, __version__)}: expected the same; "
+        f"bring {mend} up to date"
+    )

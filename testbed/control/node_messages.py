@@ -1,0 +1,88 @@
+"""Messages of nodes, checked before anything is done with them, let alone written down: quotas, size, and form.
+
+Each node has quotas of its own, so a node that floods is dropped before its messages are decoded, while those of the
+others are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
+from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
+from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.telemetry import Telemetry
+from testbed.errors import shown
+from testbed.suspicious_acts import ActKind, SuspiciousError
+
+QUOTAS: dict[type[Record], Quota] = {
+    NodeStatus: Quota(20, 0.2, 1 << 16),
+    GuestEvent: Quota(2000, 50, 2048),
+    Telemetry: Quota(2000, 250, 8192),  # an agent that comes back sends 200 a second of those that waited
+}
+MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at some 400 bytes each
+_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as they do by their bytes if they are honest
+R = TypeVar("R", bound=Record)
+
+
+class Gate:
+    """Takes the messages of one node; `now_s` is a monotonic clock."""
+
+    def __init__(self, node: str, now_s: Callable[[], float]) -> None:
+        self._node = node
+        self._buckets = {kind: Bucket(quota, now_s) for kind, quota in QUOTAS.items()}
+
+    def read(self, kind: type[R], topic: str, payload: bytes) -> R:
+        """Return the record of a message; raises `SuspiciousError` for one not to be taken, or `OtherProtocolError`."""
+        name = kind.__name__
+        if not self._buckets[kind].take(len(payload)):
+            raise SuspiciousError(ActKind.FLOOD, f"more {name} messages than {QUOTAS[kind].per_s:g} a second: dropped")
+        try:
+            record = decode(kind, payload, topic)
+        except OtherProtocolError:  # an agent of another release is not suspicious
+            raise
+        except BadRecordError as error:
+            raise SuspiciousError(ActKind.BAD_MESSAGE, str(error)) from None
+        self._check_name(record, name)
+        return record
+
+    def _check_name(self, record: Record, what: str) -> None:
+        says = getattr(record, "node", self._node)
+        if says != self._node:
+            text = f"a {what} says node = {shown(says, 40)}: expected {self._node!r}, as its topic says"
+            raise SuspiciousError(ActKind.FALSE_REPORT, text)
+
+    def telemetry(self, topic: str, payload: bytes) -> Telemetry:
+        """Return a sample of which every part is written down; raises as `read` does.
+
+        Each guest in it is a point of the run, so it may name each once, and guests count against the quota.
+        """
+        if len(payload) > MOST_TELEMETRY_BYTES:
+            what = f"a Telemetry of {len(payload)} bytes: expected at most {MOST_TELEMETRY_BYTES}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        record = self.read(Telemetry, topic, payload)
+        names = {sample.guest for sample in record.guests}
+        if len(names) < len(record.guests):
+            what = f"a Telemetry of {len(record.guests)} guests, {len(names)} of them different: expected each once"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        paid = max(1.0, len(payload) / QUOTAS[Telemetry].message_bytes)
+        if not self._buckets[Telemetry].charge(max(0.0, len(names) / _GUESTS_A_MESSAGE - paid)):
+            raise SuspiciousError(ActKind.FLOOD, "more samples of guests than a node has reason to send: dropped")
+        return record
+
+    def event(self, topic: str, payload: bytes) -> tuple[GuestEvent, int]:
+        """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""
+        if len(payload) > MOST_EVENT_BYTES:
+            what = f"an event of {len(payload)} bytes: expected at most {MOST_EVENT_BYTES}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        event = self.read(GuestEvent, topic, payload)
+        if not named(event):
+            what = (
+                f"bad record on {topic}: guest {shown(event.guest, 40)}, event {shown(event.event, 40)}: expected names"
+            )
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what)
+        detail = told(event.event, event.detail)
+        return msgspec.structs.replace(event, detail=detail), len(event.detail) - len(detail)

@@ -1,0 +1,73 @@
+"""A job that has ended stays so, whatever is reported of it in the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rehearsal import Watcher, five_jobs, rehearse
+from test_outages import Disturbed
+
+from testbed.bus.messages import GuestEvent
+from testbed.control.cluster import LiveJob
+from testbed.control.operations import Operations
+from testbed.control.snapshot import Snapshot
+from testbed.errors import RunError
+
+LONG_TRACE_S = 100_000.0  # virtual: the jobs of a rehearsal are done long before
+
+
+def give_up(picture: Snapshot) -> None:
+    """Cancel a run that does not come to an end."""
+    if picture.trace_s > LONG_TRACE_S:
+        next(task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run_session").cancel()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+@pytest.mark.parametrize("operation", ["start", "set_running_cap"])
+def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, succeeds: bool
+) -> None:
+    real, failing = getattr(Operations, operation), iter([True])
+
+    async def operate(self: Operations, live: LiveJob, *arguments: object) -> object:
+        found = await real(self, live, *arguments)
+        if len(live.specs) == 1 and "alone" not in live.guests[0] and next(failing, False):
+            node = live.running_on[0]
+            if not succeeds:
+                await self.stop(live, live.running_on)  # as a failed start does
+            told = GuestEvent(node="node", guest=live.guests[0], event="failed", mono_ns=1, detail={"reason": "killed"})
+            self._nodes.on_guest_event(node, told)
+            if not succeeds:
+                raise RunError("its guest is gone")
+        return found
+
+    monkeypatch.setattr(Operations, operation, operate)
+    result, _ = rehearse(tmp_path, five_jobs(), watcher=Watcher(give_up))
+    assert next(failing, None) is None, "it was called"
+    assert result.summary["done"] == 4
+    (reason,) = result.summary["failed"].values()
+    assert reason == "task 0: killed"
+
+
+def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, reporting = Operations.stop, iter([True])
+
+    async def stop_late(self: Operations, live: LiveJob, nodes: Sequence[int]) -> None:
+        if live.withdrawn and next(reporting, False):
+            for node, guest in zip(nodes, live.guests, strict=True):
+                done = GuestEvent(node="node", guest=guest, event="done", mono_ns=1, detail={"checksum": "null"})
+                self._nodes.on_guest_event(node, done)
+        await stop(self, live, nodes)
+
+    monkeypatch.setattr(Operations, "stop", stop_late)
+    world = Disturbed(lambda world: world.kill("node-0", 5.0))
+    summary, journal = world.run(tmp_path, five_jobs(), on_guest_loss="restart")
+    assert next(reporting, None) is None, "a job was withdrawn"
+    ends = [entry["job"] for entry in journal if entry["kind"] == "job" and entry["state"] == "done"]
+    assert sorted(ends) == [1, 2, 3, 4, 5]
+    assert summary["done"] == 5

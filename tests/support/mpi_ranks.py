@@ -1,0 +1,46 @@
+"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in whatever drivers they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from node_agent.drivers.protocol import Driver, Happening
+from testbed.bus.messages import GuestSpec
+from testbed.bus.mpi_barriers import Barriers, Entered
+
+
+class MpiJob:
+    """One life of a job: `hear` what its guests do, `join` them."""
+
+    def __init__(self, members: Sequence[tuple[Driver, GuestSpec]]) -> None:
+        self.session = os.urandom(8).hex()
+        self.barriers = Barriers(len(members))
+        self._members = {spec.guest: (driver, spec) for driver, spec in members}
+        self._passing: set[asyncio.Task[None]] = set()
+
+    def hear(self, happening: Happening) -> None:
+        """Take an event `mpi-barrier`."""
+        if happening.guest not in self._members or happening.detail["session"] != self.session:
+            return
+        rank, number = self._members[happening.guest][1].program.rank, happening.detail["number"]
+        entered = self.barriers.enter(rank, number, happening.detail["keys"])
+        if entered is Entered.WAITS:
+            return
+        guests = [happening.guest] if entered is Entered.AGAIN else list(self._members)
+        task = asyncio.get_running_loop().create_task(self._pass(guests, number))
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
+    def moved(self, guest: str, driver: Driver) -> None:
+        """Note that a guest is on another node now."""
+        self._members[guest] = driver, self._members[guest][1]
+
+    async def _pass(self, guests: Sequence[str], number: int) -> None:
+        for guest in guests:
+            await self._members[guest][0].mpi_pass(guest, self.session, number, self.barriers.keys, last=True)
+
+    async def join(self) -> None:
+        """Start all ranks; return when they have their memory."""
+        await asyncio.gather(*(driver.mpi_join(guest, self.session) for guest, (driver, _) in self._members.items()))
