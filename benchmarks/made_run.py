@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.control.decisions import decision_entry
+from testbed.control.decisions import decision_event
 from testbed.measure.bound import bound
 from testbed.measure.metrics import bounded_stretch
 from testbed.measure.points import Value
@@ -21,6 +21,9 @@ from testbed.measure.rundir import RunDirectory
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import use_compiled
 from testbed.policies.view import ClusterView, Decision, Event, Policy
+from testbed.run.events import Begin, Replay, Unknown
+from testbed.run.events import Event as RunEvent
+from testbed.run.journal import convert, plain
 from testbed.simulation.by_views import Placement, simulate_by_views
 from testbed.simulation.overheads import constant
 from testbed.simulation.run import SimulatedRun
@@ -58,7 +61,7 @@ class _Recording:
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
         decision = self._policy.decide(view, event)
-        entry = decision_entry(POLICY, view, event, decision)
+        entry = plain(decision_event((0.0, 0.0), 0.0, POLICY, view, event, decision))
         need = view.tasks * view.cpu_need_frac
         useful = float((need * decision.yield_frac).sum())
         running = int((decision.yield_frac > 0).sum())
@@ -243,7 +246,7 @@ def make_run(path: Path, *, points: int, jobs: int, nodes: int, seed: int = 1) -
 def _decisions(maker: _Maker, policy: _Recording) -> None:
     for time_s, entry, running, demand, useful in policy.decisions:
         at_s, decide_s = time_s / maker.scale, maker.draw.lognormvariate(-7.0, 0.6)
-        maker.say(at_s, "decision", decide_s=decide_s, **entry)
+        maker.say(at_s, **{**entry, "decide_s": decide_s})
         view = entry["view"]
         count = len(view["job_id"]) if isinstance(view, dict) else 0
         maker.point(at_s, "decision", {}, {
@@ -294,6 +297,14 @@ def _samples(maker: _Maker, left: int, nodes: int) -> None:
                 })  # fmt: skip
 
 
+def known(entry: Mapping[str, object]) -> RunEvent:
+    """Return the event of an entry of a kind that this version has."""
+    event = convert(entry)
+    if isinstance(event, Unknown):
+        raise TypeError(f"{event.kind}: expected a kind of this version")
+    return event
+
+
 def _write(maker: _Maker, path: Path, shape: Shape) -> None:
     directory = maker.directory
     names = [f"node-{node:03}" for node in range(shape.nodes)]
@@ -311,14 +322,15 @@ def _write(maker: _Maker, path: Path, shape: Shape) -> None:
         "programs": {"serial": "eatcpu", "parallel": "patterns"}, "bound": {"kind": "theorem1", "tau_s": 10.0},
     }  # fmt: skip
     clocks = {"anchor_unix_ns": ANCHOR_NS, "replay_begin_s": REPLAY_BEGIN_S, "time_scale": maker.scale}
-    directory.journal(0.0, "begin", {"trace_s": 0.0, "scenario": "made", "policy": POLICY, "run_tag": "made"})
+    directory.journal(Begin(0.0, 0.0, scenario="made", policy=POLICY, run_tag="made"))
     directory.write_manifest({
         "run": path.name, "run_tag": "made", "policy": POLICY, "period_s": 600.0, "seed": 1, "scenario": scenario,
         "versions": {}, "controller": {}, "nodes": dict.fromkeys(names, facts), "clocks": clocks,
     })  # fmt: skip
-    directory.journal(REPLAY_BEGIN_S, "replay", {"trace_s": 0.0, "jobs": shape.jobs})
+    directory.journal(Replay(REPLAY_BEGIN_S, 0.0, jobs=shape.jobs))
     for at_s, _number, kind, entry in sorted(maker.entries, key=lambda each: each[:2]):
-        directory.journal(REPLAY_BEGIN_S + at_s, kind, {"trace_s": round(at_s * maker.scale, 3), **entry})
+        times = {"t_s": round(REPLAY_BEGIN_S + at_s, 6), "trace_s": round(at_s * maker.scale, 3)}
+        directory.journal(known({**entry, **times, "kind": kind}))
     for at_s, name, tags, fields in sorted(maker.measured, key=lambda each: each[0]):
         directory.point(name, tags, fields, ANCHOR_NS + int((REPLAY_BEGIN_S + at_s) * 1e9))
         shape.points[name] += 1

@@ -28,12 +28,15 @@ from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob, PreparedJob
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.measure.rundir import RunDirectory
+from testbed.run.history import History
+from testbed.run.job_history import JobHistory
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 GOAL_FRAC = 0.25
@@ -79,7 +82,7 @@ async def publish(url: str, nodes: int, guests: int, seconds: float) -> None:
         await asyncio.gather(*flying)
 
 
-def cluster_of(nodes: int, guests: int) -> Cluster:
+def cluster_of(nodes: int, guests: int, history: History) -> Cluster:
     jobs = []
     for node in range(nodes):
         specs = tuple(
@@ -87,11 +90,16 @@ def cluster_of(nodes: int, guests: int) -> Cluster:
                       memory_mib=96)
             for task in range(guests)
         )  # fmt: skip
-        live = LiveJob(Job(node, 0.0, guests, 0.25, 0.1, 1e9), specs, 1.0, units_done=[0] * guests)
-        live.phase, live.running_on, live.was_started = Phase.RUNNING, (node,) * guests, True
-        live.progressed = set(range(guests))
-        jobs.append(live)
-    return Cluster(jobs, nodes)
+        state = history.jobs[node] = JobHistory(
+            job=node,
+            tasks=guests,
+            phase=Phase.RUNNING,
+            running_on=(node,) * guests,
+            was_started=True,
+            progressed=set(range(guests)),
+        )
+        jobs.append(LiveJob.of(PreparedJob(Job(node, 0.0, guests, 0.25, 0.1, 1e9), specs, 1.0), state))
+    return Cluster(jobs, history)
 
 
 async def control(url: str, nodes: int, guests: int, seconds: float, folder: Path) -> dict[str, float]:
@@ -101,9 +109,7 @@ async def control(url: str, nodes: int, guests: int, seconds: float, folder: Pat
     directory.open()
     begin_s = loop.time()
     recorder = Recorder(directory, lambda: loop.time() - begin_s, lambda: loop.time() - begin_s, time.time_ns())
-    tracker = Tracker(
-        cluster_of(nodes, guests), recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None
-    )
+    tracker = Tracker(cluster_of(nodes, guests, recorder.history), recorder)
     records = 0
 
     def take(node: Node, sample: Telemetry, taken_ns: int) -> None:

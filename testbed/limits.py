@@ -11,6 +11,7 @@ MOST_BESIDE_MEMORY_MIB = 192
 LEAST_AGENT_MIB = 128  # of memory of the agent itself: it has some 60 MiB
 MOST_DISK_MIB = 1 << 40  # 1 EiB
 MOST_NODES = 1_000_000
+MOST_PART_MIB = 1024  # of a file of journal or points: a compressed one is read from its beginning
 MOST_RATE = 1e3  # progress of a job, relative to a dedicated node
 MOST_TRACE_S = 1e9  # 31 years
 LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-3, 1e6

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.accuracy import Accuracy
+from support.folds import folds_compared
 
 from node_agent.programs.segments import abandoned_segments
 
@@ -50,6 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(unless)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test in which the state of a controller differs from the fold of its journal, or from what agents hold."""
+    with folds_compared(agents="agents_are_robbed" not in getattr(item, "fixturenames", ())) as different:
+        result = yield
+    assert different == [], "\n".join(different)
+    return result
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_ABANDONED_BEFORE] = abandoned_segments()
 
@@ -63,6 +73,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         sys.stdout.write(f"\nFAILED: tests have left shared memory behind: {', '.join(sorted(map(str, left)))}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def agents_are_robbed() -> None:
+    """Mark a test that takes from agents what they hold: that is not compared with the history of the run."""
 
 
 @pytest.fixture

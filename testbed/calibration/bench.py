@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.bus.guest_details import GuestReport
 from testbed.bus.lease import new_token
 from testbed.bus.messages import (
     Calibrate,
     CapChange,
-    GuestEvent,
     GuestSpec,
     Native,
     NodeFacts,
@@ -83,7 +83,7 @@ class Bench:
         fleet.on_telemetry = self.load.hear
         self._numbers = itertools.count(1)
         self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
-        self._listeners: dict[str, Callable[[int, GuestEvent], None]] = {}
+        self._listeners: dict[str, Callable[[int, GuestReport], None]] = {}
         fleet.on_guest_event = self._hear
 
     @property
@@ -190,7 +190,7 @@ class Bench:
         action = Native(program=spec, seconds=seconds, cap_cores=cap_cores)
         return await ask(self.fleet, node, action, NativeRun, seconds + self.scenario.deadlines.command_s)
 
-    def listen(self, guest: str, hear: Callable[[int, GuestEvent], None]) -> None:
+    def listen(self, guest: str, hear: Callable[[int, GuestReport], None]) -> None:
         """Hand on what nodes tell of a guest from now on."""
         self._listeners[guest] = hear
 
@@ -204,7 +204,7 @@ class Bench:
         if away:
             raise RunError(f"nodes away: {', '.join(away)}")
 
-    def _hear(self, node: int, event: GuestEvent) -> None:
+    def _hear(self, node: int, event: GuestReport) -> None:
         listener = self._listeners.get(event.guest)
         if listener is not None:
             listener(node, event)

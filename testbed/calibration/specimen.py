@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests
-from testbed.control.cluster import LiveJob
+from testbed.bus.guest_details import Failed, GuestReport
+from testbed.bus.messages import GuestSpec, ImageRef, ListGuests
+from testbed.control.job_guests import JobGuests, Unrecorded
 from testbed.control.replies import Guests, ask
-from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError, TestbedError
-from testbed.workload.jobs import Job
 
 if TYPE_CHECKING:
     from testbed.calibration.bench import Bench
@@ -119,18 +118,21 @@ class Specimen:
         self._targets: tuple[int, ...] = nodes  # of a migration under way
         self.memory_mib = specs[0].memory_mib
         self.cpu_cores = specs[0].cpu_cores
-        job = Job(specs[0].job, 0.0, len(specs), 1.0, 1.0, 1.0)
-        self._live = LiveJob(job=job, specs=specs, trace_s_per_unit=1.0, units_done=[0] * len(specs), verified=verified)
+        self._there = Unrecorded()
+        self._job = JobGuests(specs=specs, state=self._there, verified=verified)
+        self._images: tuple[ImageRef, ...] = ()
+        self._image_holders: set[tuple[int, str]] = set()
+        self._saves = 0
         self._progressed = asyncio.Event()
         self._ended = asyncio.Event()
         self._waiting: set[str] = set()
         self._running: set[str] = set(self.guests)
-        self.ends: dict[str, GuestEvent] = {}
+        self.ends: dict[str, GuestReport] = {}
 
     @property
     def guests(self) -> tuple[str, ...]:
         """Names of its guests, by task."""
-        return self._live.guests
+        return self._job.guests
 
     async def __aenter__(self) -> Self:
         for guest in self.guests:
@@ -160,8 +162,8 @@ class Specimen:
         """Create all guests and return when every task has progressed."""
         self._expect_progress()
         begin_s = _now_s()
-        self._live.running_on = self.nodes
-        await self._bench.operations.start(self._live, self.nodes, yield_frac, ())
+        self._there.running_on = self.nodes
+        await self._bench.operations.start(self._job, self.nodes, yield_frac, ())
         there_s = _now_s()
         await self.wait_progress()
         return Started(there_s - begin_s, _now_s() - there_s)
@@ -169,30 +171,31 @@ class Specimen:
     async def set_yield(self, yield_frac: float) -> Capped:
         """Set the caps of all guests to `yield_frac` of what their task can use."""
         begin_s = _now_s()
-        caps = await self._bench.operations.set_cap(self._live, yield_frac)
+        caps = await self._bench.operations.set_cap(self._job, yield_frac)
         return Capped(caps, _now_s() - begin_s)
 
     async def hold(self) -> Held:
         """Let every guest stand still at its next consistent point, without saving it."""
         begin_s = _now_s()
-        skew_s = await self._bench.operations.hold(self._live)
+        skew_s = await self._bench.operations.hold(self._job)
         return Held(_now_s() - begin_s, skew_s)
 
     async def release(self) -> float:
         """Let held guests go on; return how long the order took."""
         begin_s = _now_s()
-        await self._bench.operations.release(self._live)
+        await self._bench.operations.release(self._job)
         return _now_s() - begin_s
 
     async def save(self, store: str = "") -> Saved:
         """Coordinated checkpoint into an image store of each node; the guests are gone afterwards."""
         told: dict[str, float] = {}
         begin_s = _now_s()
-        images = await self._bench.operations.save(self._live, lambda _phase, detail: told.update(detail), store)
+        names = self._job.image_names(self._saves)
+        self._image_holders.update(zip(self.nodes, names, strict=True))
+        images = await self._bench.operations.save(self._job, names, lambda _phase, detail: told.update(detail), store)
         save_s = _now_s() - begin_s
-        live = self._live
-        live.images, live.saved_on, live.running_on = images, self.nodes, None
-        live.reschedulings.append(Rescheduling("preemption", begin_s))  # images of the next save get other names
+        self._saves += 1  # images of the next save get other names
+        self._images, self._there.saved_on, self._there.running_on = images, self.nodes, None
         return Saved(
             save_s, told["hold_s"], told["run_on_s"], told["write_s"], told["sync_s"], told["hold_skew_s"],
             sum(image.bytes for image in images) / _MIB,
@@ -201,19 +204,20 @@ class Specimen:
     async def transfer(self, nodes: Sequence[int]) -> Transferred:
         """Copy the images of tasks that move to `nodes`, where `restore` will then look for them."""
         begin_s = _now_s()
-        sent = await self._bench.operations.transfer(self._live, nodes)
-        self.nodes = self._targets = self._live.saved_on = tuple(nodes)
+        self._image_holders.update(zip(nodes, (image.image for image in self._images), strict=True))
+        sent = await self._bench.operations.transfer(self._job, self._images, nodes)
+        self.nodes = self._targets = self._there.saved_on = tuple(nodes)
         return Transferred(_now_s() - begin_s, sent / _MIB)
 
     async def restore(self, *, cold: bool = False, yield_frac: float = 1.0) -> Restored:
         """Create all guests from their images where these are; return when every task has progressed."""
         self._expect_progress()
         begin_s = _now_s()
-        self._live.running_on = self.nodes
-        told = await self._bench.operations.start(self._live, self.nodes, yield_frac, self._live.images, cold=cold)
+        self._there.running_on = self.nodes
+        told = await self._bench.operations.start(self._job, self.nodes, yield_frac, self._images, cold=cold)
         there_s = _now_s()
         await self.wait_progress()
-        self._live.saved_on = None
+        self._there.saved_on = None
         return Restored(
             there_s - begin_s,
             told.get("release_skew_s", 0.0),
@@ -225,7 +229,8 @@ class Specimen:
         """Move the tasks that are not on `nodes` there while they work."""
         begin_s = _now_s()
         self._targets = tuple(nodes)
-        moved = await self._bench.live_migration.move(self._live, self._targets, yield_frac)
+        migration = replace(self._bench.live_migration, tell=self._there.arrive)
+        moved = await migration.move(self._job, self._targets, yield_frac)
         self.nodes = self._targets
         return Migrated(
             _now_s() - begin_s,
@@ -237,9 +242,10 @@ class Specimen:
 
     async def stop(self) -> None:
         """Destroy the guests and delete their images; harmless when there are none."""
-        await self._bench.operations.stop(self._live, self.nodes)
-        await self._bench.operations.drop_images(self._live)
-        self._live.running_on = None
+        await self._bench.operations.stop(self._job, self.nodes)
+        await self._bench.operations.drop_images(self._image_holders)
+        self._image_holders.clear()
+        self._there.running_on = None
 
     # --- what it does
 
@@ -262,7 +268,7 @@ class Specimen:
         """Return when every task has progressed since it was last started or restored."""
         await self._await(self._progressed, f"no progress of {', '.join(sorted(self._waiting))}")
 
-    async def wait_end(self) -> dict[str, GuestEvent]:
+    async def wait_end(self) -> dict[str, GuestReport]:
         """Return the last event of each guest once all have ended: `done` with a checksum, or `failed`."""
         await self._await(self._ended, f"no end of {', '.join(sorted(self._running))}")
         return self.ends
@@ -311,13 +317,15 @@ class Specimen:
 
     def _why(self, guest: str) -> str:
         end = self.ends.get(guest)
-        return f": {end.detail.get('reason', end.event)}" if end is not None else ""
+        if end is None:
+            return ""
+        return f": {end.detail.reason if isinstance(end.detail, Failed) else end.event}"
 
     def _expect_progress(self) -> None:
         self._waiting = set(self.guests)
         self._progressed.clear()
 
-    def _hear(self, node: int, event: GuestEvent) -> None:
+    def _hear(self, node: int, event: GuestReport) -> None:
         task = self.guests.index(event.guest)
         if node not in (self.nodes[task], self._targets[task]):
             return  # it has no say about this guest
@@ -326,7 +334,7 @@ class Specimen:
         if event.event in ("done", "failed"):
             self.ends[event.guest] = event
             self._running.discard(event.guest)
-            self._live.finished_tasks.add(task)
+            self._there.finished_tasks.add(task)
         if not self._waiting or any(end.event == "failed" for end in self.ends.values()):
             self._progressed.set()
         if not self._running or any(end.event == "failed" for end in self.ends.values()):

@@ -8,7 +8,8 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Self
 
-from testbed.bus.messages import CapChange, GuestEvent, GuestSpec
+from testbed.bus.guest_details import GuestReport
+from testbed.bus.messages import CapChange, GuestSpec
 from testbed.calibration.bench import Bench, Watched
 from testbed.calibration.specimen import (
     Capped,
@@ -151,7 +152,7 @@ class Guest:
         """Wait until the first task's progress is seen to change; return the controller's time (s) and its units."""
         return self._portal.call(self._specimen.edge())
 
-    def wait_end(self) -> dict[str, GuestEvent]:
+    def wait_end(self) -> dict[str, GuestReport]:
         """Return the last event of each guest once all have ended; raises `RunError` if one failed."""
         return self._portal.call(self._specimen.wait_end())
 

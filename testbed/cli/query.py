@@ -69,9 +69,10 @@ def _ask(runs: list[Path], sql: str, out: Path | None, *, as_csv: bool, as_json:
         raise UserError("a query needs polars: pip install 'dfrs-testbed[query]'")
     from testbed.measure.sql import execute, load_tables, named_tables
     from testbed.report.rows import as_text, print_rows, write_rows
+    from testbed.run.parts import has_journal
 
     for run in runs:
-        if not (run / "events.jsonl").is_file():
+        if not has_journal(run):
             raise UserError(f"{run}: no run directory: expected one with events.jsonl, as `testbed run` writes it")
     names = named_tables(sql)
     for run in runs if "jobs" in names else []:

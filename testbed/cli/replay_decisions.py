@@ -21,6 +21,8 @@ def replay_decisions(*, run: Path, as_json: bool) -> int:
     """  # noqa: D301  # \b keeps click from wrapping the example
     import json  # noqa: PLC0415  # --help stays quick
 
+    from msgspec import to_builtins  # noqa: PLC0415  # --help stays quick
+
     from testbed.control.replay_decisions import replay_decisions as replay  # noqa: PLC0415  # --help stays quick
 
     count, differences = replay(run)
@@ -33,8 +35,8 @@ def replay_decisions(*, run: Path, as_json: bool) -> int:
                         {
                             "number": d.number,
                             "time_s": d.time_s,
-                            "recorded": d.recorded,
-                            "repeated": d.repeated,
+                            "recorded": to_builtins(d.recorded),
+                            "repeated": to_builtins(d.repeated),
                         }
                         for d in differences
                     ],
@@ -44,7 +46,8 @@ def replay_decisions(*, run: Path, as_json: bool) -> int:
         )
     else:
         for d in differences:
-            click.echo(f"decision {d.number} at {d.time_s:.1f} s: recorded {d.recorded}, now {d.repeated}")
+            recorded, repeated = to_builtins(d.recorded), to_builtins(d.repeated)
+            click.echo(f"decision {d.number} at {d.time_s:.1f} s: recorded {recorded}, now {repeated}")
         same = count - len(differences)
         click.echo(f"{same} of {count} decisions are the same, bit for bit")
     return 1 if differences else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from testbed.policies.view import NOT_PLACED
+from testbed.run import events
 
 if TYPE_CHECKING:
     from testbed.report.simulated import Simulation
@@ -99,21 +100,21 @@ class Numbering:
         return tuple(found)
 
 
-def of_journal(entry: Mapping[str, Any], period_s: float | None, numbering: Numbering) -> DecisionRecord:
-    """Read the entry of a decision in events.jsonl; entries come in their order."""
-    view, event, decision = entry["view"], entry["event"], entry["decision"]
-    jobs, time_s = view["job_id"], float(view["time_s"])
-    placement = _placement(jobs, view["tasks"], decision["task_node"])
-    passes = int((time_s + _SLACK_S) // period_s) if event["periodic"] and period_s else None
+def of_journal(event: events.Decision, period_s: float | None, numbering: Numbering) -> DecisionRecord:
+    """Return the record of a decision in a journal; decisions come in their order."""
+    view, trigger, decision = event.view, event.event, event.decision
+    jobs, time_s = view.job_id, view.time_s
+    placement = _placement(jobs, view.tasks, decision.task_node)
+    passes = int((time_s + _SLACK_S) // period_s) if trigger.periodic and period_s else None
     return DecisionRecord(
         time_s=time_s,
         triggers=numbering.triggers(
-            event["completed"], event["submitted"], passes, changed=bool(event["changed"]), retried=False
+            trigger.completed, trigger.submitted, passes, changed=trigger.changed, retried=False
         ),
         active=frozenset(jobs),
         placement=placement,
-        yields={job: share for job, share in zip(jobs, decision["yield_frac"], strict=True) if job in placement},
-        progress_s=dict(zip(jobs, view["virtual_time_s"], strict=True)),
+        yields={job: share for job, share in zip(jobs, decision.yield_frac, strict=True) if job in placement},
+        progress_s=dict(zip(jobs, view.virtual_time_s, strict=True)),
     )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from testbed.compare.decisions import DecisionRecord, Numbering, of_journal
 from testbed.errors import UserError
@@ -15,18 +13,20 @@ from testbed.measure.rundir import read_json
 from testbed.report.facts import RunFacts, read_facts
 from testbed.report.schedule import Schedule
 from testbed.report.timeline import Timeline
+from testbed.run import events
+from testbed.run.history import History
 
 _NODE_FACTS = ("cpus", "memory_mib", "machine_cores", "cpu_model", "driver")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveRun:
-    """One run directory, read; `journal` has the entries of events.jsonl that are no decisions."""
+    """One run directory, read; `journal` has the events that are no decisions."""
 
     facts: RunFacts
     schedule: Schedule
     decisions: tuple[DecisionRecord, ...]
-    journal: tuple[Mapping[str, Any], ...]
+    journal: tuple[events.Known, ...]
 
     @property
     def name(self) -> str:
@@ -63,14 +63,14 @@ class _Journal:
     period_s: float | None
     numbering: Numbering = field(default_factory=Numbering)
     decisions: list[DecisionRecord] = field(default_factory=list)
-    entries: list[Mapping[str, Any]] = field(default_factory=list)
+    others: list[events.Known] = field(default_factory=list)
 
-    def take(self, entry: Mapping[str, Any]) -> None:
-        self.timeline.feed(entry)
-        if entry["kind"] == "decision":
-            self.decisions.append(of_journal(entry, self.period_s, self.numbering))
+    def take(self, event: events.Known, history: History) -> None:
+        self.timeline.take(event, history)
+        if isinstance(event, events.Decision):
+            self.decisions.append(of_journal(event, self.period_s, self.numbering))
         else:
-            self.entries.append(entry)
+            self.others.append(event)
 
 
 def read_live(path: Path) -> LiveRun:
@@ -84,7 +84,7 @@ def read_live(path: Path) -> LiveRun:
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     facts = read_facts(path, journal.take)
-    return LiveRun(facts, journal.timeline.schedule(), tuple(journal.decisions), tuple(journal.entries))
+    return LiveRun(facts, journal.timeline.schedule(), tuple(journal.decisions), tuple(journal.others))
 
 
 def segment_of(run: RunFacts) -> str:

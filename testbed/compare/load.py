@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from testbed.compare.live import LiveRun
+from testbed.run.events import Calibration
 
 Floats = NDArray[np.float64]
 
@@ -111,11 +112,11 @@ def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
 
     By the agents' probes, of the node that differs most.
     """
-    before = next((entry.get("probed_units_per_s") for entry in run.journal if entry["kind"] == "calibration"), None)
+    before = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
     if not before or "core_units_per_s" not in nodes.columns:
         return None
     ratios = [
-        float(str(mean)) / float(before)
+        float(str(mean)) / before
         for name in run.facts.node_names
         if (mean := _of(run, nodes, name)["core_units_per_s"].mean()) is not None
     ]

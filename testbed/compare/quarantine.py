@@ -5,6 +5,7 @@ It reads what was recorded of a run, and nothing of any simulation: a run must n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from testbed.compare.decisions import PERIODIC, SUBMISSION
 from testbed.compare.live import LiveRun
 from testbed.compare.load import core_speed, foreign_load, sampling
 from testbed.measure.frames import load_points
+from testbed.run import events
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift")
 _WITHOUT_HARDWARE = frozenset({"null"})  # drivers whose nodes do nothing: how busy their machine is does not matter
@@ -90,16 +92,15 @@ def _ended(run: LiveRun) -> Iterator[Finding]:
 
 
 def _operations(run: LiveRun) -> Iterator[Finding]:
-    def count(kind: str, **wanted: object) -> float:
-        own = (entry for entry in run.journal if entry["kind"] == kind)
-        return float(sum(all(entry.get(key) is value for key, value in wanted.items()) for entry in own))
-
-    yield Finding("nodes_lost", "times that a node went offline", count("node", online=False), 0, "")
-    yield Finding("retries", "operations that were tried again", count("retry"), 0, "")
-    yield Finding("failures", "operations that failed", count("outcome", ok=False), 0, "")
-    judged = count("results") > 0  # at the end of runs that hold work against CPU time
+    kinds = Counter(map(type, run.journal))
+    lost = sum(isinstance(event, events.Node) and not event.online for event in run.journal)
+    failed = sum(isinstance(event, events.Outcome) and not event.ok for event in run.journal)
+    yield Finding("nodes_lost", "times that a node went offline", float(lost), 0, "")
+    yield Finding("retries", "operations that were tried again", float(kinds[events.Retry]), 0, "")
+    yield Finding("failures", "operations that failed", float(failed), 0, "")
+    doubts = float(kinds[events.Doubt]) if kinds[events.Results] else None  # runs that hold work against CPU time
     yield Finding("doubts", "tasks that were told to be done sooner than can be",
-                  count("doubt") if judged else None, 0, "", why="the journal has no entry `results`")  # fmt: skip
+                  doubts, 0, "", why="the journal has no entry `results`")  # fmt: skip
 
 
 def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
@@ -111,7 +112,7 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     longest_gap_s = max(limits.sample_gap_s, limits.sample_gap_samples * samples.every_s)
     yield Finding("gap", "longest time without a sample of a node", samples.longest_gap_s, longest_gap_s, "s",
                   why="no samples")  # fmt: skip
-    dropped = sum(int(entry["dropped"]) for entry in run.journal if entry["kind"] == "telemetry")
+    dropped = sum(event.dropped for event in run.journal if isinstance(event, events.Telemetry))
     yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
     yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
     drivers = {str(facts.get("driver")) for facts in run.facts.manifest.get("nodes", {}).values()}
@@ -137,10 +138,10 @@ def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     lateness = list(_lateness_s(run))
     yield Finding("late", "longest delay of a decision that was due at a time",
                   max(lateness, default=None), limits.loop_late_s, "s", why="there was none")  # fmt: skip
-    clock = next((entry for entry in run.journal if entry["kind"] == "clock"), None)
+    clock = next((event for event in run.journal if isinstance(event, events.Clock)), None)
     step_s = None
     if clock is not None and run.facts.anchor_ns is not None:
-        step_s = abs((clock["unix_ns"] - run.facts.anchor_ns) / 1e9 - clock["t_s"])
+        step_s = abs((clock.unix_ns - run.facts.anchor_ns) / 1e9 - clock.t_s)
     yield Finding("clock", "step of the controller's wall clock", step_s, limits.clock_step_s, "s",
                   why="the journal has no entry `clock`; all durations are by monotonic clocks")  # fmt: skip
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.decisions import decision_entry
+from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.decisions import decision_event
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
@@ -21,8 +21,9 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
-from testbed.failure_codes import Failure
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
+from testbed.run import events
+from testbed.run.phases import Phase
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -47,27 +48,19 @@ class Conductor:
         live_nodes: frozenset[int] = frozenset(),
         *,
         restarts: bool = False,
-        resign: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self.policy = policy
         self.clock = clock
         self._recorder = recorder
         self._operations = operations
-        self._resign = resign
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
-        self.executor = Executor(
-            cluster, operations, migration, recorder, memory_mib, deadlines.tries, self.fail_job, self._settled,
-            self._change,
-        )  # fmt: skip
-        self.tracker = Tracker(
-            cluster, recorder, self.executor.settle, self._all_tasks_done, self._task_failed, self._result_checked
-        )
-        self.losses = Losses(
-            cluster, operations, self.executor, recorder, self.tracker.follow, self.fail_job, self._change,
-            restarts=restarts,
-        )  # fmt: skip
-        self._coming = [live for live in cluster.jobs.values() if live.phase is Phase.COMING]
+        self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
+        self.tracker = Tracker(cluster, recorder)
+        self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
+        for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear):
+            recorder.ledger.listen(hear)
+        self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
         self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
         self._completed: list[int] = []
         self._changed = False
@@ -83,66 +76,46 @@ class Conductor:
             self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
 
     async def run(self) -> None:
-        """Replay until every job has ended; cancellation leaves the guests to the caller's clean-up."""
-        try:
-            while not self.cluster.finished:
-                await self._sleep()
-                event = self._collect()
-                if event != Event():
-                    self._decide(event)
-            await self._until_checked()
-        finally:
-            self._resign()
-            await self.executor.close()
+        """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case."""
+        while not self.cluster.finished:
+            await self._sleep()
+            event = self._collect()
+            if event != Event():
+                self._decide(event)
+        await self._until_checked()
+
+    async def close(self) -> None:
+        """Give up all that is under way, and wait until it has let go."""
+        await self.executor.close()
 
     async def _until_checked(self) -> None:
         """Wait for results that are still being checked; what is not told in time is left as it is, and journalled."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECKED_WITHIN_S):
-                while any(live.unchecked for live in self.cluster.jobs.values()):
+                while any(live.state.unchecked for live in self.cluster.jobs.values()):
                     self._checked.clear()
                     await self._checked.wait()
         for live in self.cluster.jobs.values():
-            if live.unchecked:
-                self._recorder.journal("unchecked", job=live.job_id, tasks=sorted(live.unchecked))
+            if live.state.unchecked:
+                tasks = tuple(sorted(live.state.unchecked))
+                self._recorder.journal(events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tasks))
 
-    def fail_job(self, live: LiveJob, why: Failure) -> None:
-        """Record that a job failed, and destroy what is left of it; the run goes on."""
-        if live.failure is not None or live.withdrawn:
-            return
-        live.failure = why
-        if live.ended:  # its result was found wrong only now
-            live.phase = Phase.FAILED
-            self._recorder.failed_job(live, why)
-            return
-        live.phase, live.intended = Phase.FAILED, None
-        live.end_trace_s = self.clock.trace_s()
-        self._recorder.failed_job(live, why)
-        self._completed.append(live.job_id)
-        self.executor.bury(live)
-        self._wake.set()
-
-    def _task_failed(self, live: LiveJob, why: Failure) -> None:
-        self.losses.task_failed(live, why)
-
-    def _result_checked(self, _live: LiveJob) -> None:
-        self._checked.set()
-
-    def _all_tasks_done(self, live: LiveJob) -> None:
-        self.executor.settle(live)
-
-    def _settled(self, live: LiveJob) -> None:
-        """No operation on the job is under way: if all its tasks have ended, so has it, unless it is withdrawn."""
-        if live.ended or live.withdrawn or len(live.finished_tasks) < len(live.specs):
-            return
-        live.phase, live.intended, live.running_on, live.migrating_to = Phase.DONE, None, None, None
-        live.end_trace_s = self.clock.trace_s()
-        self._recorder.job(live, "done")
-        self.executor.aside(self.executor.forget(live), f"forget job {live.job_id}")
-        self._completed.append(live.job_id)
-        self._wake.set()
+    def _hear(self, event: events.Event) -> None:
+        """Wake up for what is to be decided anew: see `Ledger.listen`."""
+        match event:
+            case events.Guest():
+                self._checked.set()
+            case events.Job(state="done" | "failed"):
+                if event.state == "done" or not self.cluster.jobs[event.job].state.was_done:
+                    self._completed.append(event.job)
+                    self._wake.set()
+            case events.Job(state="again") | events.Node() | events.Returned(reachable=True):
+                self._change()
+            case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
+                self._change()
 
     def _change(self) -> None:
+        """The next decision is made without what did not succeed, or with what is new."""
         self._changed = True
         self._wake.set()
 
@@ -169,7 +142,6 @@ class Conductor:
         now_s = self.clock.trace_s()
         while self._coming and self._coming[0].job.submit_time_s <= now_s + 1e-9:
             live = self._coming.pop(0)
-            live.phase = Phase.WAITING
             self._unknown.append(live)
             self._recorder.job(live, "submitted")
         periodic = False
@@ -179,8 +151,8 @@ class Conductor:
             periodic = bool(self.cluster.active())
         changed, self._changed = self._changed, False
         self.losses.sort_out(self.policy.can_ever_run, more=bool(self._coming))
-        submitted = [live.job_id for live in self._unknown if not live.stranded]
-        self._unknown = [live for live in self._unknown if live.stranded and not live.ended]
+        submitted = [live.job_id for live in self._unknown if not live.state.stranded]
+        self._unknown = [live for live in self._unknown if live.state.stranded and not live.state.ended]
         completed, self._completed = self._completed, []
         since_s, self._collected_s = self._collected_s, now_s + 1e-9
         if isinstance(self.policy, WakingPolicy):
@@ -188,7 +160,6 @@ class Conductor:
         return Event(tuple(completed), tuple(submitted), periodic, changed)
 
     def _decide(self, event: Event) -> None:
-        now_s = self._recorder.now_s()
         view = self._view(self.clock.trace_s())
         event = Event(
             event.completed,
@@ -199,9 +170,12 @@ class Conductor:
         begin_s = time.perf_counter()
         decision = self.policy.decide(view, event)
         decide_s = time.perf_counter() - begin_s
-        self._recorder.journal("decision", decide_s=decide_s, **decision_entry(self.policy.name, view, event, decision))
-        targets = self.cluster.targets(view, decision)
-        self._intend(targets, now_s)
+        before = self.cluster.targets()
+        self._recorder.journal(
+            decision_event(self._recorder.times(), decide_s, self.policy.name, view, event, decision)
+        )
+        targets = self.cluster.targets()
+        self._note(before, targets)
         self._recorder.decision(self.cluster.active(), targets, decide_s)
         self.executor.submit(plan([live.status() for live in self.cluster.placeable()], targets, self._live))
 
@@ -209,24 +183,17 @@ class Conductor:
         now_s = self._recorder.now_s()
         return self.cluster.view(trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates)
 
-    def _intend(self, targets: dict[int, Target], now_s: float) -> None:
-        """Write the decision into the cluster's intended state, and note what that means to a person."""
+    def _note(self, earlier: Mapping[int, Target], targets: Mapping[int, Target]) -> None:
+        """Note what a decision means to a person; `earlier` is what the one before it wanted."""
         for live in self.cluster.active():
-            before, after = live.intended, targets.get(live.job_id)
-            live.intended = after
+            before, after = earlier.get(live.job_id), targets.get(live.job_id)
             if after is None:
                 if before is not None:
                     self._recorder.job(live, "paused")
-                continue
-            if not live.was_started:
-                live.was_started = True
-                live.start_trace_s = self.clock.trace_s()
+            elif not live.state.was_started:
                 self._recorder.job(live, "running", self._where(after))
             elif before is None:
                 self._recorder.job(live, "resumed", self._where(after))
-                record = live.reschedulings[-1] if live.reschedulings else None
-                if record is not None and record.wanted_s is None:
-                    record.wanted_s = now_s
             elif sorted(before.nodes) != sorted(after.nodes):
                 self._recorder.job(live, "moving", self._where(after))
 

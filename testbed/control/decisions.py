@@ -3,85 +3,85 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from testbed.policies.view import ClusterView, Decision, Event
+from testbed.run import events
+
+Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def _plain(values: Sequence[float]) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values]
+def _plain(values: Floats) -> tuple[float | None, ...]:
+    return tuple([None if math.isnan(value) else value for value in values.tolist()])
 
 
-def _floats(values: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([math.nan if v is None else v for v in cast("list[float | None]", values)], dtype=np.float64)
+def _floats(values: Sequence[float | None]) -> Floats:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def decision_entry(policy: str, view: ClusterView, event: Event, decision: Decision) -> dict[str, object]:
-    """Return view, event and decision as JSON data; floats keep every bit, NaN becomes null."""
-    return {
-        "policy": policy,
-        "view": {
-            "time_s": view.time_s,
-            "node_available": view.node_available.tolist(),
-            "job_id": view.job_id.tolist(),
-            "submit_time_s": view.submit_time_s.tolist(),
-            "tasks": view.tasks.tolist(),
-            "cpu_need_frac": view.cpu_need_frac.tolist(),
-            "mem_req_frac": view.mem_req_frac.tolist(),
-            "virtual_time_s": view.virtual_time_s.tolist(),
-            "state": view.state.tolist(),
-            "task_node": view.task_node.tolist(),
-            "start_time_s": _plain(view.start_time_s.tolist()),
-            "estimate_s": _plain(view.estimate_s.tolist()),
-        },
-        "event": {
-            "completed": list(event.completed),
-            "submitted": list(event.submitted),
-            "periodic": event.periodic,
-            "changed": event.changed,
-        },
-        "decision": {"task_node": decision.task_node.tolist(), "yield_frac": decision.yield_frac.tolist()},
-    }
+def decision_event(
+    times: tuple[float, float], decide_s: float, policy: str, view: ClusterView, event: Event, decision: Decision
+) -> events.Decision:
+    """Return a decision for the journal; floats keep every bit, NaN becomes None. `times` are its `t_s`, `trace_s`."""
+    return events.Decision(
+        *times,
+        decide_s=decide_s,
+        policy=policy,
+        view=events.View(
+            time_s=view.time_s,
+            node_available=tuple(view.node_available.tolist()),
+            job_id=tuple(view.job_id.tolist()),
+            submit_time_s=tuple(view.submit_time_s.tolist()),
+            tasks=tuple(view.tasks.tolist()),
+            cpu_need_frac=tuple(view.cpu_need_frac.tolist()),
+            mem_req_frac=tuple(view.mem_req_frac.tolist()),
+            virtual_time_s=tuple(view.virtual_time_s.tolist()),
+            state=tuple(view.state.tolist()),
+            task_node=tuple(view.task_node.tolist()),
+            start_time_s=_plain(view.start_time_s),
+            estimate_s=_plain(view.estimate_s),
+        ),
+        event=events.Trigger(
+            completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
+        ),
+        decision=choice(decision),
+    )
 
 
-def read_view(data: Mapping[str, object]) -> ClusterView:
+def choice(decision: Decision) -> events.Choice:
+    """Return what a policy decided for the journal."""
+    return events.Choice(task_node=tuple(decision.task_node.tolist()), yield_frac=tuple(decision.yield_frac.tolist()))
+
+
+def read_view(view: events.View) -> ClusterView:
     """Rebuild the view of a journalled decision."""
-
-    def ints(key: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array(cast("list[int]", data[key]), dtype=np.int64)
-
     return ClusterView(
-        time_s=cast("float", data["time_s"]),
-        node_available=np.array(cast("list[bool]", data["node_available"]), dtype=np.bool_),
-        job_id=ints("job_id"),
-        submit_time_s=_floats(data["submit_time_s"]),
-        tasks=ints("tasks"),
-        cpu_need_frac=_floats(data["cpu_need_frac"]),
-        mem_req_frac=_floats(data["mem_req_frac"]),
-        virtual_time_s=_floats(data["virtual_time_s"]),
-        state=np.array(cast("list[int]", data["state"]), dtype=np.int8),
-        task_node=ints("task_node"),
-        start_time_s=_floats(data["start_time_s"]),
-        estimate_s=_floats(data["estimate_s"]),
+        time_s=view.time_s,
+        node_available=np.array(view.node_available, dtype=np.bool_),
+        job_id=np.array(view.job_id, dtype=np.int64),
+        submit_time_s=_floats(view.submit_time_s),
+        tasks=np.array(view.tasks, dtype=np.int64),
+        cpu_need_frac=_floats(view.cpu_need_frac),
+        mem_req_frac=_floats(view.mem_req_frac),
+        virtual_time_s=_floats(view.virtual_time_s),
+        state=np.array(view.state, dtype=np.int8),
+        task_node=np.array(view.task_node, dtype=np.int64),
+        start_time_s=_floats(view.start_time_s),
+        estimate_s=_floats(view.estimate_s),
     )
 
 
-def read_event(data: Mapping[str, object]) -> Event:
+def read_event(event: events.Trigger) -> Event:
     """Rebuild the event of a journalled decision."""
-    return Event(
-        tuple(cast("list[int]", data["completed"])),
-        tuple(cast("list[int]", data["submitted"])),
-        bool(data["periodic"]),
-        bool(data["changed"]),
-    )
+    return Event(event.completed, event.submitted, event.periodic, event.changed)
 
 
-def same_bits(decision: Decision, recorded: Mapping[str, object]) -> bool:
+def same_bits(decision: Decision, recorded: events.Choice) -> bool:
     """Whether a decision equals a journalled one in every bit."""
     return (
-        decision.task_node.tolist() == recorded["task_node"]
-        and decision.yield_frac.tobytes() == _floats(recorded["yield_frac"]).tobytes()
+        tuple(decision.task_node.tolist()) == recorded.task_node
+        and decision.yield_frac.tobytes() == _floats(recorded.yield_frac).tobytes()
     )

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from testbed.bus.messages import GuestEvent, ListGuests
+from testbed.bus.guest_details import GuestReport
+from testbed.bus.messages import ListGuests
 from testbed.control.fleet import Fleet
-from testbed.control.guests import live_jobs
+from testbed.control.guests import prepare_jobs
+from testbed.control.job_guests import JobGuests, Unrecorded
 from testbed.control.operations import Operations
 from testbed.control.replies import Guests, ask
 from testbed.control.scenario import Scenario
@@ -89,7 +91,7 @@ async def measure(
     facts = fleet.facts(0)
     for shape, kind in jobs.items():
         job = replace(kind, run_time_s=min(kind.run_time_s, ENDLESS_WALL_S * scenario.time_scale))
-        (live,) = live_jobs(
+        (prepared,) = prepare_jobs(
             [job],
             scenario,
             f"{run_tag}-alone",
@@ -98,11 +100,11 @@ async def measure(
             lambda _job: core_units_per_s,
             addresses,
         )
-        nodes = [task % len(fleet.nodes) for task in range(job.tasks)]
+        nodes = tuple(task % len(fleet.nodes) for task in range(job.tasks))
+        # not verified: it never ends, and working out what it would come to takes the time that is measured here
+        live = JobGuests(specs=prepared.specs, state=Unrecorded(running_on=nodes), verified=False)
         progressed = asyncio.Event()
         fleet.on_guest_event = _waiter(set(zip(nodes, live.guests, strict=True)), progressed)
-        live.running_on = tuple(nodes)
-        live.verified = False  # it never ends; working out what it would come to takes the time that is measured here
         try:
             await operations.start(live, nodes, 1.0, ())
             async with asyncio.timeout(scenario.deadlines.command_s):
@@ -142,10 +144,10 @@ def _units_per_s(
     return _rate(f"node {node}: rate of {guest}", (units_after - units_before) / (end_s - begin_s))
 
 
-def _waiter(guests: set[tuple[int, str]], done: asyncio.Event) -> Callable[[int, GuestEvent], None]:
+def _waiter(guests: set[tuple[int, str]], done: asyncio.Event) -> Callable[[int, GuestReport], None]:
     """Return what hears that all guests, each on its node, have progressed."""
 
-    def hear(node: int, event: GuestEvent) -> None:
+    def hear(node: int, event: GuestReport) -> None:
         if event.event == "progress":
             guests.discard((node, event.guest))
         if not guests:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from testbed.bus import topics
+from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import (
     ITSELF,
     MPI_BARRIER,
     AgentLimit,
     AnyAction,
     BadRecordError,
-    GuestEvent,
     ListGuests,
     NodeFacts,
     NodeStatus,
@@ -142,8 +142,8 @@ class Fleet:
         self._news = asyncio.Event()  # set, and replaced, when something has changed
         self._resigned = False
         self._wanted: Mapping[str, NodeTable] = {table.name: table for table in wanted}
-        self.on_guest_event: Callable[[int, GuestEvent], None] = lambda _node, _event: None
-        self.on_mpi_barrier: Callable[[int, GuestEvent], None] = lambda _node, _event: None
+        self.on_guest_event: Callable[[int, GuestReport], None] = lambda _node, _event: None
+        self.on_mpi_barrier: Callable[[int, GuestReport], None] = lambda _node, _event: None
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
         self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
@@ -340,7 +340,7 @@ class Fleet:
         try:
             event, left_out = self._gates[node.index].event(topic, payload)
             if (event.guest, event.event) == (ITSELF, "limit"):
-                self._limit(node, convert(event.detail, AgentLimit))
+                self._limit(node, convert(event.told, AgentLimit))
                 return
         except OtherProtocolError:  # its status says so
             return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
-from testbed.control.cluster import LiveJob
+from testbed.control.cluster import PreparedJob
 from testbed.control.scenario import ProgramsTable, Scenario
 from testbed.errors import UserError
 from testbed.workload.jobs import Job
@@ -47,7 +47,7 @@ def _program(
     )
 
 
-def live_jobs(
+def prepare_jobs(
     jobs: Sequence[Job],
     scenario: Scenario,
     run_tag: str,
@@ -55,7 +55,7 @@ def live_jobs(
     node_memory_mib: int,
     units_per_core_s: Callable[[Job], float],
     addresses: Iterator[str],
-) -> list[LiveJob]:
+) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
@@ -83,14 +83,7 @@ def live_jobs(
             )
             for task in range(job.tasks)
         )  # fmt: skip
-        result.append(
-            LiveJob(
-                job=job,
-                specs=specs,
-                trace_s_per_unit=scenario.time_scale / (rate * cores),
-                units_done=[0] * job.tasks,
-            )
-        )
+        result.append(PreparedJob(job, specs, trace_s_per_unit=scenario.time_scale / (rate * cores)))
     return result
 
 

@@ -12,7 +12,7 @@ import msgspec
 from testbed.bus.messages import Adopt, Migrate, Stop
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
-from testbed.control.cluster import LiveJob
+from testbed.control.job_guests import JobGuests
 from testbed.control.operations import Operations
 from testbed.control.replies import Nodes, ask
 from testbed.control.scenario import DeadlinesTable, MigrationTable
@@ -43,7 +43,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LiveMigration:
-    """Moves the guests of one job; `tell(**entry)` journals what happens to each."""
+    """Moves the guests of one job; `tell(**entry)` journals what happens to each, so that the job's state follows."""
 
     nodes: Nodes
     operations: Operations
@@ -52,10 +52,10 @@ class LiveMigration:
     targets: Mapping[int, Destination]  # by node
     tell: Callable[..., None]
 
-    async def move(self, live: LiveJob, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
+    async def move(self, live: JobGuests, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
         """Migrate the tasks that are not at their targets side by side, then set the caps of those that stayed.
 
-        `live.running_on` follows each as it arrives. Raises `StaysError` when some run where they were, and with all
+        `live.state` follows each as it arrives. Raises `StaysError` when some run where they were, and with all
         members at the old yield; `LostError` when one is nowhere without having ended.
         """
         before = self._running_on(live)
@@ -68,13 +68,13 @@ class LiveMigration:
         moved = [result for result in results if isinstance(result, Moved)]
         if failures:
             if isinstance(failures[0], StaysError) and moved:
-                await self._level_caps(live, live.yield_frac)
+                await self._level_caps(live, live.state.yield_frac)
             raise failures[0]
-        if len(moving) < len(targets) and yield_frac != live.yield_frac:
+        if len(moving) < len(targets) and yield_frac != live.state.yield_frac:
             await self._level_caps(live, yield_frac)
         return moved
 
-    async def _level_caps(self, live: LiveJob, yield_frac: float) -> None:
+    async def _level_caps(self, live: JobGuests, yield_frac: float) -> None:
         """Give all members one yield, so that the job's cap is never a mixture."""
         for attempt in range(self.deadlines.tries):
             if attempt:
@@ -82,19 +82,19 @@ class LiveMigration:
             try:
                 await self.operations.set_running_cap(live, yield_frac)
             except TestbedError:
-                if live.finished_tasks:
+                if live.state.finished_tasks:
                     return  # a guest that has ended has no cap
                 if attempt + 1 == self.deadlines.tries:
                     raise
             else:
                 return
 
-    def _running_on(self, live: LiveJob) -> tuple[int, ...]:
-        if live.running_on is None:
+    def _running_on(self, live: JobGuests) -> tuple[int, ...]:
+        if live.state.running_on is None:
             raise RunError(f"job {live.job_id} does not run")
-        return live.running_on
+        return live.state.running_on
 
-    async def _member(self, live: LiveJob, task: int, target: int, yield_frac: float) -> Moved | None:
+    async def _member(self, live: JobGuests, task: int, target: int, yield_frac: float) -> Moved | None:
         """Migrate one guest; None if it ended before, or on its way."""
         loop = asyncio.get_running_loop()
         source, spec = self._running_on(live)[task], live.specs[task]
@@ -102,7 +102,7 @@ class LiveMigration:
         begin_s = loop.time()
         moved: Moved | None = None
         failure: TestbedError | None = None
-        if task not in live.finished_tasks:
+        if task not in live.state.finished_tasks:
             action = Migrate(
                 guest=spec.guest,
                 to=self._target(target),
@@ -117,8 +117,8 @@ class LiveMigration:
             refusal = await self._adopt(live, task, target, spec.cpu_cores * yield_frac)
             if refusal is not None:
                 raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
-        live.running_on = tuple(target if index == task else node for index, node in enumerate(self._running_on(live)))
-        if task in live.finished_tasks:
+        if task in live.state.finished_tasks:
+            self.tell(job=live.job_id, task=task, source=source, target=target, ended=True)
             return None
         elapsed_s = loop.time() - begin_s
         moved = moved or Moved(bytes=0, elapsed_s=elapsed_s, downtime_s=elapsed_s)
@@ -133,7 +133,7 @@ class LiveMigration:
             raise RunError(f"node {self.nodes.name(node)}: nothing says where guests migrate to it live")
         return self.targets[node]
 
-    async def _ask_both_ends(self, live: LiveJob, task: int, source: int, target: int, error: TestbedError) -> None:
+    async def _ask_both_ends(self, live: JobGuests, task: int, source: int, target: int, error: TestbedError) -> None:
         """After a migration that did not say that it succeeded: return if the guest has left, else raise `StaysError`.
 
         The source's word decides. What the target has while the source still runs the guest is an incoming copy that
@@ -161,15 +161,15 @@ class LiveMigration:
             return None
         return guest in there
 
-    async def _adopt(self, live: LiveJob, task: int, target: int, cap_cores: float) -> TestbedError | None:
+    async def _adopt(self, live: JobGuests, task: int, target: int, cap_cores: float) -> TestbedError | None:
         """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""
         error: TestbedError | None = None
         for attempt in range(self.deadlines.tries):
             if attempt:
                 await asyncio.sleep(LATE_EVENT_S * attempt)
-            if task in live.finished_tasks:
+            if task in live.state.finished_tasks:
                 return None
-            live.progressed.discard(task)
+            live.taken_over(task)
             try:
                 action = Adopt(spec=live.specs[task], cap_cores=cap_cores, verify=live.verified)
                 await self.nodes.call(target, action, self.deadlines.command_s)
@@ -178,4 +178,4 @@ class LiveMigration:
             else:
                 return None
         await asyncio.sleep(LATE_EVENT_S)
-        return None if task in live.finished_tasks else error
+        return None if task in live.state.finished_tasks else error

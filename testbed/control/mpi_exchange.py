@@ -15,11 +15,12 @@ from typing import Annotated
 
 import msgspec
 
+from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.job_guests import JobGuests
 from testbed.control.replies import Nodes
 from testbed.errors import RunError, TestbedError, shown
 from testbed.failure_codes import FailureCode
@@ -49,7 +50,7 @@ class MpiSession:
     `failure` is set when a node breaks the rules while the job starts.
     """
 
-    live: LiveJob
+    live: JobGuests
     name: str
     barriers: Barriers
     failure: asyncio.Future[None]
@@ -72,9 +73,9 @@ class MpiExchange:
         self._passing: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
-    def start(self, live: LiveJob) -> Iterator[MpiSession]:
+    def start(self, live: JobGuests) -> Iterator[MpiSession]:
         """Begin a session of a job; inside the block the job starts, and a node's failure is the block's matter."""
-        over = {live, *(session.live for session, _ in self._by_guest.values() if session.live.ended)}
+        over = {live, *(session.live for session, _ in self._by_guest.values() if session.live.state.ended)}
         self._by_guest = {guest: one for guest, one in self._by_guest.items() if one[0].live not in over}
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         session = MpiSession(live, os.urandom(8).hex(), Barriers(len(live.specs)), failure)
@@ -86,7 +87,7 @@ class MpiExchange:
             if not failure.cancel():
                 failure.exception()  # retrieved, so that asyncio does not log it: the start may have failed by another
 
-    def hear(self, node: int, event: GuestEvent) -> None:
+    def hear(self, node: int, event: GuestReport) -> None:
         """Take that a rank waits in a barrier; another node than the rank's has no say, nor has another session."""
         session, task = self._by_guest.get(event.guest, (None, 0))
         if session is None:
@@ -94,15 +95,15 @@ class MpiExchange:
         live = session.live
         if live.specs[task].guest != event.guest:
             return  # of a life before a restart: it came late
-        if node not in live.places(task):
-            if (node, task) not in live.been:
+        if node not in live.state.places(task):
+            if (node, task) not in live.state.been:
                 what = f"it tells of an MPI barrier of job {live.job_id} task {task}, which it never had"
                 self._nodes.suspect(node, ActKind.FOREIGN_GUEST, what)
             return
-        if live.ended:
+        if live.state.ended:
             return
         try:
-            self._enter(session, task, node, event.detail)
+            self._enter(session, task, node, event.told)
         except UnequalKeysError as error:
             self._blame(session, error)
         except (BadKeysError, MpiError) as error:
@@ -149,12 +150,12 @@ class MpiExchange:
         A rank that is elsewhere by the time that a node refuses, or does not answer, tells of its barrier there.
         """
         live, guest = session.live, session.live.specs[task].guest
-        nodes = sorted(live.places(task))
+        nodes = sorted(live.state.places(task))
         failures: dict[int, TestbedError] = {}
         for attempt in range(PASS_TRIES):
             if attempt:
                 await asyncio.sleep(AGAIN_AFTER_S * 2 ** (attempt - 1))
-                nodes = [node for node in failures if node in live.places(task)]
+                nodes = [node for node in failures if node in live.state.places(task)]
             if self._over(session, guest):
                 return
             results = await asyncio.gather(*(self._pass_at(node, session, guest, number, keys) for node in nodes))
@@ -167,13 +168,12 @@ class MpiExchange:
                     del failures[node]
             if not failures:
                 return
-        moves = live.migrating_to is not None or live.phase is Phase.SAVING  # it tells again where it goes on
         for node, error in failures.items():
-            if not moves and node in live.places(task):
+            if not live.state.moving and node in live.state.places(task):  # else it tells again where it goes on
                 self._fail(session, task, str(error))
 
     def _over(self, session: MpiSession, guest: str) -> bool:
-        return session.live.ended or self._by_guest.get(guest, (None,))[0] is not session
+        return session.live.state.ended or self._by_guest.get(guest, (None,))[0] is not session
 
     async def _pass_at(
         self, node: int, session: MpiSession, guest: str, number: int, keys: Sequence[RankKeys]
@@ -195,12 +195,11 @@ class MpiExchange:
             if not session.failure.done():
                 session.failure.set_exception(MpiError(reason))
             return
-        for node in sorted(live.places(task))[:1]:
+        for node in sorted(live.state.places(task))[:1]:
             detail: dict[str, object] = {"reason": reason, "code": FailureCode.GUEST_FAILED.value}
-            self._nodes.on_guest_event(
-                node, GuestEvent(node=self._nodes.name(node), guest=live.specs[task].guest, event="failed",
-                                 mono_ns=0, detail=detail)
-            )  # fmt: skip
+            name, guest = self._nodes.name(node), live.specs[task].guest
+            failed = GuestEvent(node=name, guest=guest, event="failed", mono_ns=0, detail=detail)
+            self._nodes.on_guest_event(node, report_of(failed))
 
 
 def _parts(keys: Sequence[RankKeys]) -> list[tuple[RankKeys, ...]]:

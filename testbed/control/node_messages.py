@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
+from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
 from testbed.bus.quotas import Bucket, Quota
 from testbed.bus.telemetry import Telemetry
@@ -73,7 +74,7 @@ class Gate:
             raise SuspiciousError(ActKind.FLOOD, "more samples of guests than a node has reason to send: dropped")
         return record
 
-    def event(self, topic: str, payload: bytes) -> tuple[GuestEvent, int]:
+    def event(self, topic: str, payload: bytes) -> tuple[GuestReport, int]:
         """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""
         if len(payload) > MOST_EVENT_BYTES:
             what = f"an event of {len(payload)} bytes: expected at most {MOST_EVENT_BYTES}"
@@ -85,4 +86,9 @@ class Gate:
             )
             raise SuspiciousError(ActKind.BAD_MESSAGE, what)
         detail = told(event.event, event.detail)
-        return msgspec.structs.replace(event, detail=detail), len(event.detail) - len(detail)
+        left_out = len(event.detail) - len(detail)
+        try:
+            return report_of(msgspec.structs.replace(event, detail=detail)), left_out
+        except BadRecordError as error:
+            what = f"bad record on {topic}: detail of {event.event}: {error.reason}"
+            raise SuspiciousError(ActKind.BAD_MESSAGE, what) from None

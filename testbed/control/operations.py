@@ -27,8 +27,8 @@ from testbed.bus.messages import (
 from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
-from testbed.control.cluster import LiveJob
 from testbed.control.image_transfer import send_image
+from testbed.control.job_guests import JobGuests
 from testbed.control.mpi_exchange import MpiExchange
 from testbed.control.replies import Guests, Nodes, ReplyError, ask
 from testbed.control.scenario import DeadlinesTable
@@ -131,7 +131,7 @@ class Operations:
 
     async def start(
         self,
-        live: LiveJob,
+        live: JobGuests,
         nodes: Sequence[int],
         yield_frac: float,
         images: Sequence[ImageRef],
@@ -150,7 +150,7 @@ class Operations:
             raise
 
     async def _start(
-        self, live: LiveJob, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
+        self, live: JobGuests, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
     ) -> dict[str, float]:
         deadline_s = self._bulk_s(live.memory_mib)
         replies = await _all(
@@ -186,7 +186,7 @@ class Operations:
             await self._join(live, nodes, deadline_s)
         return told
 
-    async def _join(self, live: LiveJob, nodes: Sequence[int], deadline_s: float) -> None:
+    async def _join(self, live: JobGuests, nodes: Sequence[int], deadline_s: float) -> None:
         """Start the ranks of an MPI job; raises `MpiError` for a node that breaks the rules of its barriers."""
         with self._mpi.start(live) as session:
             joins = asyncio.ensure_future(
@@ -213,7 +213,7 @@ class Operations:
                 joins.cancel()
                 await asyncio.gather(joins, return_exceptions=True)
 
-    async def set_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
+    async def set_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
         """Set the caps of a job's guests; return those in force by task, in cores, as read back.
 
         A held guest may have another in force than it was told to have: see `SetCaps`.
@@ -234,7 +234,7 @@ class Operations:
                 read_back[guest] = reply.caps[guest]
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
-    async def set_running_cap(self, live: LiveJob, yield_frac: float) -> dict[int, float]:
+    async def set_running_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
         """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
         caps = await self.set_cap(live, yield_frac)
         for node, spec in self._placed(live):
@@ -246,21 +246,21 @@ class Operations:
                 )
         return caps
 
-    async def hold(self, live: LiveJob) -> float:
+    async def hold(self, live: JobGuests) -> float:
         """Let all guests of a running job stand still; return how far apart they did, in seconds."""
         return _skew_s([held.wall_ns for held in await self._hold(self._placed(live))])
 
-    async def release(self, live: LiveJob) -> None:
+    async def release(self, live: JobGuests) -> None:
         """Let all held guests go on."""
         placed = self._placed(live)
         await _all(
             [self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed]
         )
 
-    def _placed(self, live: LiveJob) -> list[tuple[int, GuestSpec]]:
-        if live.running_on is None:
+    def _placed(self, live: JobGuests) -> list[tuple[int, GuestSpec]]:
+        if live.state.running_on is None:
             raise RunError(f"job {live.job_id} does not run")
-        return list(zip(live.running_on, live.specs, strict=True))
+        return list(zip(live.state.running_on, live.specs, strict=True))
 
     async def _hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[_Held]:
         """Hold guests, with room for these images by task if there are any; else they all go on."""
@@ -284,23 +284,24 @@ class Operations:
         return held
 
     async def save(
-        self, live: LiveJob, on_phase: Callable[[str, dict[str, float]], None], store: str = ""
+        self,
+        live: JobGuests,
+        names: Sequence[str],
+        on_phase: Callable[[str, dict[str, float]], None],
+        store: str = "",
     ) -> tuple[ImageRef, ...]:
         """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory.
 
-        The images go to each node's image store of that name, the default one without a name. Raises
-        `NoRoomThereError` if a node has no room and no guest was saved: then all go on.
+        The images have these names, by task, and go to each node's image store of the name `store`, the default one
+        without a name. Raises `NoRoomThereError` if a node has no room and no guest was saved: then all go on.
         """
         placed = self._placed(live)
         deadline_s = self._bulk_s(live.memory_mib)
         begin_s = asyncio.get_running_loop().time()
-        # a name of its own a save: a late deletion of an older image cannot hit this one
-        names = [f"{spec.guest}-s{len(live.reschedulings)}.img" for spec in live.specs]
         held = await self._hold(placed, names if store in ("", DISK) else ())
         hold_s = asyncio.get_running_loop().time() - begin_s
         points = [hold.at for hold in held]
         coordinated = live.specs[0].program.ranks > 1
-        live.image_holders.update((node, names[spec.task]) for node, spec in placed)
         together = max((point for point in points if point is not None), default=None)
         saved = await self._save_all(
             {
@@ -351,7 +352,7 @@ class Operations:
             if full is None:
                 continue
             if not saved and await self._all_there(placed):
-                await self._drop((node, save.image) for node, save in orders.values())
+                await self.drop_images((node, save.image) for node, save in orders.values())
                 await self._release(placed)
                 raise full
             raise SaveError(f"{len(orders) - len(saved)} of {len(orders)} tasks: {full}", full) from full
@@ -416,19 +417,18 @@ class Operations:
             return_exceptions=True,
         )
 
-    async def transfer(self, live: LiveJob, nodes: Sequence[int]) -> int:
+    async def transfer(self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int]) -> int:
         """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
 
         Raises `NoRoomThereError` if a node has no room for them.
         """
-        if live.saved_on is None:
+        if live.state.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
         calls: list[Awaitable[None]] = []
         total, deadline_s = 0, self._bulk_s(live.memory_mib)
-        for source, target, image in zip(live.saved_on, nodes, live.images, strict=True):
+        for source, target, image in zip(live.state.saved_on, nodes, images, strict=True):
             if source == target:
                 continue
-            live.image_holders.add((target, image.image))
             total += image.bytes
             fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
             command_s = self._deadlines.command_s
@@ -448,13 +448,8 @@ class Operations:
             return_exceptions=True,
         )
 
-    async def drop_images(self, live: LiveJob) -> None:
-        """Delete every copy of the job's images; a node that is away keeps its copy until its agent cleans up."""
-        holders, live.image_holders = live.image_holders, set()
-        await self._drop(holders)
-
-    async def _drop(self, holders: Iterable[tuple[int, str]]) -> None:
-        """Delete images, by node and name, as far as the nodes can be reached."""
+    async def drop_images(self, holders: Iterable[tuple[int, str]]) -> None:
+        """Delete images, by node and name; a node that is away keeps its copies until its agent cleans up."""
         await asyncio.gather(
             *(
                 self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)
@@ -463,7 +458,7 @@ class Operations:
             return_exceptions=True,
         )
 
-    async def stop(self, live: LiveJob, nodes: Sequence[int]) -> None:
+    async def stop(self, live: JobGuests, nodes: Sequence[int]) -> None:
         """Destroy the job's guests on these nodes; one that resists does not keep the others."""
         await asyncio.gather(
             *(

@@ -12,6 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
+
+from testbed.run.job_history import Wanted
+from testbed.run.phases import stable_nodes
+
+Target: TypeAlias = Wanted
 
 
 class Verb(StrEnum):
@@ -23,14 +29,6 @@ class Verb(StrEnum):
     TRANSFER = "transfer"
     RESTORE = "restore"
     MIGRATE = "migrate"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is wanted of a job: task i on node `nodes[i]`, all at one yield."""
-
-    nodes: tuple[int, ...]
-    yield_frac: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +68,6 @@ class PlannedAction:
     yield_frac: float = 0.0
     after: tuple[int, ...] = ()
     needs_mib: tuple[tuple[int, int], ...] = ()
-
-
-def stable_nodes(current: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return `wanted`, permuted so that as few tasks as possible leave their node.
-
-    Tasks of a job are interchangeable, so only the multiset of nodes matters to a decision.
-    """
-    left = Counter(wanted)
-    placed: list[int | None] = []
-    for node in current:
-        if left[node] > 0:
-            left[node] -= 1
-            placed.append(node)
-        else:
-            placed.append(None)
-    spare = iter(sorted(left.elements()))
-    return tuple(next(spare) if node is None else node for node in placed)
 
 
 def _needs(nodes: Sequence[int], memory_mib: int) -> tuple[tuple[int, int], ...]:

@@ -6,23 +6,30 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from testbed.bus.messages import AgentLimit
+from testbed.bus.messages import AgentLimit, ImageRef
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.liveness import Standing
 from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
-from testbed.control.reschedulings import Rescheduling
 from testbed.errors import RunError
 from testbed.failure_codes import Failure
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
-from testbed.suspicious_acts import Act, ActKind, ActLog, plain, told
+from testbed.run import events
+from testbed.run.history import History
+from testbed.run.ledger import Ledger
+from testbed.suspicious_acts import Act, ActKind, ActLog, told
 
 _MIB = 1 << 20
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
+_PHASES = (
+    "save_s", "paused_s", "wait_s", "transfer_s", "restore_s", "live_s", "downtime_s", "first_progress_s", "penalty_s",
+    "hold_skew_s", "release_skew_s",
+)  # fmt: skip
+_AMOUNTS = ("saved_bytes", "transferred_bytes", "restored_bytes", "migrated_bytes")
 
 
 @dataclass(slots=True)
@@ -41,7 +48,7 @@ class CapWindow:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes to the run directory.
+    """Writes to the run directory, and keeps the ledger of the run: what is in the journal is in its history, too.
 
     `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
     one line for each thing that a person wants to see pass by. `tau_s` bounds the stretch from below.
@@ -62,15 +69,27 @@ class Recorder:
     refused: Counter[str] = field(default_factory=Counter)
     first_refusal: PointError | None = None
     acts: ActLog = field(init=False)
+    ledger: Ledger = field(init=False)
     _lines: PacedLines = field(init=False)
 
     def __post_init__(self) -> None:
         """Report suspicious acts to the journal and to whoever watches."""
         self.acts = ActLog(self._suspicious, now_s=self.now_s)
+        self.ledger = Ledger(self.directory.journal)
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
-        self.journal("suspicious", acts=plain(acts))
+        self.journal(
+            events.Suspicious(
+                *self.times(),
+                acts=tuple(
+                    events.SuspiciousAct(
+                        node=act.node, kind=act.kind.value, what=act.what, unix_s=round(act.unix_s, 3), count=act.count
+                    )
+                    for act in acts
+                ),
+            )
+        )
         self.say(told(acts))
 
     def suspect(self, node: int, kind: ActKind, what: object) -> None:
@@ -85,10 +104,20 @@ class Recorder:
         """Unix time by the run's one anchor and the monotonic clock."""
         return self.anchor_ns + int(self.now_s() * 1e9)
 
-    def journal(self, kind: str, **entry: object) -> None:
-        """Append one entry, with trace time."""
-        self.directory.journal(self.now_s(), kind, {"trace_s": round(self.trace_s(), 3), **entry})
+    def times(self) -> tuple[float, float]:
+        """Return the two times of an event of now: wall seconds since the run began, and trace time."""
+        return round(self.now_s(), 6), round(self.trace_s(), 3)
+
+    @property
+    def history(self) -> History:
+        """The state of the run after all that is in the journal."""
+        return self.ledger.history
+
+    def journal(self, event: events.Event) -> bool:
+        """Append one event to the journal, and apply it; return whether it counts (see `Ledger.record`)."""
+        counts = self.ledger.record(event)
         self._report_recorders()
+        return counts
 
     def close(self) -> None:
         """Let the recorders that are plugged in finish, and close the run directory."""
@@ -104,7 +133,7 @@ class Recorder:
     def _report_recorders(self) -> None:
         """Say once of a recorder that failed that it is left out from here on."""
         for name, reason in self.directory.recorders.failures():
-            self.journal("recorder", name=name, error=reason)
+            self.journal(events.RecorderFailed(*self.times(), name=name, error=reason))
             self.say(f"recorder {name} is left out: {reason}")
 
     def point(
@@ -117,7 +146,7 @@ class Recorder:
             self.refused[error.where] += 1
             self.first_refusal = self.first_refusal or error
             if self.refused[error.where] == 1:
-                self.journal("refused", point=error.where, error=str(error))
+                self.journal(events.Refused(*self.times(), point=error.where, error=str(error)))
                 self.say(f"a measurement is left out each time: {error}")
 
     def stage(self, stage: str, elapsed_s: float) -> None:
@@ -132,15 +161,22 @@ class Recorder:
     def node(self, name: str, standing: Standing, reason: str) -> None:
         """A node went away, came back, or has another agent."""
         online = standing is Standing.ONLINE
-        self.journal("node", node=name, online=online, standing=standing.value, reason=reason)
+        self.journal(events.Node(*self.times(), node=name, online=online, standing=standing.value, reason=reason))
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
         self.say_of(name, f"node {name} is {standing.value}: {reason}")
 
     def limit(self, name: str, limit: AgentLimit, text: str) -> None:
         """A node's agent has reached a bound of its own, or is below it again."""
         self.journal(
-            "limit", node=name, what=limit.what, state=limit.state, value_mib=limit.value_mib, bound_mib=limit.bound_mib
-        )
+            events.Limit(
+                *self.times(),
+                node=name,
+                what=limit.what,
+                state=limit.state,
+                value_mib=limit.value_mib,
+                bound_mib=limit.bound_mib,
+            )
+        )  # fmt: skip
         self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
@@ -157,8 +193,8 @@ class Recorder:
                 "decide_s": decide_s,
                 "jobs": len(active),
                 "running": len(targets),
-                "waiting": sum(not live.was_started for live in idle),
-                "paused": sum(live.was_started for live in idle),
+                "waiting": sum(not live.state.was_started for live in idle),
+                "paused": sum(live.state.was_started for live in idle),
                 "min_yield_frac": min(yields.values(), default=0.0),
                 "mean_yield_frac": sum(yields.values()) / len(yields) if yields else 0.0,
                 "demand_frac": sum(needs.values()),
@@ -166,29 +202,47 @@ class Recorder:
             },
         )
 
-    def job(self, live: LiveJob, state: JobState, text: str = "") -> None:
-        """A job changed its state; one that failed has a function of its own."""
-        self._job(live, state, {"detail": text} if text else {})
+    def job(self, live: LiveJob, state: JobState, text: str = "", images_on: Sequence[int] = ()) -> None:
+        """A job changed its state; one that failed has a function of its own.
+
+        `images_on` are the nodes of the images from which it runs again.
+        """
+        self._job(live, state, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
-    def failed_job(self, live: LiveJob, why: Failure) -> None:
-        """A job failed: its entry always has a code."""
-        self._job(live, "failed", {"code": why.code.value, "detail": why.text})
+    def fail(self, live: LiveJob, why: Failure) -> None:
+        """A job fails, unless it has failed already, or is to run again; its entry always has a code."""
+        if live.state.failure_code is not None or live.state.withdrawn:
+            return
+        self._job(live, "failed", code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
 
-    def _job(self, live: LiveJob, state: JobState | Literal["failed"], entry: Mapping[str, str]) -> None:
-        self.journal("job", job=live.job_id, state=state, **entry)
+    def stranded(self, live: LiveJob, why: Failure | None) -> None:
+        """A job cannot be placed while nodes are lost, or can be placed again."""
+        code, detail = (None, None) if why is None else (why.code.value, why.text)
+        self.journal(events.Stranded(*self.times(), job=live.job_id, code=code, detail=detail))
+
+    def _job(
+        self, live: LiveJob, state: JobState | Literal["failed"], *, code: str | None = None, detail: str | None,
+        images_on: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.journal(
+            events.Job(
+                *self.times(), job=live.job_id, state=state, code=code, detail=detail, images_on=tuple(images_on)
+            )
+        )
+        past = live.state
         fields: dict[str, Value] = {
             "state": state,
             "trace_s": self.trace_s(),
             "tasks": live.job.tasks,
-            "preemptions": live.preemptions,
-            "migrations": live.migrations,
-            "penalty_s": sum((record.penalty_s for record in live.reschedulings), 0.0),
+            "preemptions": past.preemptions,
+            "migrations": past.migrations,
+            "penalty_s": sum((each.so_far_s for each in past.interruptions), 0.0),
         }
         stretch = live.stretch(self.tau_s)
-        if stretch is not None and live.end_trace_s is not None:
-            fields |= {"flow_time_s": live.end_trace_s - live.job.submit_time_s, "stretch": stretch}
+        if stretch is not None and past.end_trace_s is not None:
+            fields |= {"flow_time_s": past.end_trace_s - live.job.submit_time_s, "stretch": stretch}
         self.point("job", {"job": str(live.job_id)}, fields)
 
     def where(self, nodes: Sequence[int]) -> str:
@@ -201,22 +255,37 @@ class Recorder:
         """Show one line to whoever watches."""
         self.watch(self.trace_s(), text)
 
-    def intent(self, number: int, action: PlannedAction, guests: Sequence[str]) -> None:
+    def intent(
+        self, number: int, action: PlannedAction, guests: Sequence[str], images: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         """An operation is about to begin; written before its first command. Raises `RunError` if it cannot be."""
         self.journal(
-            "intent", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
-            yield_frac=action.yield_frac, guests=list(guests),
+            events.Intent(
+                *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
+                yield_frac=action.yield_frac, guests=tuple(guests), images=tuple(images),
+            )
         )  # fmt: skip
         if self.directory.failure is not None:
             raise self.directory.failure
         at = f" at yield {action.yield_frac:.2f}" if action.yield_frac else ""
         self.say(f"    {action.verb.value} job {action.job_id} on {self.where(action.nodes)}{at}")
 
+    async def durable(self) -> None:
+        """Wait until all entries until now survive a loss of power; raises `RunError` if they cannot be written."""
+        await self.directory.durable(self.ledger.written)
+
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
         """An operation on a job is not carried out, as a node has no room for its images."""
         self.journal(
-            "no-room", job=job, verb=verb.value, node=short.node, needed_mib=short.needed_mib, free_mib=short.free_mib
-        )
+            events.NoRoom(
+                *self.times(),
+                job=job,
+                verb=verb.value,
+                node=short.node,
+                needed_mib=short.needed_mib,
+                free_mib=short.free_mib,
+            )
+        )  # fmt: skip
         self.say(
             f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
             f"{short.free_mib} MiB are free for images"
@@ -224,15 +293,22 @@ class Recorder:
 
     def outcome(
         self, number: int, action: PlannedAction, *, elapsed_s: float, waited_s: float, moved: int, error: str | None,
-        phases: Mapping[str, float], caps_cores: Sequence[float] = (),
+        phases: Mapping[str, float], code: str | None = None, caps_cores: Sequence[float] = (),
+        reason: str | None = None, images: Sequence[ImageRef] = (),
     ) -> None:  # fmt: skip
-        """An operation ended; `caps_cores` are the caps in force after it by task, as read back, if it set some."""
+        """An operation ended, with `code` if it failed.
+
+        `caps_cores` are the caps in force after it by task, as read back, if it set some; `reason` is that of the
+        preemption or migration which began with it; `images` are those that it wrote.
+        """
         self.journal(
-            "outcome", action=number, verb=action.verb.value, job=action.job_id, nodes=list(action.nodes),
-            ok=error is None, error=error,
-            elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
-            **({"caps_cores": [round(cores, 6) for cores in caps_cores]} if caps_cores else {}),
-            **{name: round(value, 6) for name, value in phases.items()},
+            events.Outcome(
+                *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
+                ok=error is None, error=error, code=code, reason=reason,
+                images=tuple([events.Image(name=each.image, bytes=each.bytes, digest=each.digest) for each in images]),
+                elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
+                caps_cores=tuple([round(cores, 6) for cores in caps_cores]), **_rounded(phases),
+            )
         )  # fmt: skip
         self.point(
             "action",
@@ -243,41 +319,26 @@ class Recorder:
             tags = {"job": str(action.job_id), "verb": action.verb.value, "phase": name.removesuffix("_s")}
             self.point("action_phase", tags, {"elapsed_s": value})
 
-    def rescheduling(self, live: LiveJob, record: Rescheduling) -> None:
+    def rescheduling(self, account: events.Rescheduling) -> None:
         """A preemption or migration is complete."""
-        phases = record.phases()
-        self.journal(
-            "rescheduling", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
-            moved_tasks=record.moved_tasks, **record.amounts(),
-            **{name: round(value, 6) for name, value in phases.items()},
-        )  # fmt: skip
-        self.point(
-            "rescheduling",
-            {"job": str(live.job_id), "reason": record.reason, "mechanism": record.mechanism},
-            {**phases, **record.amounts(), **_rates(record), "moved_tasks": record.moved_tasks},
-        )
+        self.journal(account)
+        fields: dict[str, Value] = {name: getattr(account, name) for name in (*_PHASES, *_AMOUNTS)}
+        tags = {"job": str(account.job), "reason": account.reason, "mechanism": account.mechanism}
+        self.point("rescheduling", tags, {**fields, **_rates(account), "moved_tasks": account.moved_tasks})
 
-    def rescheduling_cut_off(self, live: LiveJob, record: Rescheduling) -> None:
-        """A preemption or migration was followed by the next before the job had progressed: no penalty is known."""
-        self.journal(
-            "rescheduling_cut_off", job=live.job_id, reason=record.reason, mechanism=record.mechanism,
-            moved_tasks=record.moved_tasks, **record.amounts(),
-            **{name: round(value, 6) for name, value in record.phases().items()},
-        )  # fmt: skip
+    def migration(self, *, job: int, task: int, source: int, target: int, **entry: Any) -> None:
+        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had.
 
-    def migration(
-        self, *, job: int, task: int, source: int, target: int, error: str | None = None, **entry: Value | None
-    ) -> None:
-        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had."""
-        told = {"error": error} if error is not None else {}
-        self.journal("migration", job=job, task=task, source=source, target=target, **told, **entry)
-        if error is not None:
+        `entry` has the other fields of `events.Migration`.
+        """
+        event = events.Migration(*self.times(), job=job, task=task, source=source, target=target, **entry)
+        self.journal(event)
+        if event.error is not None or event.ended:
             return
         tags = {"job": str(job), "task": str(task), "source": self._name(source), "node": self._name(target)}
-        fields = {name: value for name, value in entry.items() if value is not None}
-        moved_bytes, elapsed_s = fields.get("bytes", 0), fields.get("elapsed_s", 0.0)
-        if isinstance(moved_bytes, int) and isinstance(elapsed_s, float) and moved_bytes and elapsed_s > 0:
-            fields["mib_per_s"] = moved_bytes / _MIB / elapsed_s
+        fields: dict[str, Value] = {name: value for name, value in entry.items() if value is not None}
+        if event.bytes and event.elapsed_s:
+            fields["mib_per_s"] = event.bytes / _MIB / event.elapsed_s
         self.point("migration", tags, fields)
 
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
@@ -291,13 +352,9 @@ class Recorder:
 
     def doubt(self, job: int, task: int, node: int, reason: str) -> None:
         """Record that the work rate of a finished task is impossible on its node."""
-        self.journal("doubt", job=job, task=task, node=node, reason=reason)
+        self.journal(events.Doubt(*self.times(), job=job, task=task, node=node, reason=reason))
         self.suspect(node, ActKind.FALSE_REPORT, f"job {job} task {task}: {reason}")
         self.say_of(self._name(node), f"job {job} task {task} on {self._name(node)}: {reason}")
-
-    def results(self, **verdicts: object) -> None:
-        """The checksums of done jobs were compared with what their work comes to."""
-        self.journal("results", **verdicts)
 
     def _name(self, node: int) -> str:
         return self.node_names[node] if node < len(self.node_names) else str(node)
@@ -317,7 +374,12 @@ class Recorder:
         )
 
 
-def _rates(record: Rescheduling) -> dict[str, float]:
+def _rounded(phases: Mapping[str, float]) -> dict[str, Any]:
+    """Return phases as they are written: seconds to the microsecond."""
+    return {name: round(value, 6) for name, value in phases.items()}
+
+
+def _rates(record: events.Penalty) -> dict[str, float]:
     """MiB in a second of each phase that moved something."""
     moved = {
         "save": (record.saved_bytes, record.save_s),

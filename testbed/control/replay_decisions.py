@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from testbed.control.decisions import read_event, read_view, same_bits
+from testbed.control.decisions import choice, read_event, read_view, same_bits
 from testbed.errors import UserError
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import read_json
 from testbed.policies.catalogue import parse
+from testbed.policies.view import Policy
+from testbed.run.events import Choice, Decision
+from testbed.run.journal import read_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +21,26 @@ class Difference:
 
     number: int
     time_s: float
-    recorded: Mapping[str, object]
-    repeated: Mapping[str, object]
+    recorded: Choice
+    repeated: Choice
 
 
 def replay_decisions(run: Path) -> tuple[int, list[Difference]]:
     """Return how many decisions the run's journal holds, and those that differ when they are made again."""
     manifest = read_json(run / "manifest.json")
     period_s = manifest.get("period_s")
-    entries = [entry for entry in read_journal(run / "events.jsonl") if entry["kind"] == "decision"]
-    if not entries:
+    decisions = (event for event in read_events(run / "events.jsonl") if isinstance(event, Decision))
+    policy: Policy | None = None
+    number = 0
+    differences: list[Difference] = []
+    for number, recorded in enumerate(decisions, 1):
+        if policy is None:
+            scenario = cast("dict[str, object]", manifest["scenario"])
+            policy = parse(recorded.policy, float(cast("float", period_s or scenario["period_s"])))
+        view = read_view(recorded.view)
+        decision = policy.decide(view, read_event(recorded.event))
+        if not same_bits(decision, recorded.decision):
+            differences.append(Difference(number, view.time_s, recorded.decision, choice(decision)))
+    if policy is None:
         raise UserError(f"{run / 'events.jsonl'}: holds no decision")
-    differences = []
-    scenario = cast("dict[str, object]", manifest["scenario"])
-    policy = parse(str(entries[0]["policy"]), float(cast("float", period_s or scenario["period_s"])))
-    for number, entry in enumerate(entries, 1):
-        view = read_view(cast("dict[str, object]", entry["view"]))
-        decision = policy.decide(view, read_event(cast("dict[str, object]", entry["event"])))
-        recorded = cast("dict[str, object]", entry["decision"])
-        if not same_bits(decision, recorded):
-            repeated = {"task_node": decision.task_node.tolist(), "yield_frac": decision.yield_frac.tolist()}
-            differences.append(Difference(number, view.time_s, recorded, repeated))
-    return len(entries), differences
+    return number, differences

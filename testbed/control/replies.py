@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from testbed.bus.messages import AnyAction, GuestEvent, NodeFacts
+from testbed.bus.guest_details import GuestReport
+from testbed.bus.messages import AnyAction, NodeFacts
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, printable, shown
 from testbed.suspicious_acts import ActKind
@@ -22,8 +23,8 @@ T = TypeVar("T")
 class Nodes(Protocol):
     """What operations need of the fleet: it calls `on_mpi_barrier` and `on_guest_event` with a node and its event."""
 
-    on_guest_event: Callable[[int, GuestEvent], None]
-    on_mpi_barrier: Callable[[int, GuestEvent], None]
+    on_guest_event: Callable[[int, GuestReport], None]
+    on_mpi_barrier: Callable[[int, GuestReport], None]
 
     async def call(self, node: int, action: AnyAction, deadline_s: float) -> dict[str, object]:
         """Command one node."""

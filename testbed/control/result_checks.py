@@ -22,7 +22,9 @@ from secrets import SystemRandom
 import msgspec
 
 from testbed.bus.messages import GuestSpec
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
+from testbed.run.events import Results
+from testbed.run.phases import Phase
 
 _MESSAGE_S = 40e-6  # to work out what a rank receives in a message, and for each byte of it
 _BYTE_S = 1e-9
@@ -49,22 +51,29 @@ class Verdicts:
 
     def summary(self) -> dict[str, object]:
         """Return what summary.json says of it: ids of jobs by verdict."""
+        return {"right": self.right, "wrong": self._wrong(), "unchecked": self._unchecked()}
+
+    def event(self, times: tuple[float, float]) -> Results:
+        """Return the verdicts for the journal; `times` are its `t_s` and `trace_s`."""
+        unchecked = {reason: tuple(jobs) for reason, jobs in self._unchecked().items()}
+        return Results(*times, right=self.right, wrong=self._wrong(), unchecked=unchecked)
+
+    def _wrong(self) -> dict[str, str]:
+        return {str(job_id): reason for job_id, reason in sorted(self.wrong.items())}
+
+    def _unchecked(self) -> dict[str, list[int]]:
         reasons: dict[str, list[int]] = {}
         for job_id, reason in sorted(self.unchecked.items()):
             reasons.setdefault(reason, []).append(job_id)
-        return {
-            "right": self.right,
-            "wrong": {str(job_id): reason for job_id, reason in sorted(self.wrong.items())},
-            "unchecked": reasons,
-        }
+        return reasons
 
 
 def claims_of(jobs: Iterable[LiveJob]) -> list[Claim]:
     """Return the claims of the jobs that are done and whose results are to be verified."""
     return [
-        Claim(live.job_id, live.specs, dict(live.checksums))
+        Claim(live.job_id, live.specs, dict(live.state.checksums))
         for live in jobs
-        if live.phase is Phase.DONE and live.verified
+        if live.state.phase is Phase.DONE and live.verified
     ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from testbed.control.cluster import Cluster, LiveJob, Phase
-from testbed.control.reschedulings import LIVE
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.scenario import BoundTable
 from testbed.measure.bound import bound
+from testbed.run.interruptions import LIVE
+from testbed.run.phases import Phase
 
 if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
     from testbed.control.recorder import CapWindow, Recorder
@@ -18,14 +19,14 @@ LONG_WINDOW_S = 5.0
 
 def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
     """Return a row of jobs.csv. Times are trace seconds, but for `penalty_s`, which is measured wall seconds."""
-    job = live.job
+    job, past = live.job, live.state
     return (
         job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s,
-        _rounded(live.start_trace_s, 3), _rounded(live.end_trace_s, 3), _rounded(live.stretch(tau_s), 6),
-        _rounded(live.measured_virtual_time_s(), 3), live.preemptions, live.migrations,
-        _rounded(sum(record.penalty_s for record in live.reschedulings), 6),
-        sum(record.bytes_moved for record in live.reschedulings),
-        sum(record.mechanism == LIVE for record in live.reschedulings),
+        _rounded(past.start_trace_s, 3), _rounded(past.end_trace_s, 3), _rounded(live.stretch(tau_s), 6),
+        _rounded(live.measured_virtual_time_s(), 3), past.preemptions, past.migrations,
+        _rounded(sum(each.so_far_s for each in past.interruptions), 6),
+        sum(each.bytes_moved for each in past.interruptions),
+        sum(each.mechanism == LIVE for each in past.interruptions),
     )  # fmt: skip
 
 
@@ -57,10 +58,11 @@ def summarize(
 ) -> dict[str, object]:  # fmt: skip
     """Return summary.json: each metric with its value and unit; a value is null where nothing was measured."""
     jobs = list(cluster.jobs.values())
-    done = [live for live in jobs if live.phase is Phase.DONE]
+    done = [live for live in jobs if live.state.phase is Phase.DONE]
     stretches = [stretch for live in done if (stretch := live.stretch(bound_table.tau_s)) is not None]
-    records = [record for live in jobs for record in live.reschedulings]
+    records = [record for live in jobs for record in live.state.interruptions]
     finished = [record for record in records if record.complete]
+    failed = [live for live in jobs if live.state.failure_code is not None]
     lower = (
         bound([live.job for live in done], nodes, tau_s=bound_table.tau_s, kind=bound_table.kind)
         if complete and len(done) == len(jobs)
@@ -71,12 +73,12 @@ def summarize(
     moved_live = [record for record in records if record.mechanism == LIVE]
     live_s = sum(record.live_s for record in moved_live)
     error_pp, windows = cap_error_pp(recorder.cap_windows)
-    penalties = [record.penalty_s for record in finished]
+    penalties = [record.so_far_s for record in finished]
     saved = [record for record in records if record.save_s > 0]
     doubts = {
-        str(live.job_id): "; ".join(f"task {task}: {reason}" for task, reason in sorted(live.doubts.items()))
+        str(live.job_id): "; ".join(f"task {task}: {reason}" for task, reason in sorted(live.state.doubts.items()))
         for live in jobs
-        if live.doubts
+        if live.state.doubts
     }
     metrics: dict[str, tuple[float | None, str]] = {
         "max_stretch": (max(stretches, default=None), "1"),
@@ -87,9 +89,9 @@ def summarize(
         "migrations": (len(migrated), "count"),
         "preemptions_per_job": (len(preempted) / len(jobs) if jobs else None, "1/job"),
         "migrations_per_job": (len(migrated) / len(jobs) if jobs else None, "1/job"),
-        "restores": (len([record for record in records if record.restore_end_s is not None]), "count"),
+        "restores": (len([record for record in records if record.restored]), "count"),
         "restores_on_another_node": (
-            len([record for record in records if record.restore_end_s is not None and record.moved_tasks]),
+            len([record for record in records if record.restored and record.moved_tasks]),
             "count",
         ),
         "reschedulings_cut_off": (len([record for record in records if record.cut_off]), "count"),
@@ -131,8 +133,8 @@ def summarize(
         "complete": complete,
         "jobs": len(jobs),
         "done": len(done),
-        "failed": {str(live.job_id): live.failure.text for live in jobs if live.failure is not None},
-        "failure_codes": {str(live.job_id): live.failure.code.value for live in jobs if live.failure is not None},
+        "failed": {str(live.job_id): live.state.failure_text for live in failed},
+        "failure_codes": {str(live.job_id): live.state.failure_code for live in failed},
         **({"doubts": doubts} if doubts else {}),
         "points_refused": dict(recorder.refused),
         "stretch_bound_s": bound_table.tau_s,

@@ -21,6 +21,7 @@ from testbed.limits import (
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
     MOST_NODES,
+    MOST_PART_MIB,
     MOST_TIME_SCALE,
     MOST_TRACE_S,
     MOST_UNITS_PER_CORE_S,
@@ -233,6 +234,12 @@ class BoundTable(_Table):
     tau_s: Positive = 10.0
 
 
+class RunTable(_Table):
+    """How a run directory is written: after `part_mib`, journal and points go on in new files, full ones compressed."""
+
+    part_mib: Annotated[int, Field(ge=1, le=MOST_PART_MIB)] = 64
+
+
 class InfluxTable(_Table):
     """The bucket of InfluxDB 2 that the points of the run are shipped to while it lasts.
 
@@ -280,6 +287,7 @@ class Scenario(_Table):
     on_guest_loss: Literal["fail", "restart"] = "fail"
     bound: BoundTable = BoundTable()
     box: BoxTable | None = None
+    run: RunTable = RunTable()
     influx: InfluxTable | None = None
     recorders: tuple[str, ...] = ()
 

@@ -26,12 +26,12 @@ from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster
+from testbed.control.cluster import Cluster, LiveJob, PreparedJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
 from testbed.control.ended_by import ended_by
 from testbed.control.fleet import Fleet, limit_text, rule_of
-from testbed.control.guests import check_floor, check_images, live_jobs
+from testbed.control.guests import check_floor, check_images, prepare_jobs
 from testbed.control.labs import OpenLab, dry_lab
 from testbed.control.lease import hold_lease
 from testbed.control.live_migration import LiveMigration
@@ -52,6 +52,7 @@ from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
+from testbed.run import events
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -157,14 +158,21 @@ async def run_session(
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
-    directory = RunDirectory(path, tags, Recorders(make_recorders(scenario.recorders)))
+    directory = RunDirectory(
+        path, tags, Recorders(make_recorders(scenario.recorders)), part_bytes=scenario.run.part_mib << 20,
+        is_dry=open_lab is dry_lab,
+    )  # fmt: skip
     directory.open()
     clock = ReplayClock(scenario.time_scale)
     recorder = Recorder(
         directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=time.time_ns(), watch=display.line,
         node_names=[node.name for node in scenario.nodes], tau_s=scenario.bound.tau_s,
     )  # fmt: skip
-    recorder.journal("begin", scenario=scenario.name, policy=policy.name, run_tag=run_tag)
+    recorder.journal(
+        events.Begin(
+            *recorder.times(), scenario=scenario.name, policy=policy.name, run_tag=run_tag, version=events.VERSION
+        )
+    )
     headline = (
         f"{'rehearsing' if open_lab is dry_lab else 'running'} {len(jobs)} jobs of {scenario.name} on "
         f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
@@ -177,16 +185,16 @@ async def run_session(
             await session.drive(bus)
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
-        recorder.journal("teardown", elapsed_s=round(elapsed_s, 6))
+        recorder.journal(events.Teardown(*recorder.times(), elapsed_s=round(elapsed_s, 6)))
         if open_lab is not dry_lab:  # against the anchor it shows whether the wall clock was set
-            recorder.journal("clock", unix_ns=time.time_ns())
+            recorder.journal(events.Clock(*recorder.times(), unix_ns=time.time_ns()))
         recorder.stage("teardown", elapsed_s)
         directory.sync()
         result = session.finish(complete=True)
     except BaseException as error:
         directory.begin_results()
-        recorder.journal("aborted", reason=str(error) or type(error).__name__)
-        if session.cluster is None and isinstance(error, TestbedError):
+        recorder.journal(events.Aborted(*recorder.times(), reason=str(error) or type(error).__name__))
+        if not session.replays and isinstance(error, TestbedError):
             directory.discard()  # nothing was measured: a refused run leaves nothing
         else:
             session.keep(error)
@@ -207,7 +215,7 @@ async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
     """End what is inside the block when the run directory cannot be written, and raise its failure instead."""
     loop = asyncio.get_running_loop()
     async with ended_by() as end:
-        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from the spool's thread
+        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
         if directory.failure is not None:
             raise directory.failure
         yield
@@ -236,6 +244,7 @@ class _Session:
         self._headline = headline
         self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
         self.cluster: Cluster | None = None
+        self.replays = False  # whether anything is measured
         self._measured: MeasuredRates | None = None
         self._verdicts: Verdicts | None = None
 
@@ -302,10 +311,12 @@ class _Session:
         by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
         self._recorder.journal(
-            "calibration",
-            core_units_per_s=core_units_per_s,
-            probed_units_per_s=probed_units_per_s,  # by telemetry, while the rates were measured
-            units_per_core_s=_by_name(rates),
+            events.Calibration(
+                *self._recorder.times(),
+                core_units_per_s=core_units_per_s,
+                probed_units_per_s=probed_units_per_s,
+                units_per_core_s=_by_name(rates),
+            )
         )
         self._recorder.calibration(_by_name(rates))
         return rates
@@ -313,36 +324,46 @@ class _Session:
     async def _replay(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
         scenario, clock, recorder = self._scenario, self._clock, self._recorder
         facts = [fleet.facts(node.index) for node in fleet.nodes]
-        jobs = live_jobs(
+        jobs = prepare_jobs(
             self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)],
             self._addresses,
         )  # fmt: skip
-        self.cluster = Cluster(jobs, len(fleet.nodes))
-        operations = Operations(fleet, scenario.deadlines)
         targets = self._targets(facts)
+        begin_s = recorder.now_s()
+        self.replays = True
+        clock.start()
+        self._write_manifest(fleet, rates)
+        recorder.journal(
+            events.Replay(
+                *recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, jobs)), nodes=tuple(recorder.node_names)
+            )
+        )
+        history = recorder.history
+        self.cluster = Cluster([LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs], history)
+        operations = Operations(fleet, scenario.deadlines)
         migration = LiveMigration(
             fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
         )
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, frozenset(targets),
-            restarts=scenario.on_guest_loss == "restart", resign=fleet.resign,
+            restarts=scenario.on_guest_loss == "restart",
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed
-        begin_s = recorder.now_s()
-        clock.start()
-        self._write_manifest(fleet, rates)
-        recorder.journal("replay", jobs=len(jobs), trace=[_trace_entry(job) for job in self._jobs])
         recorder.stage("prepare", begin_s)
         beside = [
             asyncio.create_task(fleet.watch(), name="watch nodes"),
             asyncio.create_task(self._show(conductor, fleet), name="display"),
         ]
         try:
-            await conductor.run()
+            try:
+                await conductor.run()
+            finally:
+                fleet.resign()
+                await conductor.close()
             recorder.stage("replay", recorder.now_s() - begin_s)
             await self._check_results(conductor, facts)
         finally:
@@ -362,9 +383,9 @@ class _Session:
             jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
         )
         for job_id, reason in verdicts.wrong.items():
-            conductor.fail_job(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
+            self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
-        self._recorder.results(**verdicts.summary())
+        self._recorder.journal(verdicts.event(self._recorder.times()))
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
         """Return where running jobs shall migrate live."""
@@ -418,11 +439,11 @@ class _Session:
     def finish(self, *, complete: bool) -> RunResult:
         """Write jobs.csv and summary.json from what is known now; raises `RunError` if they cannot be."""
         self._recorder.directory.begin_results()
-        cluster = self.cluster or Cluster([], len(self._scenario.nodes))
+        cluster = self.cluster or Cluster([], self._recorder.history)
         tau_s = self._scenario.bound.tau_s
         self._recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
-        ends = [live.end_trace_s for live in cluster.jobs.values() if live.end_trace_s is not None]
-        trace_s = max(ends, default=0.0)
+        ends = [live.state.end_trace_s for live in cluster.jobs.values()]
+        trace_s = max((end_s for end_s in ends if end_s is not None), default=0.0)
         summary = {
             "scenario": self._scenario.name,
             **summarize(
@@ -461,16 +482,19 @@ class _Session:
         ) from error
 
 
-def _trace_entry(job: Job) -> dict[str, float]:
-    """What the trace says of a job, for who reads a run whose controller was killed; seconds are trace seconds."""
-    return {
-        "job": job.job_id,
-        "submit_time_s": job.submit_time_s,
-        "tasks": job.tasks,
-        "cpu_need_frac": job.cpu_need_frac,
-        "mem_req_frac": job.mem_req_frac,
-        "run_time_s": job.run_time_s,
-    }
+def _trace_job(prepared: PreparedJob) -> events.TraceJob:
+    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
+    job, spec = prepared.job, prepared.specs[0]
+    return events.TraceJob(
+        job=job.job_id,
+        submit_time_s=job.submit_time_s,
+        tasks=job.tasks,
+        cpu_need_frac=job.cpu_need_frac,
+        mem_req_frac=job.mem_req_frac,
+        run_time_s=job.run_time_s,
+        memory_mib=spec.memory_mib,
+        cpu_cores=spec.cpu_cores,
+    )
 
 
 def _by_name(rates: Mapping[Shape, float]) -> dict[str, float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from testbed.control.cluster import Cluster, Phase
+from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
 from testbed.control.fleet import Fleet
+from testbed.run.phases import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ def take_snapshot(
     cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float
 ) -> Snapshot:
     """Draw the picture of this moment."""
-    phases = [live.phase for live in cluster.jobs.values()]
+    active = cluster.active()
+    idle = [live for live in active if live.state.wanted is None]
+    phases = [live.state.phase for live in cluster.jobs.values()]
     work = sum(live.job.run_time_s * live.job.tasks * live.job.cpu_need_frac for live in cluster.jobs.values())
     done = sum(
         min(1.0, live.measured_virtual_time_s() / live.job.run_time_s)
@@ -111,7 +114,8 @@ def take_snapshot(
         for live in cluster.jobs.values()
     )  # fmt: skip
     frac = done / work if work else 1.0
-    penalties = [record.penalty_s for live in cluster.jobs.values() for record in live.reschedulings if record.complete]
+    interruptions = [each for live in cluster.jobs.values() for each in live.state.interruptions]
+    penalties = [each.so_far_s for each in interruptions if each.complete]
     nodes = []
     for node in fleet.nodes:
         samples = {} if node.telemetry is None else {sample.guest: sample for sample in node.telemetry.guests}
@@ -119,7 +123,7 @@ def take_snapshot(
         held_mib = 0
         for live in cluster.jobs.values():
             held_mib += live.held_mib(node.index)
-            for task, where in enumerate(live.running_on or ()):
+            for task, where in enumerate(live.state.running_on or ()):
                 if where != node.index:
                     continue
                 sample = samples.get(live.specs[task].guest)
@@ -127,7 +131,7 @@ def take_snapshot(
                 if sample is not None and node.telemetry is not None:
                     used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
                 cap = live.status().yield_frac * live.specs[task].cpu_cores
-                guests.append(GuestPicture(live.job_id, task, live.phase.value, cap, used))
+                guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
         nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests)))
@@ -137,12 +141,12 @@ def take_snapshot(
         eta_s=wall_s * (1 - frac) / frac if frac > 0.05 else None,
         work_frac=frac,
         coming=phases.count(Phase.COMING),
-        waiting=sum(1 for live in cluster.active() if live.intended is None and not live.was_started),
-        running=sum(1 for live in cluster.active() if live.intended is not None),
-        paused=sum(1 for live in cluster.active() if live.intended is None and live.was_started),
+        waiting=sum(not live.state.was_started for live in idle),
+        running=len(active) - len(idle),
+        paused=sum(live.state.was_started for live in idle),
         done=phases.count(Phase.DONE),
         failed=phases.count(Phase.FAILED),
-        queue=tuple(live.job_id for live in cluster.active() if live.intended is None),
+        queue=tuple(live.job_id for live in idle),
         operations=tuple(
             OperationPicture(
                 flight.action.verb.value,

@@ -14,8 +14,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from testbed.doctor.finding import Check, Finding
 from testbed.errors import UserError, printable
+from testbed.run.events import Suspicious
+from testbed.run.journal import BadEntryError, decode
+from testbed.run.parts import has_journal, journal_parts
 from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 
 SINCE_S = 7 * 24 * 3600.0
@@ -157,8 +162,14 @@ def _journal(
 
 
 def _newest(runs: Path) -> list[Path]:
-    found = sorted(runs.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
-    return [path.parent for path in found[-_MOST_RUNS:]]
+    return sorted(filter(has_journal, runs.glob("*")), key=_written_s)[-_MOST_RUNS:]
+
+
+def _written_s(run: Path) -> float:
+    try:
+        return (run / "events.jsonl").stat().st_mtime
+    except FileNotFoundError:  # its last entries are in a full part
+        return run.stat().st_mtime
 
 
 def _lab_of(run: Path) -> str:
@@ -170,7 +181,7 @@ def _lab_of(run: Path) -> str:
 
 def _noticed(run: Path) -> list[Act]:
     found: list[Act] = []
-    with (run / "events.jsonl").open("rb") as journal:
+    for journal in journal_parts(run / "events.jsonl").each():
         for line in journal:
             if b'"suspicious"' in line:
                 found += _acts_of_entry(line)
@@ -178,8 +189,8 @@ def _noticed(run: Path) -> list[Act]:
 
 
 def _acts_of_entry(line: bytes) -> list[Act]:
-    try:
-        entry = json.loads(line)
-        return acts_in(json.dumps(act).encode() for act in entry["acts"]) if entry["kind"] == "suspicious" else []
-    except (ValueError, KeyError, TypeError):
-        return []
+    with contextlib.suppress(BadEntryError):
+        event = decode(line)
+        if isinstance(event, Suspicious):
+            return acts_in(map(msgspec.json.encode, event.acts))
+    return []

@@ -45,10 +45,24 @@ class AppendFile:
         """Make durable what was written before this call."""
         if self._unsynced:
             self._unsynced = False
-            os.fsync(self._fd)
+            os.fdatasync(self._fd)  # content and length; the time of the last change may be lost
+
+    def move(self, path: Path) -> None:
+        """Give it another name; a file that has that name is replaced."""
+        self.path.rename(path)
+        self.path = path
 
     def close(self) -> None:
         """Close it, not durable by that; a second call does nothing."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of new, renamed and deleted files of a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

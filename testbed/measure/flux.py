@@ -19,6 +19,7 @@ from testbed.measure.line_protocol import LineError, parse_line
 from testbed.measure.rundir import read_json
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import segments
+from testbed.run.parts import open_part, size_bytes
 
 _MARGIN = timedelta(seconds=60)  # agents' points come late
 _WINDOWS = 500  # about as many as a graph has points
@@ -116,9 +117,9 @@ def scope_of(run: Path, bucket: str = DEFAULT_BUCKET) -> Scope:
 
 def _ends_ns(file: Path) -> list[int]:
     """Return the times of the first and the last whole line of a file, of which it may have none."""
-    with file.open("rb") as source:
+    with open_part(file) as source:
         first = source.read(_TAIL_BYTES)
-        source.seek(max(file.stat().st_size - _TAIL_BYTES, 0))
+        source.seek(max(size_bytes(file) - _TAIL_BYTES, 0))
         last = source.read()
     lines = [*first.split(b"\n")[:-1][:1], *last.split(b"\n")[:-1][-1:]]
     try:

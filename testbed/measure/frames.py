@@ -19,9 +19,10 @@ import polars as pl
 
 from testbed.errors import UserError, nearest
 from testbed.measure.lines_reader import LinesReader, table_dtypes
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import journal_entries, read_json
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import segments
+from testbed.run.parts import READ_ERRORS, open_part, reason
 
 _BLOCK_BYTES = 8 << 20
 
@@ -71,7 +72,7 @@ def _blocks(file: Path) -> Iterator[tuple[int, str]]:
     number = 1
     left = b""
     try:
-        with file.open("rb") as source:
+        with open_part(file) as source:
             while data := source.read(_BLOCK_BYTES):
                 whole, line_break, rest = data.rpartition(b"\n")
                 if not line_break:
@@ -85,8 +86,8 @@ def _blocks(file: Path) -> Iterator[tuple[int, str]]:
                     raise UserError(f"{file}:{line}: not UTF-8: {error.reason}") from error
                 yield number, text
                 number += text.count("\n") + 1
-    except OSError as error:
-        raise UserError(f"{file}: cannot read: {error.strerror}") from error
+    except READ_ERRORS as error:
+        raise UserError(f"{file}: cannot read: {reason(error)}") from error
 
 
 def load_jobs(run: str | Path) -> pl.DataFrame:
@@ -111,12 +112,12 @@ def load_jobs(run: str | Path) -> pl.DataFrame:
 
 
 def load_journal(run: str | Path) -> pl.DataFrame:
-    """Return events.jsonl of the run directory `run`, a row an entry, in order.
+    """Return the journal of the run directory `run`, one row per entry, in order.
 
     Columns: `t_s` (wall seconds since the run began), `trace_s`, `kind`, `job`, `entry` (the whole as JSON), `run`.
     """
     run = Path(run)
-    entries = read_journal(run / "events.jsonl")
+    entries = journal_entries(run / "events.jsonl")
     name = run_name(run)
     rows = [
         (entry.get("t_s"), entry.get("trace_s"), entry.get("kind"), entry.get("job"), json.dumps(entry), name)

@@ -7,7 +7,6 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed.failure_codes import MEANINGS
@@ -48,11 +47,9 @@ class Reason:
     text: str
 
 
-def reason_of(entry: Mapping[str, object]) -> Reason:
-    """Return the reason of a journal entry of a failed job: by its `code`, or by its `detail` if it has none."""
-    text = entry.get("detail")
-    text = text if isinstance(text, str) else ""
-    code = entry.get("code")
+def reason_of(detail: str | None, code: object = None) -> Reason:
+    """Return the reason of a failed job: by its `code` if that is a text, else by its `detail`."""
+    text = detail or ""
     return Reason(code if isinstance(code, str) and code else classify(text), text)
 
 

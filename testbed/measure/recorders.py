@@ -40,7 +40,7 @@ class RunRecorder(Protocol):
         """
 
     def journal(self, entry: Mapping[str, object]) -> None:
-        """An entry of events.jsonl was written: `t_s`, seconds since the run began, `kind`, and what belongs to it."""
+        """An entry was appended to the journal: `t_s`, seconds since the run began, `kind`, and what belongs to it."""
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
         """A point was written, with the tags of the run; `time_ns` is Unix time. See `testbed.measure.points`."""
@@ -97,7 +97,7 @@ class Recorders:
         for feed in self._feeds:
             feed.start()
 
-    def journal(self, line: str) -> None:
+    def journal(self, line: bytes) -> None:
         """An entry was written, as this JSON text."""
         if self._feeds:  # read again there: what the entry was made of may change here
             self._tell(lambda recorder: recorder.journal(json.loads(line)))

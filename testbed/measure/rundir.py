@@ -1,10 +1,8 @@
 """The run directory: the truth about a run, append-only while it lasts, atomic at its ends.
 
-The journal's lines reach the kernel one by one, so that a killed controller loses none; above all an intent, which is
-there before its act. Only the machine's loss of power could take the last second of the journal, and of the points,
-with it: an intent is not made durable by itself. Its guests on this machine are lost with it, and on other nodes agents
-destroy theirs when nobody renews the lease, intent or not; but every operation would wait for the disk (milliseconds,
-and many while images are being saved), which is what the run is to measure.
+`journal` appends an entry and returns its number; `await durable(number)` waits until a loss of power cannot take it
+(`testbed.measure.journal_writer`). What waits for that, and what does not, is in docs/journal.md. Journal and points go
+on in new files after `part_bytes`, and full ones are compressed while the run goes on (`testbed.run.parts`).
 
 When a file of the directory cannot be written (no space left, a broken disk), nothing is measured any more, and
 whoever runs this is told once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
@@ -19,15 +17,21 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from testbed.errors import RunError, UserError
-from testbed.measure.append_file import AppendFile
+from testbed.measure.append_file import sync_directory
+from testbed.measure.journal_writer import JournalWriter
+from testbed.measure.packer import Packer
 from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
+from testbed.run.events import Event, Intent
+from testbed.run.journal import BadEntryError, encode, read_lines
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
@@ -42,24 +46,24 @@ JOB_COLUMNS = (
 class RunDirectory:
     """Writes one run.
 
-    `journal` entries carry `t_s`, seconds by the controller's monotonic clock since the run began, and `kind`.
-    `recorders` are told what was written, after it was. `on_failure` may be set; it is called once, in any thread,
-    when a file cannot be written.
+    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file
+    cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, its guests do not exist.
     """
 
     def __init__(
         self, path: Path, tags: Mapping[str, str], recorders: Recorders | None = None,
-        *, segment_bytes: int = SEGMENT_BYTES,
+        *, part_bytes: int = SEGMENT_BYTES, is_dry: bool = False,
     ) -> None:  # fmt: skip
         self.path = path
         self.recorders = recorders or Recorders()
         self.on_failure: Callable[[RunError], None] = lambda _failure: None
         self._tags = dict(tags)
-        self._segment_bytes = segment_bytes
-        self._events: AppendFile | None = None
+        self._part_bytes = part_bytes
+        self._is_dry = is_dry
+        self._events: JournalWriter | None = None
         self._points: Spool | None = None
-        self._entries = 0
-        self._entries_lost = 0
+        self._packer = Packer()
+        self._entries_left_out = 0  # after a failure
         self._ending = False
         self._parents: list[Path] = []  # made for this run, the innermost first
 
@@ -71,14 +75,21 @@ class RunDirectory:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             made = True
+            sync_directory(self.path.parent)
             with (self.path / ".reserve").open("xb") as reserve:
                 os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
-            self._events = AppendFile(self.path / "events.jsonl")
             self._points = Spool(
                 self.path,
-                beside=[self._events],
                 on_failure=self._tell,
-                segment_bytes=self._segment_bytes,
+                on_full=self._packer.put,
+                segment_bytes=self._part_bytes,
+            )
+            journal = self.path / "events.jsonl"
+            self._events = JournalWriter(
+                journal,
+                part_bytes=self._part_bytes,
+                on_failure=partial(self._points.fail, journal),
+                on_full=self._packer.put,
             )
         except OSError as error:
             self.discard(made=made)
@@ -100,44 +111,65 @@ class RunDirectory:
 
     def kept(self) -> str:
         """Say how much of journal and points was written, and how much was lost, for a person."""
-        points = self._points
+        points, events = self._points, self._events
+        if events is not None:
+            with contextlib.suppress(RunError):
+                events.sync()  # what waits is counted, too
         written, lost = (0, 0) if points is None else (points.lines - points.lost, points.lost)
-        return f"{self._entries} journal entries and {written} points ({self._entries_lost} and {lost} lost)"
+        entries, entries_lost = (0, 0) if events is None else (events.written, events.lost + self._entries_left_out)
+        return f"{entries} journal entries and {written} points ({entries_lost} and {lost} lost)"
 
     def sync(self) -> None:
         """Make journal and points durable; raises the `RunError` of a failure."""
+        if self._events is not None:
+            self._events.sync()
         if self._points is not None:
             self._points.sync()
 
     def close(self) -> None:
         """Make the journal and the points durable, and close them; a second call does nothing."""
         self._free_reserve()
-        if self._points is not None:
-            self._points.close()
         if self._events is not None:
             self._events.close()
+        if self._points is not None:
+            self._points.close()
+        self._packer.close()
 
     def begin_results(self) -> None:
         """Free the reserve: what comes now are results, and the end of the journal even if that had failed."""
         self._ending = True
         self._free_reserve()
+        if self._events is not None:
+            self._events.go_on()
 
-    def journal(self, t_s: float, kind: str, entry: Mapping[str, object]) -> None:
-        """Append one entry to events.jsonl."""
-        if self._events is None or self._points is None or self._events.closed:
+    def journal(self, event: Event) -> int:
+        """Append one event to the journal; return its number, for `durable`.
+
+        The intent of an operation that creates or moves something is written by this call, so that the end of this
+        process cannot take it; other entries, and a cap, by a thread.
+        """
+        if self._events is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")
-        line = json.dumps({"t_s": round(t_s, 6), "kind": kind, **entry}, allow_nan=False, separators=(",", ":"))
         if self.failure is not None and not self._ending:
-            self._entries_lost += 1
-            return
-        try:
-            self._events.write(line.encode() + b"\n")
-        except OSError as error:
-            self._entries_lost += 1
-            self._points.fail(self._events.path, error)
-            return
-        self._entries += 1
-        self.recorders.journal(line)
+            self._entries_left_out += 1
+            return 0
+        line = encode(event)
+        creates = isinstance(event, Intent) and event.verb != "cap"
+        number = self._events.append(line, at_once=creates or self._is_dry)
+        if self.failure is None or self._ending:
+            self.recorders.journal(line)
+        return number
+
+    async def durable(self, number: int) -> None:
+        """Wait until entry `number` of the journal, and all before it, survive a loss of power.
+
+        Entries that are waited for in one turn of the event loop are made durable together. A dry run does not wait.
+        Raises the `RunError` of a failure of the run directory.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._events is not None and not self._is_dry:
+            await self._events.durable(number)
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
         """Append one point, tagged with the run; raises `PointError` for one that does not fit the schema."""
@@ -202,20 +234,21 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
+def journal_entries(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, as they stand there.
+
+    What `testbed.run.journal.read_events` says of lines and errors holds.
+    """
+    return read_lines(path, _entry)
+
+
 def read_journal(path: Path) -> list[dict[str, object]]:
-    """Read events.jsonl; a last line that was cut off by a crash is left out."""
+    """Return all of `journal_entries`."""
+    return list(journal_entries(path))
+
+
+def _entry(line: bytes) -> dict[str, object]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
-    entries: list[dict[str, object]] = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            entries.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise UserError(f"{path}:{number}: not JSON: {error}") from error
-    return entries
+        return cast("dict[str, object]", json.loads(line))
+    except ValueError as error:
+        raise BadEntryError(f"not JSON: {error}") from None

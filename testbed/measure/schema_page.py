@@ -44,7 +44,8 @@ One line of line protocol a point, `measurement,tag=value,... field=value,... ti
 * In tags, a comma, a space and an equals sign have a backslash before them; a backslash cannot be stored in them.
 * A point has those fields that apply; of a rescheduling that copied nothing there is no rate of copying.
 
-Files are append-only: `points.lp`, then `points.2.lp`, `points.3.lp`, ..., each of 64 MiB. What a point says of a
+Files are append-only: `points.lp`, then `points.2.lp`, `points.3.lp`, ..., each of 64 MiB, or `run.part_mib` of the
+scenario. A full file is compressed while the run goes on: `points.lp.gz`, `points.2.lp.gz`, ... What a point says of a
 state (marked below) is handed to the operating system before the run goes on, any other within a second; all are made
 durable each second.
 

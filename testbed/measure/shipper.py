@@ -15,7 +15,7 @@ from pathlib import Path
 from testbed.errors import RunError
 from testbed.measure.influx_address import Address
 from testbed.measure.influx_writer import BatchTooLargeError, PointsRefusedError, ServerAwayError, Writer
-from testbed.measure.shipping_batches import Batch, halves, next_batch
+from testbed.measure.shipping_batches import Batch, SegmentReader, halves, next_batch
 from testbed.measure.shipping_position import Shipped, ShippingPosition
 
 MOST_BYTES = 1 << 20
@@ -57,6 +57,7 @@ class Shipper:
         self.sent_points = 0
         self.reached = Shipped()
         self._position = ShippingPosition(run, address)
+        self._segments = SegmentReader()
         self._writer = writer
         self._tell = tell
         self._told: set[str] = set()
@@ -65,8 +66,9 @@ class Shipper:
         self._most_bytes = most_bytes
 
     def close(self) -> None:
-        """Close connection and lock."""
+        """Close connection, segment and lock."""
         self._writer.close()
+        self._segments.close()
         self._position.close()
 
     @property
@@ -90,7 +92,9 @@ class Shipper:
         """
         with self._position.turn(BUSY_WITHIN_S) as shipped:
             self.reached = shipped
-            batch = next_batch(self.run, shipped.segment, shipped.offset_bytes, self._most_lines, self._most_bytes)
+            batch = next_batch(
+                self.run, shipped.segment, shipped.offset_bytes, self._most_lines, self._most_bytes, self._segments
+            )
             if batch is None:
                 with contextlib.suppress(OSError):  # told where it was saved
                     self._position.make_durable()

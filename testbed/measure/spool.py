@@ -1,8 +1,8 @@
 """Points on disk: append-only segments of whole lines, which whoever mirrors or reads a run follows by position.
 
 Segments are `points.lp`, `points.2.lp`, `points.3.lp`, … in the run directory. A new one begins when the last has
-reached `SEGMENT_BYTES`, and from then on the last never grows: what has been shipped may be compressed or removed by
-the segment, and a reader needs to look for more in the last one alone.
+reached `SEGMENT_BYTES`, and from then on the last never grows: it may be compressed (`testbed.run.parts`), or removed
+when it has been shipped, and a reader needs to look for more in the last one alone.
 
 What an appended line survives:
 
@@ -15,20 +15,18 @@ A slow disk holds up only the thread: `append` never waits for fsync, nor for mo
 
 from __future__ import annotations
 
-import os
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from testbed.errors import RunError, UserError
-from testbed.measure.append_file import AppendFile
+from testbed.measure.append_file import AppendFile, sync_directory
+from testbed.run.parts import READ_ERRORS, open_part, point_parts, reason, size_bytes
 
 SEGMENT_BYTES = 64 << 20
 EVERY_S = 1.0
 _MOST_WAITING_BYTES = 1 << 16
-_NAME = re.compile(r"points(?:\.([1-9]\d*))?\.lp")
 
 
 class Position(NamedTuple):
@@ -42,18 +40,17 @@ START = Position(1, 0)
 
 
 def segment_path(run: Path, number: int) -> Path:
-    """Return the file of a segment of a run directory; the first has the number 1."""
-    return run / ("points.lp" if number == 1 else f"points.{number}.lp")
+    """Return the file of a segment of a run directory; the first has the number 1. It may be compressed."""
+    return point_parts(run).full(number)
 
 
 def segments(run: Path) -> list[Path]:
-    """Return the segments of a run directory, in order; empty if it has none, or is not there."""
-    found: dict[int, Path] = {}
-    for path in run.glob("points*.lp"):
-        match = _NAME.fullmatch(path.name)
-        if match and match[1] != "1":
-            found[int(match[1] or 1)] = path
-    return [found[number] for number in sorted(found)]
+    """Return the segments of a run directory, in order; empty if it has none, or is not there.
+
+    `testbed.run.parts.open_part` opens them, compressed or not.
+    """
+    parts = point_parts(run)
+    return [parts.full(number) for number in parts.numbers()]
 
 
 def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[str, Position]]:
@@ -63,21 +60,22 @@ def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[s
     appended since. Raises `UserError` if the position is in no segment.
     """
     number, offset = position
+    parts = point_parts(run)
     while True:
-        is_last = not segment_path(run, number + 1).exists()  # asked first: then the other does not grow any more
-        path = segment_path(run, number)
+        is_last = not parts.is_full(number)  # asked first: then it does not grow any more
+        path = parts.full(number)
         try:
-            with path.open("rb") as file:
-                if offset > os.fstat(file.fileno()).st_size:
-                    raise UserError(f"{path}: {os.fstat(file.fileno()).st_size} B: expected at least {offset} B")
+            with open_part(path) as file:
+                if offset > (size := size_bytes(path)):
+                    raise UserError(f"{path}: {size} B: expected at least {offset} B")
                 file.seek(offset)
                 for raw in file:
                     if not raw.endswith(b"\n"):
                         break
                     offset += len(raw)
                     yield raw[:-1].decode(), Position(number, offset)
-        except OSError as error:
-            raise UserError(f"{path}: cannot read: {error.strerror}; expected points of a run") from error
+        except READ_ERRORS as error:
+            raise UserError(f"{path}: cannot read: {reason(error)}; expected points of a run") from error
         if is_last:
             return
         number, offset = number + 1, 0
@@ -86,17 +84,17 @@ def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[s
 class Spool:
     """Appends points to a run directory that has none, from any thread, and makes them durable in one of its own.
 
-    That also makes the files `beside` durable, which others write. When a file cannot be written or made durable,
-    the spool says so once, to `on_failure`, in the thread that found out; `failure` keeps it, and nothing is appended
-    any more: what is in the segments then are whole lines, in order, without a gap.
+    When a file cannot be written or made durable, the spool says so once, to `on_failure`, in the thread that found
+    out; `failure` keeps it, and nothing is appended any more: what is in the segments then are whole lines, in order,
+    without a gap. `on_full` is told, likewise, each full segment, which is durable.
     """
 
     def __init__(
         self,
         run: Path,
         *,
-        beside: Sequence[AppendFile] = (),
         on_failure: Callable[[RunError], None] = lambda _failure: None,
+        on_full: Callable[[Path], None] = lambda _segment: None,
         segment_bytes: int = SEGMENT_BYTES,
         every_s: float = EVERY_S,
     ) -> None:
@@ -104,8 +102,8 @@ class Spool:
         self.lines = 0  # appended, the lost ones included
         self.lost = 0  # appended after the failure, or waiting then
         self._run = run
-        self._beside = tuple(beside)
         self._on_failure = on_failure
+        self._on_full = on_full
         self._segment_bytes = segment_bytes
         self._every_s = every_s
         self._one_round = threading.Lock()  # of making durable; taken before the other
@@ -180,8 +178,8 @@ class Spool:
             path = self._run
             try:
                 if new_names:
-                    _sync_directory(self._run)
-                for file in (*full, last, *self._beside):
+                    sync_directory(self._run)
+                for file in (*full, last):
                     path = file.path
                     file.sync()
             except OSError as error:
@@ -189,6 +187,8 @@ class Spool:
                     failure = failure or self._fail(path, error)
             for file in full:
                 file.close()
+                if self.failure is None:
+                    self._on_full(file.path)
         if failure is not None:
             self._on_failure(failure)
 
@@ -219,12 +219,3 @@ class Spool:
         self.lost += self._waiting.count(b"\n")
         self._waiting.clear()
         return self.failure
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the names of new files durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
+from typing import Any, TypeAlias, cast
 
 from testbed.errors import UserError
 from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
+from testbed.run import events
+from testbed.run.history import History
+from testbed.run.interruptions import LIVE
+from testbed.run.job_history import JobHistory
+from testbed.run.reader import Listener, read_history
 
-_TEXT_KINDS = ("retry", "node", "recorder", "aborted", "doubt", "results")
+Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ class RunFacts:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     jobs: tuple[JobRow, ...]
-    reschedulings: tuple[Mapping[str, Any], ...]
-    remarks: tuple[Mapping[str, Any], ...]
-    begin: Mapping[str, Any]
+    reschedulings: tuple[events.Rescheduling, ...]
+    remarks: tuple[Remark, ...]
+    begin: events.Begin | None
     last_s: float
     reasons: Mapping[int, Reason] = field(default_factory=dict)  # of failed jobs, as the journal has them
 
@@ -72,19 +75,19 @@ class RunFacts:
     @property
     def policy(self) -> str:
         """The policy's name."""
-        return str(self.manifest.get("policy") or self.begin.get("policy") or "unknown policy")
+        return str(self.manifest.get("policy") or (self.begin and self.begin.policy) or "unknown policy")
 
     @property
     def scenario(self) -> str:
         """The scenario's name."""
         table = self.manifest.get("scenario")
         name = table.get("name") if isinstance(table, dict) else None
-        return str(name or self.begin.get("scenario") or "unknown scenario")
+        return str(name or (self.begin and self.begin.scenario) or "unknown scenario")
 
     @property
     def tag(self) -> str:
         """What tells this run from every other, empty if unknown."""
-        return str(self.manifest.get("run_tag") or self.begin.get("run_tag") or "")
+        return str(self.manifest.get("run_tag") or (self.begin and self.begin.run_tag) or "")
 
     @property
     def seed(self) -> object:
@@ -102,8 +105,7 @@ class RunFacts:
         if self.summary is not None:
             codes = self.summary.get("failure_codes", {})
             return {
-                str(job): reason_of({"detail": str(text), "code": codes.get(job)})
-                for job, text in self.summary.get("failed", {}).items()
+                str(job): reason_of(str(text), codes.get(job)) for job, text in self.summary.get("failed", {}).items()
             }
         unknown = Reason(UNKNOWN, "the journal says no more")
         return {str(job.job_id): self.reasons.get(job.job_id, unknown) for job in self.jobs if job.state == "failed"}
@@ -167,75 +169,6 @@ class RunFacts:
         return str(programs.get("parallel" if job.tasks > 1 else "serial", "parallel" if job.tasks > 1 else "serial"))
 
 
-def _is_empty(line: bytes) -> bool:
-    return line == b"\n"
-
-
-def _is_decision(line: bytes) -> bool:
-    return b'"kind":"decision"' in line[:80] or _is_empty(line)
-
-
-def journal_entries(path: Path, skip: Callable[[bytes], bool] = _is_empty) -> Iterator[dict[str, Any]]:
-    """Yield the entries of events.jsonl one by one; a last line that a crash cut off is left out.
-
-    Lines for which `skip` holds are not decoded. Raises `UserError` for a file or a line that cannot be read.
-    """
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n") or skip(line):
-                    continue
-                try:
-                    entry = decoder.decode(line)
-                except msgspec.MsgspecError as error:
-                    raise UserError(f"{path}:{number}: not a JSON object: {error}") from error
-                yield entry
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; expected the journal of a run") from error
-
-
-@dataclass
-class _Journal:
-    """What one pass over the journal keeps."""
-
-    begin: dict[str, Any] = field(default_factory=dict)
-    states: dict[int, str] = field(default_factory=dict)
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    times: dict[int, dict[str, float]] = field(default_factory=dict)
-    shapes: dict[int, tuple[float, int, float, float, float]] = field(default_factory=dict)
-    reschedulings: list[dict[str, Any]] = field(default_factory=list)
-    remarks: list[dict[str, Any]] = field(default_factory=list)
-    trace: dict[int, dict[str, Any]] = field(default_factory=dict)
-    last_s: float = 0.0
-
-    def take(self, entry: dict[str, Any]) -> None:
-        kind = entry.get("kind")
-        self.last_s = float(entry.get("t_s", self.last_s))
-        if kind == "job":
-            job, state = int(entry["job"]), str(entry["state"])
-            self.states[job] = state
-            if state == "failed" and entry.get("detail"):
-                self.reasons[job] = reason_of(entry)
-            self.times.setdefault(job, {}).setdefault(state, float(entry["trace_s"]))
-        elif kind == "rescheduling":
-            self.reschedulings.append(entry)
-        elif kind == "decision":
-            self._shapes(entry["view"])
-        elif kind == "begin":
-            self.begin = entry
-        elif kind == "replay":
-            self.trace = {int(job["job"]): job for job in entry.get("trace", ())}
-        elif kind in _TEXT_KINDS:
-            self.remarks.append(entry)
-
-    def _shapes(self, view: Mapping[str, Any]) -> None:
-        """Remember what a policy was told of each job."""
-        columns = ("submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "virtual_time_s")
-        for job, *shape in zip(view["job_id"], *(view[name] for name in columns), strict=True):
-            self.shapes[int(job)] = cast("tuple[float, int, float, float, float]", tuple(shape))
-
-
 def _manifest(path: Path) -> dict[str, Any]:
     """Return the manifest; {} for a run that was killed before it wrote one."""
     if not path.exists():
@@ -243,40 +176,43 @@ def _manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if missing := [key for key in ("run", "policy", "scenario", "nodes") if key not in manifest]:
         raise UserError(f"{path}: no {', '.join(missing)}: expected the manifest of a run")
+    if not isinstance(manifest["nodes"], dict):
+        raise UserError(f"{path}: nodes: expected the facts of each node, by its name")
     return manifest
 
 
-def read_facts(path: Path, watch: Callable[[Mapping[str, Any]], None] | None = None) -> RunFacts:
-    """Read a run directory; `watch` sees every entry of the journal, in order.
+def read_facts(path: Path, *listeners: Listener) -> RunFacts:
+    """Read a run directory; `listeners` get every event of the journal, in order.
 
     A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
     them. Raises `UserError` for what is no run directory, or is broken.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
-    rows = _rows(path / "jobs.csv")
-    journal = _Journal()
-    # Decisions are most of a journal's bytes, and tell the tables nothing that jobs.csv does not.
-    plain = rows is not None and watch is None
-    for entry in journal_entries(path / "events.jsonl", _is_decision if plain else _is_empty):
-        try:
-            journal.take(entry)
-            if watch is not None:
-                watch(entry)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            text = str(entry)[:120]
-            raise UserError(f"{path / 'events.jsonl'}: not an entry of a run's journal: {text}: {error!r}") from error
-    jobs = [_job(row, journal.states, path) for row in rows] if rows is not None else _jobs_of(journal)
+    reschedulings: list[events.Rescheduling] = []
+    remarks: list[Remark] = []
+
+    def note(event: events.Known, _history: History) -> None:
+        if isinstance(event, events.Rescheduling):
+            reschedulings.append(event)
+        elif isinstance(event, Remark):
+            remarks.append(event)
+
+    rows, manifest = _rows(path / "jobs.csv"), _manifest(path / "manifest.json")
+    history = read_history(path / "events.jsonl", tuple(map(str, manifest.get("nodes", {}))), note, *listeners)
+    jobs = [_job(row, history, path) for row in rows] if rows is not None else _jobs_of(history)
     return RunFacts(
         path=path,
-        manifest=_manifest(path / "manifest.json"),
+        manifest=manifest,
         summary=read_json(path / "summary.json") if (path / "summary.json").exists() else None,
         jobs=tuple(jobs),
-        reschedulings=tuple(journal.reschedulings),
-        remarks=tuple(journal.remarks),
-        begin=journal.begin,
-        last_s=journal.last_s,
-        reasons=journal.reasons,
+        reschedulings=tuple(reschedulings),
+        remarks=tuple(remarks),
+        begin=history.begin,
+        last_s=history.last_s,
+        reasons={
+            job.job: reason_of(job.failure_text, job.failure_code) for job in history.jobs.values() if job.failure_text
+        },
     )
 
 
@@ -290,7 +226,7 @@ def _rows(path: Path) -> list[dict[str, str]] | None:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
 
 
-def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRow:
+def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
     """Return a row of jobs.csv as numbers; columns that an older version did not write are 0 or None."""
     values: dict[str, float | None] = {}
     for column in JOB_COLUMNS:
@@ -303,9 +239,9 @@ def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRo
     def count(column: str) -> int:
         return int(values[column] or 0)
 
-    job_id = count("job_id")
+    known = history.jobs.get(count("job_id"))
     return JobRow(
-        job_id=job_id,
+        job_id=count("job_id"),
         submit_time_s=values["submit_time_s"] or 0.0,
         tasks=count("tasks"),
         cpu_need_frac=values["cpu_need_frac"] or 0.0,
@@ -320,41 +256,32 @@ def _job(row: Mapping[str, str], states: Mapping[int, str], path: Path) -> JobRo
         penalty_s=values["penalty_s"] or 0.0,
         bytes_moved=count("bytes_moved"),
         live_migrations=count("live_migrations"),
-        state=states.get(job_id, "coming"),
+        state="coming" if known is None else known.word,
     )
 
 
-def _jobs_of(journal: _Journal) -> list[JobRow]:
+def _jobs_of(history: History) -> list[JobRow]:
     """Return the jobs that the journal speaks of: all of the trace, or those submitted if it does not tell that."""
-    jobs = []
-    for job_id in sorted({*journal.trace, *journal.states}):
-        state = journal.states.get(job_id, "coming")
-        times = journal.times.get(job_id, {})
-        told = journal.trace.get(job_id, {})
-        nothing = (
-            told.get("submit_time_s", times.get("submitted", 0.0)), told.get("tasks", 0),
-            told.get("cpu_need_frac", 0.0), told.get("mem_req_frac", 0.0), 0.0,
-        )  # fmt: skip
-        submit_s, tasks, need, mem, virtual_s = journal.shapes.get(job_id, nothing)
-        own = [entry for entry in journal.reschedulings if entry["job"] == job_id]
-        jobs.append(
-            JobRow(
-                job_id=job_id,
-                submit_time_s=submit_s,
-                tasks=tasks,
-                cpu_need_frac=need,
-                mem_req_frac=mem,
-                run_time_s=told.get("run_time_s"),
-                start_time_s=times.get("running"),
-                end_time_s=times.get("done", times.get("failed")),
-                stretch=None,
-                virtual_time_s=virtual_s,
-                preemptions=sum(entry["reason"] == "preemption" for entry in own),
-                migrations=sum(entry["reason"] == "migration" for entry in own),
-                penalty_s=sum(entry["penalty_s"] for entry in own),
-                bytes_moved=sum(value for entry in own for key, value in entry.items() if key.endswith("_bytes")),
-                live_migrations=sum(entry.get("mechanism") == "live" for entry in own),
-                state=state,
-            )
-        )
-    return jobs
+    return [_row_of(history.jobs[job_id]) for job_id in sorted(history.jobs)]
+
+
+def _row_of(job: JobHistory) -> JobRow:
+    """Return the row that jobs.csv would have, but for the stretch; what is not measured yet costs nothing."""
+    return JobRow(
+        job_id=job.job,
+        submit_time_s=job.submit_trace_s or 0.0,
+        tasks=job.tasks,
+        cpu_need_frac=job.cpu_need_frac,
+        mem_req_frac=job.mem_req_frac,
+        run_time_s=job.run_time_s,
+        start_time_s=job.start_trace_s,
+        end_time_s=job.end_trace_s,
+        stretch=None,
+        virtual_time_s=job.virtual_time_s,
+        preemptions=job.preemptions,
+        migrations=job.migrations,
+        penalty_s=sum(each.measured.penalty_s for each in job.interruptions if each.measured is not None),
+        bytes_moved=sum(each.bytes_moved for each in job.interruptions),
+        live_migrations=sum(each.mechanism == LIVE for each in job.interruptions),
+        state=job.word,
+    )

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,6 +22,7 @@ from testbed.report.style import (
     legend_outside,
     single_axes,
 )
+from testbed.run.events import Rescheduling
 
 _NAME, _TITLE = "penalty", "Rescheduling penalty against memory"
 _KINDS = (
@@ -32,16 +32,12 @@ _KINDS = (
 )
 
 
-def _of_kind(entries: Sequence[Mapping[str, Any]], reason: str, mechanism: str) -> list[tuple[float, float, int]]:
+def _of_kind(found: Sequence[Rescheduling], reason: str, mechanism: str) -> list[tuple[float, float, int]]:
     """Return (GB, penalty s, job) of the reschedulings of one kind."""
     return [
-        (
-            max(entry.get("saved_bytes", 0), entry.get("migrated_bytes", 0)) / 1e9,
-            float(entry["penalty_s"]),
-            int(entry["job"]),
-        )
-        for entry in entries
-        if entry["reason"] == reason and entry.get("mechanism", "save-restore") == mechanism
+        (max(each.saved_bytes, each.migrated_bytes) / 1e9, each.penalty_s, each.job)
+        for each in found
+        if (each.reason, each.mechanism) == (reason, mechanism)
     ]
 
 
@@ -100,6 +96,6 @@ def figure_penalty(facts: RunFacts) -> Chart | Absent:
         f"n = {count}. Time for which the policy did not want the job is no part of it. "
         + (fit_words(fit, "by save and restore") if stored else "")
     )
-    penalties = [float(entry["penalty_s"]) for entry in facts.reschedulings]
+    penalties = [each.penalty_s for each in facts.reschedulings]
     alt = f"{count} penalties, median {np.median(penalties):.2f} s, maximum {max(penalties):.2f} s"
     return Chart(_NAME, _TITLE, caption.strip(), alt, draw)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.measure.reasons import Reason
-from testbed.report.job_ledger import Wait
+from testbed.report.job_waits import Wait
 
 SUBMITTED = "submitted"
 DECISION = "decision"

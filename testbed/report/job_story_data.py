@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from testbed.report.job_ledger import Wait
 from testbed.report.job_told import Told
+from testbed.report.job_waits import Wait
 
 
 def as_data(told: Told) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed.report import job_story as story
-from testbed.report.job_ledger import Wait
+from testbed.report.job_waits import Wait
 
 SHORTEST_WAIT_S = 0.05  # shorter ones are the controller's own time
 _DONE_WITH = {"save": "written", "transfer": "copied", "restore": "read", "migrate": "sent"}

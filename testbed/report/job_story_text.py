@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from testbed.measure.reasons import REASONS
-from testbed.report.job_ledger import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY
 from testbed.report.job_story import GUEST, Event
 from testbed.report.job_story_event import SHORTEST_WAIT_S, megabytes, places, seconds, text_of, wait_text
 from testbed.report.job_told import Told
+from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY
 
 _MERGED = frozenset({"progress", "ended", "done"})  # tasks tell these side by side
 _UNDER_WAY = {

@@ -1,12 +1,11 @@
-"""Makes the story of one job from the entries of a run's journal."""
+"""Makes the story of one job from the events of a run and the states that they lead to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from testbed.measure.reasons import reason_of
-from testbed.report.job_ledger import POLICY, Ledger, Target, Wait
 from testbed.report.job_story import (
     DECISION,
     ENDED,
@@ -20,64 +19,69 @@ from testbed.report.job_story import (
     Story,
     WaitSpan,
 )
+from testbed.report.job_waits import POLICY, Target, Wait, Waits, runs, target_of
+from testbed.run import events
+from testbed.run.events import kind_of
+from testbed.run.history import History
+from testbed.run.job_history import JobHistory
+from testbed.run.journal import plain
+from testbed.run.phases import Phase
 
+_Told: TypeAlias = (
+    events.NoRoom | events.Migration | events.Rescheduling | events.ReschedulingCutOff | events.Guest | events.Unchecked
+)
+_OfJob: TypeAlias = _Told | events.Job | events.Intent | events.Outcome | events.Retry
 _TOTALS = frozenset({"t_s", "trace_s", "elapsed_s", "waited_s"})
 _KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "node", "nodes"})  # told by other means
 
 
 class Teller:
-    """Makes the story of `job` from the entries of a journal, in their order."""
+    """Makes the story of `job`: a listener of the history of its run."""
 
-    def __init__(self, job: int, ledger: Ledger) -> None:
+    def __init__(self, job: int, node_names: Sequence[str], waits: Waits) -> None:
         self.story = Story(job)
-        self._ledger = ledger
-        self._place = ledger.place(job)
+        self._node_names = node_names
+        self._waits = waits
+        self._target: Target | None = None
         self._operation_waits: list[WaitSpan] = []  # before the next operation
         self._wait: tuple[float, Wait, bool] | None = None
         self._run: tuple[float, tuple[int, ...], float] | None = None
         self._decisions = 0
         self._left_out = 0  # decisions in a row that left the job out without an event
         self._told_out = False  # whether the last event of a decision was that it leaves the job out
-        self._seen: set[int] = set()  # jobs whose submission was part of an earlier decision
-        self._ends: dict[int, str] = {}  # jobs that ended since the last decision
-        self._nodes: list[dict[str, Any]] = []  # what nodes did since then
-        self._away: dict[str, Mapping[str, Any]] = {}  # entries of nodes that are away, until the job's first entry
-        self._stayed: list[int] = []  # jobs whose live migration did not succeed since then
-        self._reader = {
-            "decision": self._decision,
-            "node": self._node,
-            "outcome": self._outcome,
-            "job": self._job,
-            "intent": self._intent,
-            "retry": self._retry,
-            "no-room": self._told,
-            "migration": self._told,
-            "rescheduling": self._told,
-            "rescheduling_cut_off": self._told,
-            "guest": self._told,
-            "unchecked": self._told,
-            "aborted": self._aborted,
-        }
+        self._nodes: list[dict[str, Any]] = []  # what nodes did since the last decision
+        self._away: list[events.Node] = []  # events of nodes that are away, until the job's first entry
+        self._stayed: list[int] = []  # jobs whose live migration did not succeed since the last decision
 
-    def feed(self, entry: Mapping[str, Any]) -> None:
-        """Take the next entry; raises `LookupError`, `TypeError` or `ValueError` for one that a run does not write."""
-        story, kind = self.story, entry["kind"]
-        t_s = float(entry["t_s"])
+    def take(self, event: events.Known, history: History) -> None:
+        """Take the next event and the state after it."""
+        story, job = self.story, history.jobs.get(self.story.job)
         if not story.ended:
-            story.t_s, story.trace_s = t_s, float(entry.get("trace_s", story.trace_s))
-        before = self._place.target
-        if kind == "intent" and int(entry["job"]) == story.job:
-            self._close_wait(t_s)
-        self._ledger.feed(entry)
-        read = self._reader.get(kind)
-        if read is not None:
-            read(entry)
-        if kind == "decision" and self._place.state != "coming" and not self._place.ended:
-            self._decided(entry, before)
-        if kind == "decision":
-            self._seen.update(entry["event"]["submitted"])
-            self._ends, self._nodes, self._stayed = {}, [], []
-        self._follow(t_s)
+            story.t_s, story.trace_s = event.t_s, event.trace_s
+        if isinstance(event, events.Intent) and self._mine(event):
+            self._close_wait(event.t_s)
+        self._tell(event, history, job)
+        if job is not None:
+            self._follow(event.t_s, job, history)
+
+    def _tell(self, event: events.Known, history: History, job: JobHistory | None) -> None:
+        match event:
+            case events.Decision():
+                self._decision(event, history, job)
+            case events.Node():
+                self._node(event, job)
+            case events.Outcome():
+                self._outcome(event)
+            case events.Job() if self._mine(event):
+                self._job(event)
+            case events.Intent() if self._mine(event):
+                self._intent(event)
+            case events.Retry() if self._mine(event):
+                self._add(event, RETRY, {"attempt": event.attempt, "error": event.error, **_code(event.code)})
+            case events.Aborted():
+                self.story.aborted = event.reason
+            case _ if isinstance(event, _Told) and self._mine(event):
+                self._told(event)
 
     def finish(self) -> Story:
         """Close what lasts at the end of the journal."""
@@ -94,94 +98,90 @@ class Teller:
         if self.story.operation is not None:
             self.story.operation.facts["under_way_s"] = t_s - self.story.operation.t_s
 
-    def _mine(self, entry: Mapping[str, Any]) -> bool:
-        return int(entry["job"]) == self.story.job
+    def _mine(self, event: _OfJob) -> bool:
+        return event.job == self.story.job
 
-    def _add(self, entry: Mapping[str, Any], kind: str, facts: Mapping[str, Any]) -> Event:
-        event = Event(float(entry["t_s"]), float(entry["trace_s"]), kind, dict(facts))
-        self.story.events.append(event)
-        return event
+    def _add(self, event: events.Entry, kind: str, facts: Mapping[str, Any]) -> Event:
+        told = Event(event.t_s, event.trace_s, kind, dict(facts))
+        self.story.events.append(told)
+        return told
 
     def _names(self, nodes: Sequence[int]) -> list[str]:
-        known = self._ledger.node_names
+        known = self._node_names
         return [known[node] if node < len(known) else f"node {node}" for node in nodes]
 
-    def _decision(self, entry: Mapping[str, Any]) -> None:
+    def _decision(self, event: events.Decision, history: History, job: JobHistory | None) -> None:
         self._decisions += 1
-        view = entry["view"]
-        if self.story.job in view["job_id"]:
-            done_s = float(view["virtual_time_s"][view["job_id"].index(self.story.job)])
-            self.story.work_s = max(self.story.work_s, done_s)
+        if job is not None and job.active:
+            self.story.work_s = max(self.story.work_s, job.virtual_time_s)
+            self._decided(event, history, target_of(job))
+        self._nodes, self._stayed = [], []
 
-    def _decided(self, entry: Mapping[str, Any], before: Target | None) -> None:
-        after = self._place.target
+    def _decided(self, event: events.Decision, history: History, after: Target | None) -> None:
+        before = self._target
         if after == before and (after is not None or self._told_out):
             self._left_out += after is None
         else:
-            facts = {"number": self._decisions, **self._causes(entry["event"]), "left_out": self._left_out}
-            facts |= {"before": self._target(before), "after": self._target(after)}
-            self._add(entry, DECISION, facts)
+            facts = {"number": self._decisions, **self._causes(event.event, history), "left_out": self._left_out}
+            facts |= {"before": self._goal(before), "after": self._goal(after)}
+            self._add(event, DECISION, facts)
             self._left_out, self._told_out = 0, after is None
 
-    def _target(self, target: Target | None) -> dict[str, Any] | None:
+    def _goal(self, target: Target | None) -> dict[str, Any] | None:
         return None if target is None else {"nodes": self._names(target.nodes), "yield_frac": target.yield_frac}
 
-    def _causes(self, event: Mapping[str, Any]) -> dict[str, Any]:
+    def _causes(self, trigger: events.Trigger, history: History) -> dict[str, Any]:
         """Return what the decision answered: the event, and what the journal has told since the decision before."""
-        submitted = list(event["submitted"])
+        jobs = history.jobs
         return {
-            "submitted": [job for job in submitted if job not in self._seen],
-            "tried_again": [job for job in submitted if job in self._seen],
-            "ended": [{"job": job, "state": self._ends.get(job, "ended")} for job in event["completed"]],
-            "periodic": bool(event["periodic"]),
-            "changed": bool(event["changed"]),
+            "submitted": [job for job in trigger.submitted if job not in jobs or jobs[job].decisions <= 1],
+            "tried_again": [job for job in trigger.submitted if job in jobs and jobs[job].decisions > 1],
+            "ended": [
+                {"job": job, "state": jobs[job].word if job in jobs and jobs[job].ended else "ended"}
+                for job in trigger.completed
+            ],
+            "periodic": trigger.periodic,
+            "changed": trigger.changed,
             "nodes": list(self._nodes),
             "not_migrated": list(self._stayed),
         }
 
-    def _node(self, entry: Mapping[str, Any]) -> None:
-        name, online = str(entry["node"]), bool(entry["online"])
-        self._nodes.append({"node": name, "online": online})
-        if self._place.state != "coming":
-            self._tell_node(entry)
-        elif online:
-            self._away.pop(name, None)
-        else:
-            self._away[name] = entry
+    def _node(self, event: events.Node, job: JobHistory | None) -> None:
+        self._nodes.append({"node": event.node, "online": event.online})
+        if job is not None and job.phase is not Phase.COMING:
+            self._tell_node(event)
+            return
+        self._away = [each for each in self._away if each.node != event.node]
+        if not event.online:
+            self._away.append(event)
 
-    def _tell_node(self, entry: Mapping[str, Any]) -> None:
+    def _tell_node(self, event: events.Node) -> None:
         if not self.story.ended:
-            told = {"node": str(entry["node"]), "online": bool(entry["online"]), "reason": str(entry["reason"])}
-            self._add(entry, NODE, {**told, **_code(entry)})
+            self._add(
+                event, NODE, {"node": event.node, "online": event.online, "reason": event.reason, **_code(event.code)}
+            )
 
-    def _job(self, entry: Mapping[str, Any]) -> None:
-        job, state = int(entry["job"]), str(entry["state"])
-        if state in ("done", "failed"):
-            self._ends[job] = state
-        if not self._mine(entry):
-            return
-        story = self.story
-        for away in self._away.values():  # a job may not fit because of them
+    def _job(self, event: events.Job) -> None:
+        story, state = self.story, event.state
+        for away in self._away:  # a job may not fit because of them
             self._tell_node(away)
-        self._away = {}
-        story.state, story.t_s, story.trace_s = state, float(entry["t_s"]), float(entry["trace_s"])
+        self._away = []
+        story.state, story.t_s, story.trace_s = state, event.t_s, event.trace_s
         if state == "submitted":
-            self._add(entry, SUBMITTED, {})
+            self._add(event, SUBMITTED, {})
         elif state in ("done", "failed"):
-            story.reason = reason_of(entry) if state == "failed" else None
+            story.reason = reason_of(event.detail, event.code) if state == "failed" else None
             told = {} if story.reason is None else {"code": story.reason.code, "reason": story.reason.text}
-            self._add(entry, ENDED, {"state": state, **told})
+            self._add(event, ENDED, {"state": state, **told})
 
-    def _intent(self, entry: Mapping[str, Any]) -> None:
-        if not self._mine(entry):
-            return
-        self._leave_operation(float(entry["t_s"]))
-        facts = {"action": entry["action"], "verb": str(entry["verb"]), "nodes": self._names(entry["nodes"])}
-        facts |= {"yield_frac": float(entry["yield_frac"]), "waits": list(self._waits())}
-        self.story.operation = self._add(entry, OPERATION, facts)
+    def _intent(self, event: events.Intent) -> None:
+        self._leave_operation(event.t_s)
+        facts = {"action": event.action, "verb": event.verb, "nodes": self._names(event.nodes)}
+        facts |= {"yield_frac": event.yield_frac, "waits": list(self._waited())}
+        self.story.operation = self._add(event, OPERATION, facts)
         self._operation_waits = []
 
-    def _waits(self) -> Iterator[dict[str, Any]]:
+    def _waited(self) -> Iterator[dict[str, Any]]:
         """Return the waits before an operation: one for each cause, with the jobs that held memory meanwhile."""
         found: dict[tuple[str, tuple[int, ...], str], tuple[float, set[int]]] = {}
         for span in self._operation_waits:
@@ -193,47 +193,40 @@ class Teller:
                 "kind": kind, "waited_s": waited_s, "nodes": self._names(nodes), "jobs": sorted(jobs), "behind": behind,
             }  # fmt: skip
 
-    def _outcome(self, entry: Mapping[str, Any]) -> None:
-        if not entry["ok"] and entry["verb"] == "migrate":
-            self._stayed.append(int(entry["job"]))
-        if not self._mine(entry) or self.story.operation is None:
+    def _outcome(self, event: events.Outcome) -> None:
+        if not event.ok and event.verb == "migrate":
+            self._stayed.append(event.job)
+        if not self._mine(event) or self.story.operation is None:
             return
         self.story.operation.facts.update(
-            ok=bool(entry["ok"]), error=entry["error"], elapsed_s=float(entry["elapsed_s"]),
-            waited_s=float(entry["waited_s"]), bytes=int(entry["bytes"]),
-            phases={name: value for name, value in entry.items() if name.endswith("_s") and name not in _TOTALS},
-            **_code(entry),
+            ok=event.ok, error=event.error, elapsed_s=event.elapsed_s, waited_s=event.waited_s, bytes=event.bytes,
+            phases={name: value for name, value in plain(event).items() if name.endswith("_s") and name not in _TOTALS},
+            **_code(event.code),
         )  # fmt: skip
         self.story.operation = None
 
-    def _retry(self, entry: Mapping[str, Any]) -> None:
-        if self._mine(entry):
-            self._add(entry, RETRY, {"attempt": int(entry["attempt"]), "error": str(entry["error"]), **_code(entry)})
-
-    def _told(self, entry: Mapping[str, Any]) -> None:
-        """Take an entry as it is, with nodes by name."""
-        if not self._mine(entry):
-            return
-        named = {key: self._names([int(entry[key])])[0] for key in ("source", "target", "node") if key in entry}
+    def _told(self, event: _Told) -> None:
+        """Take an event as it is, with nodes by name."""
+        entry = plain(event)
+        numbered = [key for key in ("source", "target", "node") if key in entry]
+        named: dict[str, Any] = dict(zip(numbered, self._names([entry[key] for key in numbered]), strict=True))
         rest = {name: value for name, value in entry.items() if name not in _KEPT_KEYS}
-        kind = RESCHEDULING if entry["kind"] == "rescheduling_cut_off" else entry["kind"]
-        more = {"cut_off": entry["kind"] == "rescheduling_cut_off"} if kind == RESCHEDULING else {}
-        self._add(entry, kind, {**rest, **named, **more})
+        if isinstance(event, events.Penalty):
+            self._add(event, RESCHEDULING, {**rest, "cut_off": isinstance(event, events.ReschedulingCutOff)})
+        else:
+            self._add(event, kind_of(event), {**rest, **named})
 
-    def _aborted(self, entry: Mapping[str, Any]) -> None:
-        self.story.aborted = str(entry["reason"])
-
-    def _follow(self, t_s: float) -> None:
-        """Note whether the job runs or waits from now on."""
-        place, story = self._place, self.story
-        run = (place.running_on, place.yield_frac) if place.runs and place.running_on is not None else None
+    def _follow(self, t_s: float, job: JobHistory, history: History) -> None:
+        """Note whether the job runs or waits from now on, and what is wanted of it."""
+        self._target = target_of(job)
+        run = (job.running_on, job.yield_frac) if runs(job) and job.running_on is not None else None
         if run != (None if self._run is None else self._run[1:]):
             self._close_run(t_s)
             self._run = None if run is None else (t_s, *run)
-        wait = self._ledger.wait(story.job)
+        wait = self._waits.of(job, history)
         if wait != (None if self._wait is None else self._wait[1]):
             self._close_wait(t_s)
-            self._wait = None if wait is None else (t_s, wait, not place.runs and not place.flight)
+            self._wait = None if wait is None else (t_s, wait, run is None and job.flight is None)
 
     def _close_wait(self, t_s: float) -> None:
         if self._wait is not None and self._wait[0] < t_s:
@@ -250,5 +243,5 @@ class Teller:
         self._run = None
 
 
-def _code(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"code": entry["code"]} if "code" in entry else {}
+def _code(code: str | None) -> dict[str, str]:
+    return {} if code is None else {"code": code}

@@ -10,9 +10,9 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
 from testbed.report.facts import JobRow, RunFacts, read_facts
-from testbed.report.job_ledger import Ledger
 from testbed.report.job_story import Story
 from testbed.report.job_teller import Teller
+from testbed.report.job_waits import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ def tell(path: Path, job: int) -> Told:
     Raises `UserError` for what is no run directory, for one that is broken, and for a job that it does not have.
     """
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
-    teller = Teller(job, _ledger(manifest))
-    run = read_facts(path, teller.feed)
+    nodes = manifest.get("nodes")
+    nodes = nodes if isinstance(nodes, dict) else {}
+    teller = Teller(job, tuple(map(str, nodes)), _waits(manifest, nodes))
+    run = read_facts(path, teller.take)
     row = run.job_by_id.get(job)
     if row is None:
         there = _ranges(sorted(run.job_by_id))
@@ -44,15 +46,13 @@ def tell(path: Path, job: int) -> Told:
     return Told(teller.finish(), run, row)
 
 
-def _ledger(manifest: Mapping[str, Any]) -> Ledger:
-    nodes = manifest.get("nodes")
-    nodes = nodes if isinstance(nodes, dict) else {}
+def _waits(manifest: Mapping[str, Any], nodes: Mapping[str, Any]) -> Waits:
     memory = [facts.get("memory_mib") if isinstance(facts, dict) else None for facts in nodes.values()]
     scenario = manifest.get("scenario")
     migration = scenario.get("migration") if isinstance(scenario, dict) else None
     live = isinstance(migration, dict) and migration.get("mechanism") == "live"
     known = [each for each in memory if isinstance(each, int)]
-    return Ledger(tuple(map(str, nodes)), known if len(known) == len(memory) else (), live=live)
+    return Waits(known if len(known) == len(memory) else (), live=live)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ def load_material(path: Path) -> Material:
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     timeline = Timeline.of_manifest(manifest) if {"clocks", "nodes"} <= manifest.keys() else Timeline()
-    facts = read_facts(path, timeline.feed)
+    facts = read_facts(path, timeline.take)
     trouble: list[str] = []
     points: dict[str, pl.DataFrame] = {}
     try:

@@ -42,6 +42,7 @@ from testbed.report.quantiles import latencies
 from testbed.report.schedule import Schedule
 from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, inline_svg
 from testbed.report.text import METRICS
+from testbed.run import events
 
 _MOST_REMARKS = 20
 _NOT_COMPARED = ("bound", "cap_windows")  # of the workload, or of how long it was measured
@@ -101,22 +102,22 @@ def _remarks(material: Material) -> tuple[str, ...]:
     """Return what a reader should know before the numbers: failures, nodes lost, retries."""
     run = material.facts
     found = [f"Job {job} failed ({reason.code}): {reason.text}" for job, reason in run.failed.items()]
-    for entry in run.remarks:
-        at = f"{entry.get('t_s', 0):.1f} s"
-        kind = entry["kind"]
-        if kind == "aborted":
-            found.append(f"At {at} the run was aborted: {entry.get('reason')}")
-        elif kind == "retry":
-            found.append(f"At {at} an operation on job {entry.get('job')} was tried again: {entry.get('error')}")
-        elif kind == "recorder":
-            found.append(f"At {at} recorder {entry.get('name')} was left out: {entry.get('error')}")
-        elif kind == "doubt":
-            found.append(f"At {at} job {entry.get('job')}, task {entry.get('task')}: {entry.get('reason')}")
-        elif kind == "results":
-            for reason, jobs in dict(entry.get("unchecked", {})).items():
-                found.append(f"Results that the controller did not compare, of {len(jobs)} jobs: {reason}")
-        elif kind == "node" and not entry.get("online"):
-            found.append(f"At {at} node {entry.get('node')} went offline: {entry.get('reason')}")
+    for remark in run.remarks:
+        at = f"{remark.t_s:.1f} s"
+        match remark:
+            case events.Aborted():
+                found.append(f"At {at} the run was aborted: {remark.reason}")
+            case events.Retry():
+                found.append(f"At {at} an operation on job {remark.job} was tried again: {remark.error}")
+            case events.RecorderFailed():
+                found.append(f"At {at} recorder {remark.name} was left out: {remark.error}")
+            case events.Doubt():
+                found.append(f"At {at} job {remark.job}, task {remark.task}: {remark.reason}")
+            case events.Results():
+                for reason, jobs in remark.unchecked.items():
+                    found.append(f"Results that the controller did not compare, of {len(jobs)} jobs: {reason}")
+            case events.Node(online=False):
+                found.append(f"At {at} node {remark.node} went offline: {remark.reason}")
     found += material.trouble
     if run.summary is None:
         found.append("Without summary.json there are no metrics; what follows is what the journal and the points hold.")

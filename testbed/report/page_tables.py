@@ -109,11 +109,11 @@ def penalties_table(run: RunFacts) -> Table | None:
         return None
     rows = tuple(
         (
-            str(entry["job"]), str(entry["reason"]), str(entry.get("mechanism", "save-restore")),
-            str(entry.get("moved_tasks", "–")), *(_number(entry.get(f"{phase}_s", 0.0), 3) for phase in PHASES),
-            *(_mib(entry.get(f"{kind}_bytes", 0)) for kind in AMOUNTS),
+            str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
+            *(_number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
+            *(_mib(getattr(each, f"{kind}_bytes")) for kind in AMOUNTS),
         )
-        for entry in run.reschedulings
+        for each in run.reschedulings
     )  # fmt: skip
     caption = (
         "Wall seconds by the controller's monotonic clock. The penalty is save + transfer + wait + restore + downtime "

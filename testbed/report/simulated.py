@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from testbed.control.planner import stable_nodes
 from testbed.errors import UserError
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import read_json
 from testbed.policies.batch import BatchPolicy
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.report.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
+from testbed.run.events import Decision, Rescheduling, View
+from testbed.run.journal import is_decision, never, read_events
+from testbed.run.phases import stable_nodes
 from testbed.simulation.batch import batch_run, schedule_batch
 from testbed.simulation.by_views import Placement, simulate_by_views
 from testbed.simulation.overheads import Overheads, constant
@@ -219,11 +221,11 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     penalties_s: list[float] = []
     estimates: dict[int, float] = {}
-    for entry in read_journal(run / "events.jsonl"):
-        if entry["kind"] == "rescheduling":
-            penalties_s.append(float(str(entry["penalty_s"])))
-        elif entry["kind"] == "decision" and policy.needs_estimates:
-            estimates.update(_estimates(entry))
+    for event in read_events(run / "events.jsonl", never if policy.needs_estimates else is_decision):
+        if isinstance(event, Rescheduling):
+            penalties_s.append(event.penalty_s)
+        elif isinstance(event, Decision):
+            estimates.update(_estimates(event.view))
     name = ""
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
@@ -242,9 +244,8 @@ def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
     return len(addresses) == 1 and None not in addresses
 
 
-def _estimates(entry: Mapping[str, Any]) -> dict[int, float]:
-    view = entry["view"]
-    return {job: told for job, told in zip(view["job_id"], view["estimate_s"], strict=True) if told is not None}
+def _estimates(view: View) -> dict[int, float]:
+    return {job: told for job, told in zip(view.job_id, view.estimate_s, strict=True) if told is not None}
 
 
 def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:

@@ -104,11 +104,11 @@ def penalties_table(run: RunFacts) -> Table | None:
         ("job", "reason", "how", "moved", "save", "transfer", "wait", "restore", "down", "first", "penalty", "live",
          "paused", "MiB saved", "sent", "read", "live"),
     )  # fmt: skip
-    for entry in run.reschedulings:
+    for each in run.reschedulings:
         table.add_row(
-            str(entry["job"]), str(entry["reason"]), str(entry.get("mechanism", "save-restore")),
-            str(entry["moved_tasks"]), *(_number(entry.get(f"{phase}_s", 0.0), 3) for phase in PHASES),
-            *(_mib(entry.get(f"{kind}_bytes", 0)) for kind in AMOUNTS),
+            str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
+            *(_number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
+            *(_mib(getattr(each, f"{kind}_bytes")) for kind in AMOUNTS),
         )  # fmt: skip
     return table
 

@@ -1,78 +1,77 @@
-"""When every task of a run was where, at which yield: spans, made of the journal entry by entry.
+"""When every task of a run was where, at which yield: spans, made of the states of its jobs.
 
 What the kinds of spans mean is told in `testbed.report.schedule`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.errors import UserError
-from testbed.measure.rundir import read_journal, read_json
+from testbed.measure.rundir import read_json
 from testbed.report.schedule import (
-    DONE,
     ENDED,
-    FAILED,
     IN_MEMORY,
     KINDS,
     LIVE,
-    PAUSED,
     RESTORE,
     RUN,
-    RUNNING,
     RUNS,
     SAVE,
     START,
     TRANSFER,
     WAIT,
-    WAITING,
     JobFacts,
     Schedule,
     Span,
 )
+from testbed.run import events
+from testbed.run.history import History
+from testbed.run.job_history import JobHistory
+from testbed.run.phases import COURSES, Phase
+from testbed.run.reader import read_history
 
 __all__ = ["ENDED", "IN_MEMORY", "KINDS", "RUNS", "JobFacts", "Schedule", "Span", "Timeline", "read_timeline"]
 
-CAP = "cap"
-MIGRATE = "migrate"
-_STATE = {
-    "submitted": WAITING,
-    "running": RUNNING,
-    "resumed": RUNNING,
-    "moving": RUNNING,
-    "paused": PAUSED,
-    "done": DONE,
-    "failed": FAILED,
-}
+_GIVEN_UP: Final = {course.during: course.before for course in COURSES.values()}
 
 
-@dataclass(slots=True)
-class _Life:
-    """Where the tasks of a job are, as far as the journal says."""
+def doings(job: JobHistory) -> Iterator[tuple[int, int, str, float]]:
+    """Yield what each task does now: task, node, kind of its span, yield; nothing for those that do nothing."""
+    phase = job.phase if job.flight is not None else _GIVEN_UP.get(job.phase, job.phase)
+    if job.ended or job.withdrawn or phase is Phase.WAITING:
+        return
+    for task, node in enumerate(job.running_on or job.saved_on or ()):
+        doing = None if task in job.finished_tasks else _doing(job, phase, task, node)
+        if doing is not None:
+            yield task, *doing
 
-    nodes: tuple[int, ...] = ()  # of each task: where it runs, or where its image is
-    yield_frac: float = 0.0
-    saved: bool = False
-    wanted: bool = False
-    flight: str = ""  # verb of the operation under way
-    flight_yield_frac: float = 0.0  # the yield that it brings
-    flight_nodes: tuple[int, ...] = ()  # and where the tasks were when it began
-    for_a_move: bool = False  # the save under way is the first part of a migration
-    finished: set[int] = field(default_factory=set)
 
-    def left(self) -> Iterator[tuple[int, int]]:
-        """Tasks that have not ended, with their nodes."""
-        return ((task, node) for task, node in enumerate(self.nodes) if task not in self.finished)
+def _doing(job: JobHistory, phase: Phase, task: int, node: int) -> tuple[int, str, float] | None:
+    flight, runs = job.flight, RESTORE if task in job.unready else RUN
+    if phase is Phase.SAVED or (phase is Phase.TRANSFERRING and flight is not None and flight.nodes[task] == node):
+        wanted = job.wanted is not None if flight is None else flight.for_a_move
+        return (node, WAIT, 0.0) if wanted else None
+    if flight is None or phase is Phase.RUNNING:
+        return node, runs, job.yield_frac
+    if phase is Phase.MIGRATING:
+        kind = runs if node == flight.nodes[task] else LIVE
+        return node, kind, flight.yield_frac if task in flight.arrived else job.yield_frac
+    if phase in (Phase.SAVING, Phase.TRANSFERRING):
+        return (node, SAVE, 0.0) if phase is Phase.SAVING else (flight.nodes[task], TRANSFER, 0.0)
+    kind = START if phase is Phase.STARTING else RESTORE
+    return node, kind if task in job.unready else RUN, flight.yield_frac
 
 
 class Timeline:
-    """Spans and jobs of a run, from its journal's entries in their order; each costs what it changes.
+    """Spans and jobs of a run: a listener of its history; each event costs what it changes.
 
-    `closed` are the spans that are over, `now_s` is the time of the last entry, `ended` says that no more will come.
-    An entry that goes back in time counts as one of now. Trace second 0 is wall second 0.
+    `closed` are the spans that are over, `now_s` is the time of the last event, `ended` says that no more will come.
+    An event that goes back in time counts as one of now. Trace second 0 is wall second 0.
     """
 
     def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = ()) -> None:
@@ -80,24 +79,11 @@ class Timeline:
         self.node_names = tuple(node_names)
         self.nodes = len(self.node_names)
         self.closed: list[Span] = []
-        self.jobs: dict[int, JobFacts] = {}
         self.now_s = 0.0
         self.ended = False
         self._zero_t_s: float | None = None
         self._open: dict[tuple[int, int], Span] = {}
-        self._lives: dict[int, _Life] = {}
-        self._takes = {
-            "decision": self._decision,
-            "job": self._job,
-            "intent": self._intent,
-            "retry": self._retry,
-            "outcome": self._outcome,
-            "guest": self._guest,
-            "migration": self._migration,
-            "rescheduling": self._rescheduling,
-            "teardown": self._end,
-            "aborted": self._end,
-        }
+        self._jobs: Mapping[int, JobHistory] = {}
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Timeline:
@@ -119,6 +105,11 @@ class Timeline:
         lasting = (replace(span, end_s=self.now_s) for span in self._open.values() if span.begin_s < self.now_s)
         return [*self.closed, *lasting]
 
+    @property
+    def jobs(self) -> dict[int, JobFacts]:
+        """Return what is known of the jobs that were submitted."""
+        return {job.job: self._facts(job) for job in self._jobs.values() if job.phase is not Phase.COMING}
+
     def to_trace_s(self, wall_s: float) -> float:
         """Return the trace second of a wall second since the replay began."""
         return wall_s * self.time_scale
@@ -129,186 +120,63 @@ class Timeline:
 
     def schedule(self, name: str = "measured") -> Schedule:
         """Return what is known by now as a schedule."""
-        facts = {job: replace(each) for job, each in self.jobs.items()}
-        return Schedule(name, self.until_now(), facts, self.nodes, self.node_names, self.time_scale, self.now_s)
+        return Schedule(name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s)
 
-    def feed(self, entry: Mapping[str, Any]) -> None:
-        """Take the next entry; kinds without a meaning here, and all before the replay begins, change nothing."""
-        kind = entry["kind"]
-        if kind == "replay":
-            self._end(entry)
-            self.ended = False
-            begin_s = entry["t_s"] - entry["trace_s"] / self.time_scale
+    def take(self, event: events.Known, history: History) -> None:
+        """Take an event and the state after it; events before the replay begins change nothing."""
+        if isinstance(event, events.Replay):
+            self._end()
+            self.ended, self._jobs = False, history.jobs
+            begin_s = event.t_s - event.trace_s / self.time_scale
             # a second replay in one journal goes on where the first one ended
-            self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, entry["t_s"] - self.now_s)
+            self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, event.t_s - self.now_s)
         if self._zero_t_s is None:
             return
-        self.now_s = max(self.now_s, entry["t_s"] - self._zero_t_s)
-        take = self._takes.get(kind)
-        if take is not None:
-            take(entry)
+        self.now_s = max(self.now_s, event.t_s - self._zero_t_s)
+        if isinstance(event, events.Teardown | events.Aborted):
+            self._end()
+        elif (job := history.job_of(event)) is not None and not self.ended:
+            self._follow(job)
 
-    def _facts(self, job: int) -> JobFacts:
-        return self.jobs.setdefault(job, JobFacts(job))
+    def _facts(self, job: JobHistory) -> JobFacts:
+        known = job.tasks > 0
+        return JobFacts(
+            job.job, job.state, job.tasks,
+            cpu_need_frac=job.cpu_need_frac if known else math.nan,
+            mem_req_frac=job.mem_req_frac if known else math.nan,
+            submit_s=math.nan if job.submit_trace_s is None else job.submit_trace_s / self.time_scale,
+            start_s=self._since_zero(job.start_s),
+            end_s=self._since_zero(job.end_s),
+            preemptions=job.preemptions,
+            migrations=job.migrations,
+            penalty_s=sum((each.penalty_s or 0.0 for each in job.interruptions), 0.0),
+        )  # fmt: skip
 
-    def _life(self, job: int) -> _Life:
-        return self._lives.setdefault(job, _Life())
+    def _since_zero(self, t_s: float | None) -> float:
+        return math.nan if t_s is None or self._zero_t_s is None else max(0.0, t_s - self._zero_t_s)
 
-    def _put(self, job: int, task: int, node: int, kind: str, yield_frac: float) -> None:
-        """Let a task do this from now on."""
-        now = self._open.get((job, task))
-        if now is not None and (now.node, now.kind, now.yield_frac) == (node, kind, yield_frac):
-            return
-        self._close(job, task)
-        self._open[job, task] = Span(job, task, node, self.now_s, None, kind, yield_frac)
-        self.nodes = max(self.nodes, node + 1)
+    def _follow(self, job: JobHistory) -> None:
+        """Close the spans of what the tasks of a job do not do any more, and open those of what they do now."""
+        now = {task: (node, kind, yield_frac) for task, node, kind, yield_frac in doings(job)}
+        for task in range(job.tasks):
+            span, doing = self._open.get((job.job, task)), now.get(task)
+            if span is not None and (span.node, span.kind, span.yield_frac) == doing:
+                continue
+            self._close(job.job, task)
+            if doing is not None:
+                node, kind, yield_frac = doing
+                self._open[job.job, task] = Span(job.job, task, node, self.now_s, None, kind, yield_frac)
+                self.nodes = max(self.nodes, node + 1)
 
     def _close(self, job: int, task: int) -> None:
         span = self._open.pop((job, task), None)
         if span is not None and span.begin_s < self.now_s:
             self.closed.append(replace(span, end_s=self.now_s))
 
-    def _close_all(self, job: int) -> None:
-        for task in range(len(self._life(job).nodes)):
-            self._close(job, task)
-
-    def _end(self, _entry: Mapping[str, Any]) -> None:
+    def _end(self) -> None:
         for job, task in list(self._open):
             self._close(job, task)
         self.ended = True
-
-    def _decision(self, entry: Mapping[str, Any]) -> None:
-        """Learn the requirements of jobs that were submitted."""
-        view = entry["view"]
-        for job in entry["event"]["submitted"]:
-            facts = self._facts(job)
-            row = view["job_id"].index(job)
-            facts.tasks = view["tasks"][row]
-            facts.cpu_need_frac = view["cpu_need_frac"][row]
-            facts.mem_req_frac = view["mem_req_frac"][row]
-            facts.submit_s = view["submit_time_s"][row] / self.time_scale
-
-    def _job(self, entry: Mapping[str, Any]) -> None:
-        job, state = entry["job"], _STATE.get(entry["state"])
-        facts, life = self._facts(job), self._life(job)
-        if state is None or facts.state in ENDED:
-            return
-        facts.state = state
-        if entry["state"] == "submitted":
-            facts.submit_s = self.now_s
-        elif entry["state"] == "running":
-            facts.start_s = self.now_s
-        if state in ENDED:
-            facts.end_s = self.now_s
-            self._close_all(job)
-            return
-        life.wanted = state == RUNNING
-        if life.saved and not life.flight:
-            self._rest(job, life)
-
-    def _rest(self, job: int, life: _Life) -> None:
-        """Let a saved job wait if it is wanted; else it is paused, and has no spans."""
-        for task, node in life.left():
-            if life.wanted:
-                self._put(job, task, node, WAIT, 0.0)
-            else:
-                self._close(job, task)
-
-    def _run(self, job: int, life: _Life) -> None:
-        """Let a job's tasks run, except those that have not progressed since they were read back."""
-        for task, node in life.left():
-            now = self._open.get((job, task))
-            self._put(job, task, node, RESTORE if now and now.kind == RESTORE else RUN, life.yield_frac)
-
-    def _ended(self, job: int) -> bool:
-        return self._facts(job).state in ENDED
-
-    def _intent(self, entry: Mapping[str, Any]) -> None:
-        job, verb, nodes = entry["job"], entry["verb"], tuple(entry["nodes"])
-        life, facts = self._life(job), self._facts(job)
-        if self._ended(job):
-            return
-        facts.tasks = facts.tasks or len(nodes)
-        life.flight, life.flight_yield_frac, life.flight_nodes = verb, entry["yield_frac"], life.nodes
-        if verb in (START, RESTORE):
-            life.nodes, life.yield_frac = nodes, life.flight_yield_frac
-            for task, node in life.left():
-                self._put(job, task, node, verb, life.yield_frac)
-        elif verb == SAVE:
-            life.for_a_move = life.wanted
-            for task, node in life.left():
-                self._put(job, task, node, SAVE, 0.0)
-        elif verb in (TRANSFER, MIGRATE):
-            for task, source in life.left():
-                if source != nodes[task] and verb == TRANSFER:
-                    self._put(job, task, nodes[task], TRANSFER, 0.0)
-                elif source != nodes[task]:
-                    self._put(job, task, source, LIVE, life.yield_frac)
-
-    def _retry(self, entry: Mapping[str, Any]) -> None:
-        """Guests that had been created were destroyed, and are created anew."""
-        job = entry["job"]
-        life = self._life(job)
-        if life.flight in (START, RESTORE) and not self._ended(job):
-            for task, node in life.left():
-                self._put(job, task, node, life.flight, life.yield_frac)
-
-    def _outcome(self, entry: Mapping[str, Any]) -> None:
-        job, verb, nodes = entry["job"], entry["verb"], tuple(entry["nodes"])
-        life = self._life(job)
-        if self._ended(job) or life.flight != verb:
-            return
-        life.flight = ""
-        if not entry["ok"]:
-            self._undo(job, life, verb)
-            return
-        if verb == SAVE:
-            life.saved = True
-            facts = self._facts(job)
-            facts.migrations += life.for_a_move
-            facts.preemptions += not life.for_a_move
-            self._rest(job, life)
-        elif verb == TRANSFER:
-            life.nodes = nodes
-            self._rest(job, life)
-        elif verb == RESTORE:
-            life.saved = False
-        elif verb in (START, CAP, MIGRATE):
-            self._facts(job).migrations += verb == MIGRATE and life.nodes != life.flight_nodes
-            life.yield_frac = life.flight_yield_frac
-            self._run(job, life)
-
-    def _undo(self, job: int, life: _Life, verb: str) -> None:
-        """An operation has failed for good: the job is what it was before."""
-        if verb == START:
-            self._close_all(job)
-        elif verb in (RESTORE, TRANSFER):
-            self._rest(job, life)
-        else:
-            self._run(job, life)
-
-    def _guest(self, entry: Mapping[str, Any]) -> None:
-        job, task, node = entry["job"], entry["task"], entry["node"]
-        now = self._open.get((job, task))
-        if now is None or now.kind not in IN_MEMORY or (now.node != node and now.kind != LIVE):
-            return
-        if entry["event"] in ("ended", "done"):
-            self._life(job).finished.add(task)
-            self._close(job, task)
-        elif entry["event"] == "progress" and now.kind in (START, RESTORE):
-            self._put(job, task, node, RUN, now.yield_frac)
-
-    def _migration(self, entry: Mapping[str, Any]) -> None:
-        """A task has arrived at the end of its live migration."""
-        job, task = entry["job"], entry["task"]
-        life = self._life(job)
-        if "error" in entry or self._ended(job) or life.flight != MIGRATE or task in life.finished:
-            return
-        life.nodes = tuple(entry["target"] if index == task else node for index, node in enumerate(life.nodes))
-        self._put(job, task, entry["target"], RUN, life.flight_yield_frac)
-
-    def _rescheduling(self, entry: Mapping[str, Any]) -> None:
-        self._facts(entry["job"]).penalty_s += entry["penalty_s"]
 
 
 def read_timeline(run: Path) -> Timeline:
@@ -321,10 +189,5 @@ def read_timeline(run: Path) -> Timeline:
         timeline = Timeline.of_manifest(manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run / 'manifest.json'}: expected clocks.time_scale and nodes of a run: {error!r}") from error
-    for number, entry in enumerate(read_journal(run / "events.jsonl"), 1):
-        try:
-            timeline.feed(entry)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            where = run / "events.jsonl"
-            raise UserError(f"{where}:{number}: not an entry of a run's journal: {error!r}") from error
+    read_history(run / "events.jsonl", timeline.node_names, timeline.take)
     return timeline

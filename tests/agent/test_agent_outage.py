@@ -29,8 +29,9 @@ from node_agent.post import Listener, Post
 from node_agent.telemetry import NodeSampler
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
+from testbed.bus.guest_details import GuestReport
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec, decode
+from testbed.bus.messages import GuestSpec, ProgramSpec, decode
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
@@ -243,7 +244,7 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
         config = AgentConfig("t", "n0", 1.0, 100, tmp_path / "n0", tmp_path / "images", telemetry_s=0.02)
         agent = Agent(config, driver, partial(MqttBus, address, "agent-n0"))
         got: list[Got] = []
-        events: list[GuestEvent] = []
+        events: list[GuestReport] = []
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(mosquitto.stop)
             controller = await stack.enter_async_context(MqttBus(address, "controller"))
@@ -279,6 +280,6 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
             left = await waiting(tmp_path / "n0")
             await until(lambda: all(number < killed for number in unheard(got, left, taken)), "all later samples")
         check(got, left, taken, killed, back_ns)
-        assert [event.detail["units"] for event in events] == [0, 0, 1, 2]
+        assert [event.told["units"] for event in events] == [0, 0, 1, 2]
 
     asyncio.run(main())

@@ -19,6 +19,7 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import Happening
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.guest_details import GuestReport
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
     ITSELF,
@@ -140,7 +141,7 @@ def test_a_node_that_says_it_all_the_time_is_heard_once_a_minute() -> None:
     async def main() -> None:
         hub = MemoryHub()
         heard: list[AgentLimit] = []
-        guests: list[GuestEvent] = []
+        guests: list[GuestReport] = []
         detail = {"what": "log", "state": "reached", "value_mib": 16, "bound_mib": 16}
         async with hub.client("c") as bus, hub.client("n1") as agent:
             fleet = Fleet(bus, "t", ["n1"], Requester(bus, "t", "c", lambda: ""), rule_of(DeadlinesTable()))

@@ -9,8 +9,9 @@ import pytest
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
+from testbed.bus.guest_details import GuestReport
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import GuestEvent, GuestSpec, ListGuests, ProgramSpec, Start
+from testbed.bus.messages import GuestSpec, ListGuests, ProgramSpec, Start
 from testbed.bus.outbox import Outbox, Parcel
 from testbed.bus.protocol import FullError, Message, Presence
 from testbed.bus.requests import Requester
@@ -54,7 +55,7 @@ def test_a_full_outbox_neither_ends_an_agent_nor_loses_an_end(
             return bus
 
         agent = Agent(config, NullDriver(), connect)
-        events: list[GuestEvent] = []
+        events: list[GuestReport] = []
         samples: list[Telemetry] = []
         async with (
             hub.client("c") as bus,

@@ -7,15 +7,25 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from support.entries import event as entry_of
 from support.live import HANG_S
+from support.live_jobs import live_job, quiet_recorder
 
 from node_agent import verifier as verifying
 from node_agent.drivers.protocol import Happening
 from node_agent.tell import tell
 from node_agent.verifier import Answer, Verifier
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.executor import Executor
+from testbed.control.losses import Losses
+from testbed.control.operations import Operations
+from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.failure_codes import Failure
+from testbed.run import events
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 
@@ -69,65 +79,69 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
     asyncio.run(main())
 
 
-def quiet_recorder(entries: list[str]) -> SimpleNamespace:
-    return SimpleNamespace(
-        journal=lambda kind, **_entry: entries.append(kind), now_s=lambda: 1.0, point=lambda *_: None,
-        node_names=["n0"], anchor_ns=0, doubt=lambda *_: None,
-    )  # fmt: skip
-
-
 def test_an_end_that_is_told_again_counts_once_and_that_of_a_second_life_too() -> None:
     """A job that starts again from its images keeps the names of its guests."""
     specs = tuple(msgspec.structs.replace(SPEC, guest=f"a{task}", task=task) for task in (0, 1))
-    live = LiveJob(Job(1, 0.0, 2, 1.0, 0.1, 10.0), specs, 1.0, units_done=[0, 0])
-    live.phase, live.running_on = Phase.RUNNING, (0, 0)
-    entries, done = list[str](), list[int]()
-    tracker = Tracker(
-        SimpleNamespace(jobs={1: live}), quiet_recorder(entries), lambda _live: None,
-        lambda job: done.append(job.job_id), lambda _live, _why: None,
-    )  # fmt: skip
-    first = GuestEvent(node="n0", guest="a0", event="done", mono_ns=1, detail={"units": 10, "checksum": RIGHT})
+    entries = list[events.Event]()
+    recorder = quiet_recorder(entries.append)
+    live = live_job(Job(1, 0.0, 2, 1.0, 0.1, 10.0), specs, recorder.history, phase=Phase.RUNNING, running_on=(0, 0))
+    tracker = Tracker(Cluster([live], recorder.history), recorder)
+    recorder.ledger.listen(tracker.hear)
+    told = {"units": 10, "checksum": RIGHT}
+    first = report_of(GuestEvent(node="n0", guest="a0", event="done", mono_ns=1, detail=told))
     for _ in range(3):
         tracker.guest_event(0, first)
-    assert (entries, live.finished_tasks) == (["guest"], {0})
-    live.begin_again((0, 0))
-    tracker.follow(live)
-    live.phase, live.running_on = Phase.RUNNING, (0, 0)
+    assert ([events.kind_of(entry) for entry in entries], live.state.finished_tasks) == (["guest"], {0})
+    again = {"kind": "job", "state": "again", "images_on": [0, 0]}
+    for entry in ({"kind": "job", "state": "withdrawn"}, {"kind": "cleared"}, again):
+        recorder.journal(entry_of({"job": 1, **entry}))
+    live.state.phase, live.state.running_on = Phase.RUNNING, (0, 0)
     tracker.guest_event(0, first)  # the first life's, told again
-    assert live.finished_tasks == set()
+    assert live.state.finished_tasks == set()
     for guest in ("a0", "a1"):
         tracker.guest_event(0, msgspec.structs.replace(first, guest=guest, mono_ns=2))
-    assert (live.finished_tasks, done) == ({0, 1}, [1])
+    assert live.state.finished_tasks == {0, 1}
+    assert live.progress.units == [10, 10]
 
 
 @pytest.mark.parametrize("end", ["done", "failed"])
 def test_a_job_is_done_at_its_end_and_fails_if_its_result_is_found_wrong(end: str) -> None:
-    live = LiveJob(Job(1, 0.0, 1, 1.0, 0.1, 10.0), (SPEC,), 1.0, units_done=[0])
-    live.phase, live.running_on = Phase.RUNNING, (0,)
-    calls: list[str] = []
-    suspects: list[tuple[int, ActKind]] = []
-    recorder = quiet_recorder([])
-    recorder.suspect = lambda node, kind, _what: suspects.append((node, kind))
+    async def main() -> None:
+        suspects: list[tuple[int, ActKind]] = []
+        entries: list[events.Event] = []
 
-    def done(job: LiveJob) -> None:
-        calls.append("done")
-        job.phase, job.running_on = Phase.DONE, None
+        def fail(live: LiveJob, why: Failure) -> None:
+            recorder.journal(events.Job(1.0, 60.0, job=live.job_id, state="failed", code=why.code, detail=why.text))
 
-    tracker = Tracker(
-        SimpleNamespace(jobs={1: live}), recorder, lambda _live: None, done,
-        lambda _live, why: calls.append(why.text), lambda _live: calls.append("checked"),
-    )  # fmt: skip
-    detail = {"units": 10, "checksum": RIGHT}
-    event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)
-    tracker.guest_event(0, event)
-    assert calls == ["done"]
-    assert live.unchecked == {0: 0}
-    forged = GuestEvent(node="n1", guest="a", event="done", mono_ns=1, detail=detail)
-    for word in ("failed", "done"):  # of another node, which has no say about this guest
-        tracker.guest_event(1, msgspec.structs.replace(forged, event=word))
-    assert (calls, live.unchecked) == (["done"], {0: 0})
-    assert suspects == [(1, ActKind.FOREIGN_GUEST)] * 2
-    late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
-    tracker.guest_event(0, late)
-    assert calls[1:] == (["checked"] if end == "done" else ["task 0: it is wrong", "checked"])
-    assert not live.unchecked
+        recorder = quiet_recorder(
+            entries.append, suspect=lambda node, kind, _what: suspects.append((node, kind)), fail=fail,
+            job=lambda live, state: recorder.journal(events.Job(1.0, 60.0, job=live.job_id, state=state)),
+        )  # fmt: skip
+        live = live_job(Job(1, 0.0, 1, 1.0, 0.1, 10.0), (SPEC,), recorder.history, phase=Phase.RUNNING, running_on=(0,))
+        cluster = Cluster([live], recorder.history)
+        operations = Operations(SimpleNamespace(), DeadlinesTable())
+        executor = Executor(cluster, operations, SimpleNamespace(), recorder, [1000], 1)
+        tracker = Tracker(cluster, recorder)
+        losses = Losses(cluster, operations, executor, recorder, restarts=False)
+        for hear in (tracker.hear, losses.hear, executor.hear):
+            recorder.ledger.listen(hear)
+        detail = {"units": 10, "checksum": RIGHT}
+        event = GuestEvent(node="n0", guest="a", event="ended", mono_ns=1, detail=detail)
+        tracker.guest_event(0, report_of(event))
+        assert (live.state.phase, live.state.unchecked) == (Phase.DONE, {0: 0})
+        forged = GuestEvent(node="n1", guest="a", event="done", mono_ns=1, detail=detail)
+        for word in ("failed", "done"):  # of another node, which has no say about this guest
+            tracker.guest_event(1, report_of(msgspec.structs.replace(forged, event=word)))
+        assert (live.state.phase, live.state.unchecked) == (Phase.DONE, {0: 0})
+        assert suspects == [(1, ActKind.FOREIGN_GUEST)] * 2
+        late = msgspec.structs.replace(event, event=end, detail={"reason": "it is wrong"})
+        tracker.guest_event(0, report_of(late))
+        assert not live.state.unchecked
+        assert live.state.phase == end
+        assert live.state.failure_text == ("" if end == "done" else "task 0: it is wrong")
+        assert [entry.state for entry in entries if isinstance(entry, events.Job)] == (
+            ["done"] if end == "done" else ["done", "failed"]
+        )
+        await executor.close()
+
+    asyncio.run(main())

@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from rehearsal import BEST, five_jobs, rehearse
+from support.entries import whole
 
 from testbed.control.jobs import load_jobs
 from testbed.control.scenario import load_scenario
@@ -51,7 +52,7 @@ def repeat(
     (target / "manifest.json").write_text(json.dumps(about))
     entries = [json.loads(line) for line in (target / "events.jsonl").read_text().splitlines()]
     entries = journal([entry | ({"run_tag": name} if entry["kind"] == "begin" else {}) for entry in entries])
-    (target / "events.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (target / "events.jsonl").write_text("".join(json.dumps(whole(entry)) + "\n" for entry in entries))
     lines = points((target / "points.lp").read_text().splitlines())
     (target / "points.lp").write_text("".join(f"{line}\n" for line in lines))
     with (target / "jobs.csv").open(newline="") as file:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.entries import event as made
 
 from testbed.compare.accounting import Ended, Parts, account, mean_absolute, mean_parts
 from testbed.compare.alignment import align, jaccard, progress_at
@@ -65,7 +66,7 @@ def test_triggers_are_numbered_over_a_run() -> None:
             "task_node": [-1, -1, -1],
         }  # fmt: skip
         decision = {"task_node": [1, 0, -1], "yield_frac": [0.5, 0.0]}
-        return {"view": view, "event": event, "decision": decision}
+        return made({"kind": "decision", "view": view, "event": event, "decision": decision})
 
     found = [
         of_journal(entry(time_s, event), 600.0, numbering)

@@ -44,10 +44,18 @@ def test_a_rehearsed_run_is_well_and_its_hardware_is_not_asked(run: Path) -> Non
     assert "not recorded (the journal has no entry `clock`" in str(found.findings[-1])
 
 
+def fail_cap(entries: list[Entry]) -> list[Entry]:
+    """Put a change of caps that fails behind the start of a job."""
+    at, start = next((i, each) for i, each in enumerate(entries, 1) if each["kind"] == "outcome" and each["ok"])
+    cap = {"t_s": start["t_s"], "action": 99, "verb": "cap", "job": start["job"], "nodes": start["nodes"]}
+    intent, outcome = {**cap, "kind": "intent"}, {**cap, "kind": "outcome", "ok": False, "error": "refused"}
+    return [*entries[:at], intent, outcome, *entries[at:]]
+
+
 DISTURBANCES = {
     "nodes_lost": add_offline,
     "retries": add(kind="retry", job=2, verb="start", error="no room"),
-    "failures": add(kind="outcome", action=99, verb="cap", job=2, nodes=[0, 1], ok=False, error="refused"),
+    "failures": fail_cap,
     "doubts": add(kind="doubt", job=2, task=0, node=1, reason="it is done with 100 work units in 0 s"),
     "dropped": add(kind="telemetry", node=0, dropped=3),
     "clock": add(kind="clock", unix_ns=10**15),

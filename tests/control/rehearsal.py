@@ -15,6 +15,8 @@ from testbed.control.snapshot import Snapshot
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import read_journal
 from testbed.policies.catalogue import parse
+from testbed.run.events import KINDS
+from testbed.run.journal import plain, read_events
 from testbed.workload.jobs import Job
 
 BEST = "GreedyPM */per/OPT=MIN/MINVT=600"
@@ -77,6 +79,8 @@ def rehearse(
         patch.setattr("node_agent.drivers.null.NullDriver", lambda *_extras: NullDriver(extras))
         result = run_in_virtual_time(main)
     journal = read_journal(path / "events.jsonl")
+    assert [plain(event) for event in read_events(path / "events.jsonl")] == journal
+    assert {entry["kind"] for entry in journal} <= KINDS.keys()
     failed = [entry for entry in journal if entry["kind"] == "job" and entry["state"] == "failed"]
     assert {str(entry["job"]): entry["code"] for entry in failed} == result.summary["failure_codes"]
     return result, journal

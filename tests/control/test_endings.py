@@ -10,8 +10,9 @@ import pytest
 from rehearsal import Watcher, five_jobs, rehearse
 from test_outages import Disturbed
 
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
-from testbed.control.cluster import LiveJob
+from testbed.control.job_guests import JobGuests
 from testbed.control.operations import Operations
 from testbed.control.snapshot import Snapshot
 from testbed.errors import RunError
@@ -32,14 +33,14 @@ def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
 ) -> None:
     real, failing = getattr(Operations, operation), iter([True])
 
-    async def operate(self: Operations, live: LiveJob, *arguments: object) -> object:
+    async def operate(self: Operations, live: JobGuests, *arguments: object) -> object:
         found = await real(self, live, *arguments)
         if len(live.specs) == 1 and "alone" not in live.guests[0] and next(failing, False):
-            node = live.running_on[0]
+            (node, *_) = nodes = live.state.running_on
             if not succeeds:
-                await self.stop(live, live.running_on)  # as a failed start does
+                await self.stop(live, nodes)  # as a failed start does
             told = GuestEvent(node="node", guest=live.guests[0], event="failed", mono_ns=1, detail={"reason": "killed"})
-            self._nodes.on_guest_event(node, told)
+            self._nodes.on_guest_event(node, report_of(told))
             if not succeeds:
                 raise RunError("its guest is gone")
         return found
@@ -57,11 +58,11 @@ def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_
 ) -> None:
     stop, reporting = Operations.stop, iter([True])
 
-    async def stop_late(self: Operations, live: LiveJob, nodes: Sequence[int]) -> None:
-        if live.withdrawn and next(reporting, False):
+    async def stop_late(self: Operations, live: JobGuests, nodes: Sequence[int]) -> None:
+        if getattr(live.state, "withdrawn", "") and next(reporting, False):
             for node, guest in zip(nodes, live.guests, strict=True):
                 done = GuestEvent(node="node", guest=guest, event="done", mono_ns=1, detail={"checksum": "null"})
-                self._nodes.on_guest_event(node, done)
+                self._nodes.on_guest_event(node, report_of(done))
         await stop(self, live, nodes)
 
     monkeypatch.setattr(Operations, "stop", stop_late)

@@ -29,6 +29,8 @@ from testbed.control.recorder import Recorder
 from testbed.control.result_checks import Verdicts
 from testbed.failure_codes import MEANINGS, Failure, FailureCode
 from testbed.measure.reasons import reason_of
+from testbed.measure.rundir import RunDirectory
+from testbed.run import events
 from testbed.workload.jobs import Job
 
 PACKAGES = (Path(testbed.__file__).parent, Path(testbed.__file__).parents[1] / "node_agent")
@@ -151,6 +153,7 @@ def damaged(image: Path) -> None:
     image.write_bytes(b"{}")
 
 
+@pytest.mark.usefixtures("agents_are_robbed")
 @pytest.mark.parametrize(
     ("spoil", "at"), [(unlinked, "source"), (unlinked, "target"), (damaged, "source"), (damaged, "target")]
 )
@@ -273,20 +276,25 @@ def is_text(node: ast.expr, text: str) -> bool:
     return isinstance(node, ast.Constant) and node.value == text
 
 
+def makes_event(path: Path, call: ast.Call) -> bool:
+    """Whether a call of `Job` makes an event, and not a job of the workload."""
+    if isinstance(call.func, ast.Attribute):
+        return ast.unparse(call.func) == "events.Job"
+    imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    return any(each.module == events.__name__ and "Job" in [name.name for name in each.names] for each in imports)
+
+
 def test_one_function_writes_the_entries_of_jobs_and_that_of_failed_ones_demands_a_code() -> None:
-    of_jobs = [path.name for path, call in calls("journal") if any(is_text(word, "job") for word in call.args)]
+    of_jobs = [path.name for path, call in calls("Job") if makes_event(path, call)]
     assert of_jobs == ["recorder.py"], "entries of jobs are written in one place"
-    unknown = [
-        (path.name, ast.unparse(call.args[0]))
-        for path, call in calls("journal")
-        if path.parent.name == "control" and call.args and not isinstance(call.args[0], ast.Constant)
-    ]
-    assert unknown == [("recorder.py", "self.now_s()")], "the run directory, which `Recorder.journal` hands entries to"
+    assert get_type_hints(Recorder.journal)["event"] == events.Event, "mypy refuses entries of no kind"
+    assert get_type_hints(RunDirectory.journal)["event"] == events.Event
+    assert not [path.name for path, call in calls("Unknown") if path.parent.name == "control"]
     assert "failed" not in get_args(get_type_hints(Recorder.job)["state"]), "mypy refuses it"
     failed = [node for _, node in calls("_job") if any(is_text(word, "failed") for word in node.args)]
     assert len(failed) == 1
     assert "why.code.value" in ast.unparse(failed[0])
-    assert get_type_hints(Recorder.failed_job)["why"] is Failure
+    assert get_type_hints(Recorder.fail)["why"] is Failure
     assert get_type_hints(Failure)["code"] is FailureCode
 
 
@@ -294,4 +302,4 @@ def test_texts_are_classified_by_the_reader_of_old_journals_alone() -> None:
     assert {path.name for path, _ in calls("classify")} <= {"reasons.py"}
     for code, meaning in MEANINGS.items():
         assert meaning
-        assert reason_of({"detail": "something", "code": code.value}).code == code
+        assert reason_of("something", code.value).code == code

@@ -26,6 +26,7 @@ from testbed.measure.append_file import AppendFile
 from testbed.measure.rundir import JOB_COLUMNS, RunDirectory, read_journal
 from testbed.measure.spool import read_lines
 from testbed.policies.catalogue import parse
+from testbed.run.events import Aborted, Clock
 from testbed.workload.jobs import Job
 
 DISK_MIB = 2
@@ -50,14 +51,14 @@ def test_what_was_measured_until_then_is_kept_whole_and_results_have_room(disk: 
     fill(disk, 100_000)
     for number in range(3000):
         run.point("node", {"node": "a"}, NODE, number)
-        run.journal(number, "tick", {"number": number})
+        run.journal(Clock(float(number), 0.0, unix_ns=number))
     assert [str(failure) for failure in told] == [str(run.failure)]
     assert "cannot write: No space left on device" in str(run.failure)
     with pytest.raises(RunError, match="No space left"):
         run.sync()
 
     run.begin_results()
-    run.journal(3000.0, "aborted", {"reason": str(run.failure)})
+    run.journal(Aborted(3000.0, 0.0, reason=str(run.failure)))
     run.write_jobs([(index,) + (None,) * (len(JOB_COLUMNS) - 1) for index in range(2000)])
     run.write_summary({"complete": False})
     run.close()
@@ -66,7 +67,7 @@ def test_what_was_measured_until_then_is_kept_whole_and_results_have_room(disk: 
     assert 100 < len(times) < 3000
     entries = read_journal(run.path / "events.jsonl")
     assert entries.pop()["kind"] == "aborted"
-    assert [entry["number"] for entry in entries] == list(range(len(entries)))
+    assert [entry["unix_ns"] for entry in entries] == list(range(len(entries)))
     assert 100 < len(entries) < 3000
     assert f"{len(entries) + 1} journal entries and {len(times)} points" in run.kept()
     assert (run.path / "events.jsonl").read_bytes().endswith(b"\n")

@@ -140,7 +140,10 @@ def test_a_job_of_which_one_member_was_written_and_another_cannot_be_fails_at_on
     with pytest.MonkeyPatch.context() as patch:
         fail_saves(patch)
         result, journal = rehearse(tmp_path, five_jobs(), nodes=nodes(0))
-    failed = {entry["job"]: reason_of(entry).code for entry in of_kind(journal, "job", state="failed")}
+    failed = {
+        entry["job"]: reason_of(entry["detail"], entry["code"]).code
+        for entry in of_kind(journal, "job", state="failed")
+    }
     assert failed[MPI] == "save-failed"
     assert set(failed.values()) == {"save-failed"}
     assert result.summary["done"] == 5 - len(failed)

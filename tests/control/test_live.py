@@ -17,6 +17,7 @@ import interrupting
 import psutil
 import pytest
 from support.deadlines import PATIENT_TOML
+from support.folds import check_directory
 from support.live import HANG_S, wait_until
 
 from node_agent.programs.segments import segments_of
@@ -89,6 +90,8 @@ class Run:
         self._reader.join(HANG_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        for journal in self.folder.glob("runs/*/events.jsonl"):
+            check_directory(journal.parent)
         return code
 
     def until_at_work(self, job: int) -> None:

@@ -255,9 +255,9 @@ def test_a_job_that_fails_while_it_migrates_leaves_no_guest_at_either_end(
     def act(_picture: object) -> None:
         (conductor,) = conductors
         for live in conductor.cluster.active():
-            if live.phase == "migrating" and not victims:
+            if live.state.phase == "migrating" and not victims:
                 victims.add(live.job_id)
-                conductor.fail_job(live, Failure(FailureCode.GUEST_FAILED, "it was told to"))
+                conductor._recorder.fail(live, Failure(FailureCode.GUEST_FAILED, "it was told to"))
         left.append(
             {
                 sample.guest

@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from support.live_jobs import live_job
 
+from testbed.bus.guest_details import Failed, GuestReport, report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, MpiPass, ProgramSpec, Reply
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
 from testbed.control import mpi_exchange
-from testbed.control.cluster import LiveJob, Phase
 from testbed.control.mpi_exchange import PASS_TRIES, MpiExchange, MpiSession
 from testbed.errors import TestbedError
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 
@@ -28,13 +30,14 @@ class World:
 
     def __init__(self, ranks: int = 2) -> None:
         specs = tuple(msgspec.structs.replace(SPEC, guest=f"dfrs-x-j1-t{task}", task=task) for task in range(ranks))
-        self.live = LiveJob(Job(1, 0.0, ranks, 1.0, 0.1, 10.0), specs, 1.0, units_done=[0] * ranks)
-        self.live.phase, self.live.running_on = Phase.RUNNING, tuple(range(ranks))
-        self.live.been = {(task, task) for task in range(ranks)}
+        self.live = live_job(
+            Job(1, 0.0, ranks, 1.0, 0.1, 10.0), specs, phase=Phase.RUNNING, running_on=tuple(range(ranks)),
+            been={(task, task) for task in range(ranks)},
+        )  # fmt: skip
         self.passes: list[tuple[int, str]] = []
         self.answers: Callable[[int, MpiPass], TestbedError | None] = lambda _node, _order: None
         self.suspects: list[tuple[int, ActKind]] = []
-        self.events: list[tuple[int, GuestEvent]] = []
+        self.events: list[tuple[int, GuestReport]] = []
         self.on_guest_event = lambda node, event: self.events.append((node, event))
         self.on_mpi_barrier = lambda _node, _event: None
         self.exchange = MpiExchange(self, 1.0)
@@ -61,7 +64,7 @@ class World:
         event = GuestEvent(
             node=f"n{node}", guest=f"dfrs-x-j1-t{task}", event="mpi-barrier", mono_ns=1, detail=detail
         )  # fmt: skip
-        self.exchange.hear(node, event)
+        self.exchange.hear(node, report_of(event))
 
     async def passed(self) -> list[tuple[int, str]]:
         """Return the passes once all have been answered."""
@@ -70,7 +73,7 @@ class World:
         return sorted(self.passes)
 
     def reasons(self) -> list[str]:
-        return [str(event.detail["reason"]) for _, event in self.events if event.event == "failed"]
+        return [event.detail.reason for _, event in self.events if isinstance(event.detail, Failed)]
 
 
 def expired(node: int, order: MpiPass) -> TestbedError:
@@ -121,13 +124,13 @@ def test_a_pass_that_is_never_answered_fails_the_job(fault: Callable[[int, MpiPa
     world = play(act)
     ((node, failed),) = world.events
     assert (node, failed.guest, failed.event) == (1, "dfrs-x-j1-t1", "failed")
-    assert str(failed.detail["reason"]).startswith("n1: mpi-pass: ")
+    assert str(failed.told["reason"]).startswith("n1: mpi-pass: ")
 
 
 def test_a_pass_is_not_tried_again_for_a_job_that_has_ended() -> None:
     async def act(world: World, session: MpiSession) -> None:
         def ends(node: int, order: MpiPass) -> TestbedError:
-            world.live.phase = Phase.FAILED
+            world.live.state.phase = Phase.FAILED
             return expired(node, order)
 
         world.answers = ends
@@ -140,8 +143,8 @@ def test_a_pass_is_not_tried_again_for_a_job_that_has_ended() -> None:
 
 def test_a_rank_that_migrates_is_let_pass_at_both_ends() -> None:
     async def act(world: World, session: MpiSession) -> None:
-        world.live.migrating_to = (0, 2)
-        world.live.been.add((2, 1))
+        world.live.state.migrating_to = (0, 2)
+        world.live.state.been.add((2, 1))
         world.enters(session, 1, node=2)
         world.enters(session, 1, node=1)  # its source said so before, and was heard late
         world.enters(session, 0)
@@ -152,10 +155,10 @@ def test_a_rank_that_migrates_is_let_pass_at_both_ends() -> None:
 
 def test_a_rank_that_has_migrated_is_let_pass_where_it_is() -> None:
     async def act(world: World, session: MpiSession) -> None:
-        world.live.migrating_to = (0, 2)
+        world.live.state.migrating_to = (0, 2)
         world.enters(session, 1, node=2)
         world.enters(session, 1, node=1)
-        world.live.running_on, world.live.migrating_to = (0, 2), None
+        world.live.state.running_on, world.live.state.migrating_to = (0, 2), None
         world.enters(session, 0)
         assert await world.passed() == [(0, "dfrs-x-j1-t0"), (2, "dfrs-x-j1-t1")]
 
@@ -164,7 +167,7 @@ def test_a_rank_that_has_migrated_is_let_pass_where_it_is() -> None:
 
 def test_an_end_that_refuses_a_guest_under_way_does_not_fail_it() -> None:
     async def act(world: World, session: MpiSession) -> None:
-        world.live.migrating_to = (0, 2)
+        world.live.state.migrating_to = (0, 2)
         world.answers = lambda node, order: (
             CommandFailedError(f"n{node}", order, "failed: not here") if order.guest.endswith("t1") else None
         )
@@ -177,8 +180,8 @@ def test_an_end_that_refuses_a_guest_under_way_does_not_fail_it() -> None:
 
 def test_a_late_word_of_a_guest_before_a_restart_is_left_alone() -> None:
     async def act(world: World, session: MpiSession) -> None:
-        world.live.begin_again(None)
-        world.live.running_on = (0, 1)
+        world.live.state.restarts = world.live.state.begun = 1
+        world.live.begin_again()
         world.enters(session, 0)
         assert await world.passed() == []
 
@@ -190,7 +193,7 @@ def test_a_node_that_tells_of_a_rank_that_it_never_had_is_suspect() -> None:
     async def act(world: World, session: MpiSession) -> None:
         world.enters(session, 0, node=1)
         assert world.suspects == [(1, ActKind.FOREIGN_GUEST)]
-        world.live.been.add((1, 0))  # it had the rank before that migrated: this is only late
+        world.live.state.been.add((1, 0))  # it had the rank before that migrated: this is only late
         world.enters(session, 0, node=1)
         assert world.suspects == [(1, ActKind.FOREIGN_GUEST)]
         world.enters(session, 1)
@@ -229,7 +232,7 @@ def test_of_two_nodes_both_are_named() -> None:
 
 def test_a_node_with_most_ranks_is_named_too() -> None:
     async def act(world: World, session: MpiSession) -> None:
-        world.live.running_on = (0, 1, 1)
+        world.live.state.running_on = (0, 1, 1)
         for task, node in ((0, 0), (1, 1), (2, 1)):
             world.enters(session, task, node=node, **({"gather_1": "00"} if node == 1 else {}))
         assert await world.passed() == []

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live_jobs import live_job
 
 from testbed.bus import topics
 from testbed.bus.event_details import MOST_EVENT_BYTES, MOST_REASON_CHARS, fitting
+from testbed.bus.guest_details import Done, Drift, Ended, Failed, GuestDetail, Progress
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.node_messages import MOST_TELEMETRY_BYTES, QUOTAS, Bucket, Gate, Quota
 from testbed.control.paced_lines import PacedLines
@@ -25,6 +27,9 @@ from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
+from testbed.run import events
+from testbed.run.journal import plain
+from testbed.run.phases import Phase
 from testbed.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
 from testbed.workload.jobs import Job
 
@@ -80,6 +85,15 @@ def test_real_details_are_kept_as_they_are() -> None:
         (event({}, guest="../x"), ActKind.BAD_MESSAGE, "guest '../x'"),
         (event({}, event="X" * 1000), ActKind.BAD_MESSAGE, "expected names"),
         (event({"x": "y" * MOST_EVENT_BYTES}), ActKind.BAD_MESSAGE, f"expected at most {MOST_EVENT_BYTES}"),
+        (
+            event({"units": "5"}),
+            ActKind.BAD_MESSAGE,
+            "detail of progress: Expected `int | null`, got `str`",
+        ),
+        (event({"units": -1}, event="ended"), ActKind.BAD_MESSAGE, "detail of ended: Expected `int` >= 0"),
+        (event({"reason": 7}, event="failed"), ActKind.BAD_MESSAGE, "detail of failed: Expected `str`, got `int`"),
+        (event({"found": 1e9}, event="drift"), ActKind.BAD_MESSAGE, "detail of drift: Expected `float` <="),
+        (event({"silent_s": True}, event="healed"), ActKind.BAD_MESSAGE, "detail of healed: Expected `float"),
         (event({}, node="n1"), ActKind.FALSE_REPORT, "a GuestEvent says node = 'n1': expected 'n0'"),
     ],
 )
@@ -88,6 +102,31 @@ def test_an_event_that_is_none_is_named_by_its_kind(payload: bytes, kind: ActKin
         Gate("n0", Clock()).event(EVENTS, payload)
     assert caught.value.kind is kind
     assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "told", "detail"),
+    [
+        ("progress", {"units": 7, "later": "x"}, Progress(units=7)),
+        ("ended", {"units": 7, "checksum": "ab"}, Ended(units=7, checksum="ab")),
+        ("failed", {}, Failed()),
+        ("drift", {"found": -1, "wanted": 0.5}, Drift(found=-1.0, wanted=0.5)),
+        ("of-a-later-version", {"x": 1}, None),
+    ],
+)
+def test_an_event_is_typed_where_it_comes_in_and_kept_for_the_journal_as_it_was_sent(
+    word: str, told: dict[str, object], detail: GuestDetail | None
+) -> None:
+    report, left_out = Gate("n0", Clock()).event(EVENTS, event(told, event=word))
+    assert (report.event, report.detail, report.told, left_out) == (word, detail, told, 0)
+    entry = events.Guest(1.0, 2.0, job=1, task=0, node=0, event=word, detail=report.told)
+    assert entry.typed == detail
+    assert plain(entry)["detail"] == told
+
+
+def test_details_of_a_journal_that_nobody_checked_can_be_read() -> None:
+    entry = events.Guest(1.0, 2.0, job=1, task=0, node=0, event="done", detail={"units": "many", "checksum": "ab"})
+    assert entry.typed == Done()
 
 
 def test_a_node_has_its_quota_and_gets_it_back() -> None:
@@ -221,11 +260,10 @@ def test_a_flood_of_events_leaves_a_small_journal_that_names_the_node(tmp_path: 
             directory, lambda: loop.time() - begin_s, lambda: 0.0, watch=lambda _trace_s, text: lines.append(text),
             node_names=["n0", "n1"],
         )  # fmt: skip
-        live = LiveJob(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), 1.0, units_done=[0])
-        live.phase, live.running_on = Phase.RUNNING, (0,)
-        tracker = Tracker(
-            Cluster([live], 2), recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None
-        )
+        history = recorder.history
+        live = live_job(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), history, phase=Phase.RUNNING, running_on=(0,))
+        tracker = Tracker(Cluster([live], history), recorder)
+        recorder.ledger.listen(tracker.hear)
         hub = MemoryHub()
         async with hub.client("c") as bus, hub.client("n0") as n0, hub.client("n1") as n1:
             requester = Requester(bus, "t", "c", lambda: "")
@@ -249,7 +287,7 @@ def test_a_flood_of_events_leaves_a_small_journal_that_names_the_node(tmp_path: 
             ("n0", "bad-message"), ("n0", "flood"), ("n1", "foreign-guest"),
         }  # fmt: skip
         assert sum(act["count"] for act in acts if act["kind"] == "foreign-guest") == 2
-        assert not live.ended
+        assert not live.state.ended
         assert len([line for line in lines if line.startswith("suspicious: ")]) <= elapsed_s + 1
         assert len(lines) <= elapsed_s + 1
 

@@ -26,10 +26,11 @@ async def at_once(function: Callable[..., object], *arguments: object) -> object
 
 
 class Disturbed:
-    """A rehearsal in which something is done to the bus and the agents."""
+    """A rehearsal in which something is done to the bus and the agents; drivers of new agents have `extras`."""
 
-    def __init__(self, disturb: Callable[[Disturbed], None], at_s: float = BEGINS_S) -> None:
+    def __init__(self, disturb: Callable[[Disturbed], None], at_s: float = BEGINS_S, extras: str = "") -> None:
         self.hub = MemoryHub()
+        self._extras = extras
         self._disturb = disturb
         self._at_s = at_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -62,7 +63,7 @@ class Disturbed:
                 raise
             task.uncancel()
             await asyncio.sleep(self._back_after_s[node])  # the length of the fault, in virtual time
-            second = Agent(first._config, NullDriver(), first._connect)
+            second = Agent(first._config, NullDriver(self._extras), first._connect)
             ends = asyncio.ensure_future(first._stopping.wait())
             ends.add_done_callback(lambda _done: second.stop())
             await run(second)

@@ -15,8 +15,8 @@ from testbed.control.planner import (
     Target,
     Verb,
     plan,
-    stable_nodes,
 )
+from testbed.run.phases import stable_nodes
 
 NODES = 4
 MEMORY_MIB = 100

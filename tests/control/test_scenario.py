@@ -38,6 +38,8 @@ def test_every_scenario_that_is_shipped_is_valid(path: Path) -> None:
         ({"name": "Quick Start"}, ["name = 'Quick Start'"]),
         ({"nodes": []}, ["nodes"]),
         ({"nodes": [{"name": "n a"}]}, ["nodes.0.name = 'n a': expected 1 to 63 of a-z, 0-9 and -"]),
+        ({"run": {"part_mib": 0}}, ["run.part_mib = 0: expected greater than or equal to 1"]),
+        ({"run": {"part_mb": 64}}, ["unknown key run.part_mb", "part_mib"]),
         ({"policy": 7}, ["policy = 7: expected the name of a policy, or a list of names"]),
         ({"lab": "x" * 10**6}, ["lab = 'xxx", "(1000002 characters): expected 1 to 63 of a-z"]),
         ({"nodes": [{"name": "a"}, {"name": "a"}]}, ["nodes with different names, found more than one a"]),

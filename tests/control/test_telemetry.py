@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live_jobs import live_job
 
 from testbed.bus import topics
+from testbed.bus.guest_details import report_of
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, Phase
+from testbed.control.cluster import Cluster
 from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
@@ -26,6 +28,7 @@ from testbed.control.step_meter import StepMeter
 from testbed.control.tracker import Tracker
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 FACTS = NodeFacts(
@@ -178,15 +181,22 @@ class World:
             self.directory, lambda: asyncio.get_running_loop().time() - loop_s, lambda: 0.0, ANCHOR_NS,
             watch=lambda _trace_s, text: self.lines.append(text), node_names=["n0"],
         )  # fmt: skip
-        self.live = LiveJob(Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), 1.0, units_done=[0])
-        self.live.phase, self.live.running_on, self.live.progressed = Phase.RUNNING, (0,), {0}
-        cluster = Cluster([self.live], 1)
-        self.tracker = Tracker(cluster, self.recorder, lambda _live: None, lambda _live: None, lambda _live, _why: None)
+        self.live = live_job(
+            Job(7, 0.0, 1, 1.0, 0.1, 100.0), (SPEC,), self.recorder.history, phase=Phase.RUNNING, running_on=(0,),
+            progressed={0},
+        )  # fmt: skip
+        cluster = Cluster([self.live], self.recorder.history)
+        self.tracker = Tracker(cluster, self.recorder)
+        self.recorder.ledger.listen(self.tracker.hear)
         self.node = Node(0, "n0")
 
     def sample(self, at_s: float, found: GuestSample, *, late: bool = False, **more: object) -> None:
         record = telemetry(at_s, found, late=late, **more)
         self.tracker.telemetry(self.node, record, self.begin_ns + int(at_s * 1e9))
+
+    def tell(self, event: str, detail: dict[str, object]) -> None:
+        told = GuestEvent(node="n0", guest="g", event=event, mono_ns=0, detail=detail)
+        self.tracker.guest_event(0, report_of(told))
 
     def points(self, measurement: str) -> list[tuple[float, dict[str, float]]]:
         """Seconds since the anchor, and fields, as they stand in the file."""
@@ -213,10 +223,10 @@ def test_points_of_late_samples_have_the_time_of_the_sample(tmp_path: Path) -> N
         for at_s in (1.5, 2.5):
             world.sample(at_s, guest(int(100 * at_s), at_s), late=True)
         world.sample(-3.0, guest(100, 0.1))  # of before the run
-        assert world.live.units_done == [250]
-        assert world.live.progress_s == pytest.approx(2.5)  # progress is carried on from when it was made
+        assert world.live.progress.units == [250]
+        assert world.live.progress.at_s == pytest.approx(2.5)  # progress is carried on from when it was made
         world.sample(61.0, guest(200, 61.0))
-        assert world.live.units_done == [250]  # it never goes back
+        assert world.live.progress.units == [250]  # it never goes back
         assert [at_s for at_s, _ in world.points("node")] == pytest.approx([0.5, 1.5, 2.5, 61.0], abs=1e-8)
         assert [(at_s, fields["units_done"]) for at_s, fields in world.points("guest")] == [
             (pytest.approx(0.5), 100), (pytest.approx(1.5), 150), (pytest.approx(2.5), 250), (pytest.approx(61.0), 200)
@@ -259,7 +269,7 @@ def test_a_drift_ends_a_window_and_marks_it_and_begins_none_while_it_lasts(tmp_p
             world.sample(second, guest(second, 0.5 * second))
         for second in range(13, 17):
             world.sample(second, guest(second, 0.5 * second, cap_cores=0.25, wanted_cores=0.25))
-        world.live.phase = Phase.SAVING
+        world.live.state.phase = Phase.SAVING
         world.sample(17, guest(17, 17.0, cap_cores=0.25, wanted_cores=0.25))
         assert windows(world) == [(4.0, 0.5, True), (3.0, 0.5, False), (3.0, 0.25, False)]
         assert [window.drifted for window in world.recorder.cap_windows] == [True, False, False]
@@ -275,10 +285,12 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
         for second in range(4):
             world.sample(second, guest(second, 0.5 * second))
         detail = {"found": -1.0, "wanted": 0.5}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="drift", mono_ns=0, detail=detail))
+        )
         for second in range(4, 8):
             world.sample(second, guest(second, 0.5 * second))
-        world.live.phase = Phase.SAVING
+        world.live.state.phase = Phase.SAVING
         world.sample(8, guest(8, 4.0))
         assert windows(world) == [(3.0, 0.5, True), (3.0, 0.5, False)]
         assert [fields["found_cores"] for _, fields in world.points("cap_drift")] == [-1.0]
@@ -289,12 +301,12 @@ def test_a_drift_that_no_sample_saw_ends_a_window_too(tmp_path: Path) -> None:
 def test_a_node_that_never_had_a_guest_has_no_say_about_it(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
-        world.live.been = {(2, 0)}  # it was moved from there: the last samples may come late
+        world.live.state.been = {(2, 0)}  # it was moved from there: the last samples may come late
         steps = Supersteps(steps=4, longest_s=0.5, compute_s=0.8, comm_s=0.2)
         for node in (Node(1, "n1"), Node(2, "n2")):
             record = telemetry(1.0, guest(100, 0.1, steps), node=node.name)
             world.tracker.telemetry(node, record, world.begin_ns + 10**9)
-        assert world.live.units_done == [0]
+        assert world.live.progress.units == [0]
         assert [fields["units_done"] for _, fields in world.points("guest")] == [100]
         text = (world.directory.path / "points.lp").read_text()
         assert "guest,job=7,node=n2" in text
@@ -357,7 +369,9 @@ def test_a_guest_that_was_healed_is_told_and_in_the_journal(tmp_path: Path) -> N
     async def main() -> None:
         world = World(tmp_path)
         detail: dict[str, object] = {"silent_s": 31.4, "attachments": 1}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="healed", mono_ns=0, detail=detail))
+        )
         world.directory.close()
         assert [line.partition(" on ")[2] for line in world.lines] == ["n0 tells again after 31 s of silence"]
         (entry,) = read_journal(world.directory.path / "events.jsonl")
@@ -382,7 +396,9 @@ def test_iterations_since_the_last_point_become_a_point(tmp_path: Path) -> None:
         world.sample(6, guest(8, 0, steps(8, 0.1, 1.0, 0.4)))
         await asyncio.sleep(7)
         detail = {"units": 10, "checksum": "ab", "steps": 10, "longest_s": 0.2, "compute_s": 1.2, "comm_s": 0.5}
-        world.tracker.guest_event(0, GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
+        world.tracker.guest_event(
+            0, report_of(GuestEvent(node="n0", guest="g", event="done", mono_ns=0, detail=detail))
+        )
         world.sample(6.5, guest(9, 0, steps(9, 0.1, 1.1, 0.4)), late=True)  # is in the last point, too
         expected = [
             (2, 4, 0.25, 0.5, 0.8, 0.2),

@@ -13,17 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsal import five_jobs, rehearse
+from support.live_jobs import live_job
 
 from node_agent.drivers.null import NullDriver, _Guest
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import TOPOLOGIES, Task
+from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.calibration.specimen import Specimen
 from testbed.control import session
-from testbed.control.cluster import LiveJob, Phase
+from testbed.control.cluster import LiveJob
 from testbed.control.dedicated import _waiter
 from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
 from testbed.control.work_rates import TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 UNTIL_DONE_S = 1e9
@@ -106,14 +109,13 @@ def test_programs_that_the_controller_does_not_know_are_told() -> None:
 
 def done_job(job_id: int, *, phase: Phase = Phase.DONE, verified: bool = True) -> LiveJob:
     claim = right_claim(job_id, 1)
-    live = LiveJob(Job(job_id, 0.0, 1, 1.0, 0.1, 10.0), claim.specs, 1.0, units_done=[40], verified=verified)
-    live.phase, live.checksums = phase, dict(claim.checksums)
-    return live
+    job = Job(job_id, 0.0, 1, 1.0, 0.1, 10.0)
+    return live_job(job, claim.specs, verified=verified, phase=phase, checksums=dict(claim.checksums))
 
 
 def test_jobs_that_are_done_are_compared_and_no_others() -> None:
     jobs = [done_job(1), done_job(2, phase=Phase.FAILED), done_job(3, verified=False), done_job(4)]
-    jobs[3].checksums[0] = "0" * 16
+    jobs[3].state.checksums[0] = "0" * 16
     assert [claim.job_id for claim in claims_of(jobs)] == [1, 4]
     verdicts = asyncio.run(check_results(jobs, [("start", "checksums")], UNTIL_DONE_S))
     assert (verdicts.right, list(verdicts.wrong), verdicts.unchecked) == (1, [4], {})
@@ -127,7 +129,7 @@ def test_a_job_whose_result_the_controller_finds_wrong_has_failed(
     async def found(jobs: object, capabilities: object, budget_s: float) -> Verdicts:
         assert len(list(capabilities)) == 2
         assert budget_s == 20.0
-        assert all(live.ended for live in jobs), "something is measured still"
+        assert all(live.state.ended for live in jobs), "something is measured still"
         return Verdicts(4, {2: "task 1: it is done with checksum 1; its work comes to 2"})
 
     monkeypatch.setattr(session, "check_results", found)
@@ -251,7 +253,7 @@ def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
     async def main() -> None:
         done = asyncio.Event()
         hear = _waiter({(0, "a"), (1, "b")}, done)
-        event = GuestEvent(node="n", guest="a", event="progress", mono_ns=1)
+        event = report_of(GuestEvent(node="n", guest="a", event="progress", mono_ns=1))
         hear(0, event)
         for node in (0, 2):
             hear(node, msgspec.structs.replace(event, guest="b"))
@@ -265,7 +267,8 @@ def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
 def test_the_end_of_a_measured_guest_is_told_by_its_own_node() -> None:
     async def main() -> None:
         job = Specimen(SimpleNamespace(), specs_of(1, 2), (0, 2), verified=True)
-        end = GuestEvent(node="n", guest="g1-1", event="failed", mono_ns=1, detail={"reason": "I say so"})
+        said: dict[str, object] = {"reason": "I say so"}
+        end = report_of(GuestEvent(node="n", guest="g1-1", event="failed", mono_ns=1, detail=said))
         for node in (0, 1):
             job._hear(node, end)
         assert job.ends == {}

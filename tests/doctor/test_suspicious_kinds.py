@@ -89,7 +89,7 @@ def test_what_a_controller_logs_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     run = tmp_path / "runs/one"
     run.mkdir(parents=True)
     (run / "manifest.json").write_text(json.dumps({"scenario": {"lab": LAB}}))
-    entry = {"kind": "suspicious", "acts": plain([Act("n1", kind, "x", time.time(), 2)])}
+    entry = {"kind": "suspicious", "t_s": 1.0, "trace_s": 1.0, "acts": plain([Act("n1", kind, "x", time.time(), 2)])}
     (run / "events.jsonl").write_text(json.dumps(entry) + "\n")
     (told,) = findings(tmp_path, monkeypatch)
     assert told.startswith(f"n1: {kind.value} (2 times): x ({MEANINGS[kind]})")

@@ -60,7 +60,7 @@ TEXTS = {
 @pytest.mark.parametrize(("text", "code"), TEXTS.items())
 def test_a_text_has_its_code(text: str, code: str) -> None:
     assert classify(text) == code
-    assert reason_of({"kind": "job", "state": "failed", "detail": text}).code == code
+    assert reason_of(text).code == code
 
 
 def test_every_code_of_the_time_without_codes_is_told_of_some_text() -> None:
@@ -78,10 +78,10 @@ def test_what_a_program_printed_does_not_decide(printed: str, more: str) -> None
 
 
 def test_the_code_of_an_entry_goes_before_its_text() -> None:
-    found = reason_of({"detail": "node n was lost (silent for 9 s)", "code": "of-a-later-version"})
+    found = reason_of("node n was lost (silent for 9 s)", "of-a-later-version")
     assert (found.code, found.text) == ("of-a-later-version", "node n was lost (silent for 9 s)")
     for none in (None, "", 7):
-        assert reason_of({"detail": "node n was lost (silent for 9 s)", "code": none}).code == "node-lost"
+        assert reason_of("node n was lost (silent for 9 s)", none).code == "node-lost"
 
 
 def test_the_page_has_the_codes_and_their_meanings() -> None:

@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.measure import recorders as module
 from testbed.measure.recorders import Recorders, find_recorders, make_recorders
 from testbed.measure.rundir import RunDirectory, read_journal
+from testbed.run.events import Aborted, Guest, Job, Teardown
 
 Install = Callable[[str, str, str], Path]
 
@@ -54,19 +55,31 @@ def directory(tmp_path: Path, **recorders: object) -> RunDirectory:
 def test_all_is_told_in_order_from_the_manifest_on(tmp_path: Path) -> None:
     heard = Heard()
     run = directory(tmp_path, one=heard)
-    nodes = [1, 2]
-    run.journal(0.5, "calibration", {"nodes": nodes})
-    nodes.append(3)  # it is of then, as in the file
+    detail: dict[str, object] = {"units": 1}
+    run.journal(Guest(0.5, 0.0, job=1, task=0, node=2, event="progress", detail=detail))
+    detail["units"] = 3  # it is of then, as in the file
     run.write_manifest({"run": "r", "seed": 7})
     run.point("job", {"job": "1"}, {"state": "done", "trace_s": 2.0}, 17)
-    run.journal(1.0, "job", {"job": 1})
+    run.journal(Job(1.0, 60.0, job=1, state="done"))
     run.recorders.close()
     run.close()
     assert heard.calls == [
         ("open", run.path, {"run": "r", "seed": 7}),
-        ("journal", {"t_s": 0.5, "kind": "calibration", "nodes": [1, 2]}),
+        (
+            "journal",
+            {
+                "kind": "guest",
+                "t_s": 0.5,
+                "trace_s": 0.0,
+                "job": 1,
+                "task": 0,
+                "node": 2,
+                "event": "progress",
+                "detail": {"units": 1},
+            },
+        ),
         ("point", "job", {"run": "r", "job": "1"}, {"state": "done", "trace_s": 2.0}, 17),
-        ("journal", {"t_s": 1.0, "kind": "job", "job": 1}),
+        ("journal", {"kind": "job", "t_s": 1.0, "trace_s": 60.0, "job": 1, "state": "done"}),
         ("close",),
     ]
     assert [call[1] for call in heard.calls if call[0] == "journal"] == read_journal(run.path / "events.jsonl")
@@ -77,7 +90,7 @@ def test_all_is_told_in_order_from_the_manifest_on(tmp_path: Path) -> None:
 def test_a_run_that_ends_before_its_manifest_is_not_told(tmp_path: Path) -> None:
     heard = Heard()
     run = directory(tmp_path, one=heard)
-    run.journal(0.5, "aborted", {})
+    run.journal(Aborted(0.5, 0.0, reason="stopped"))
     run.recorders.close()
     run.close()
     assert heard.calls == []
@@ -89,7 +102,7 @@ def test_one_that_fails_is_left_out_closed_and_told_of_once(tmp_path: Path, fail
     run = directory(tmp_path, good=good, bad=bad)
     run.write_manifest({})
     for number in range(5):
-        run.journal(float(number), "tick", {})
+        run.journal(Teardown(float(number), 0.0, elapsed_s=1.0))
         run.point("job", {"job": "1"}, {"state": "x", "trace_s": 2.0}, number)
     run.recorders.close()
     run.close()
@@ -118,7 +131,7 @@ def test_one_that_hangs_holds_up_nobody_and_one_that_falls_behind_is_left_out(
     run.write_manifest({})
     run.recorders._feeds[0].put = lambda _call: None  # the first has little to do and does not end
     for number in range(50):
-        run.journal(float(number), "tick", {})
+        run.journal(Teardown(float(number), 0.0, elapsed_s=1.0))
     run.recorders.close()
     run.close()
     assert dict(run.recorders.failures()) == {
@@ -157,7 +170,7 @@ def test_a_journal_entry_is_the_line_that_is_in_the_file(tmp_path: Path) -> None
     heard = Heard()
     run = directory(tmp_path, one=heard)
     run.write_manifest({"text": "ü\n"})
-    run.journal(1.23456789, "odd", {"text": 'a"b\n', "none": None, "list": (1, 2)})
+    run.journal(Guest(1.23456789, 1.0, job=1, task=0, node=0, event="odd", detail={"text": 'a"bü\n', "none": None}))
     run.recorders.close()
     run.close()
     (line,) = (run.path / "events.jsonl").read_text().splitlines()

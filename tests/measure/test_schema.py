@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.live_jobs import live_job
 
 from testbed.cli.schema import schema
-from testbed.control.cluster import LiveJob
 from testbed.control.liveness import Standing
 from testbed.control.planner import Target, Verb
 from testbed.control.recorder import Recorder
-from testbed.control.reschedulings import LIVE, SAVE_RESTORE, Rescheduling
 from testbed.errors import UserError
 from testbed.measure.points import PointError, to_line
 from testbed.measure.recorders import Recorders
@@ -23,6 +22,10 @@ from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
 from testbed.measure.schema_page import as_data, markdown
 from testbed.measure.spool import read_lines
+from testbed.run.events import Penalty
+from testbed.run.interruptions import LIVE, SAVE_RESTORE
+from testbed.run.job_history import Flight
+from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
@@ -69,8 +72,8 @@ def test_closed_sets_are_those_of_the_controller() -> None:
     assert set(TAGS["verb"].values) == {verb.value for verb in Verb}
     assert set(TAGS["mechanism"].values) == {SAVE_RESTORE, LIVE}
     fields = {field.name for field in MEASUREMENTS["rescheduling"].fields}
-    record = Rescheduling("preemption", 0.0)
-    assert {*record.phases(), *record.amounts()} < fields
+    keys = {field for field in Penalty.__struct_fields__ if field.endswith(("_s", "_bytes"))} - {"t_s", "trace_s"}
+    assert keys < fields
 
 
 @pytest.mark.parametrize(
@@ -139,6 +142,9 @@ def test_recorders_find_all_points_in_the_files_when_they_close(tmp_path: Path) 
 
 def test_rates_are_of_what_was_moved(tmp_path: Path) -> None:
     told = recorder(tmp_path, node_names=("a", "b"))
+    flight = Flight(1, "migrate", (1, 7), 0.5, 0.0, for_a_move=True)
+    job = Job(1, 0.0, 2, 1.0, 0.1, 60.0)
+    live_job(job, (), told.history, phase=Phase.MIGRATING, running_on=(0, 0), migrating_to=(1, 7), flight=flight)
     told.migration(job=1, task=0, source=0, target=1, counted=True, bytes=3 << 20, elapsed_s=1.5)
     told.migration(job=1, task=1, source=0, target=1, error="stays", at_source=True, at_target=None)
     told.migration(job=1, task=1, source=0, target=7, counted=False, bytes=0, elapsed_s=2.0, downtime_s=2.0, rounds=0)
@@ -161,10 +167,9 @@ def test_rates_are_of_what_was_moved(tmp_path: Path) -> None:
 def test_a_decision_says_who_runs_who_waits_and_how_much_is_used(tmp_path: Path) -> None:
     told = recorder(tmp_path)
     jobs = [
-        LiveJob(Job(n, 0.0, tasks, need, 0.1, 60.0), (), 1.0)
+        live_job(Job(n, 0.0, tasks, need, 0.1, 60.0), was_started=n == 3)
         for n, tasks, need in ((1, 2, 0.5), (2, 1, 1.0), (3, 1, 0.25), (4, 4, 1.0))
     ]
-    jobs[2].was_started = True
     told.decision(jobs, {1: Target((0, 1), 0.5), 2: Target((0,), 1.0)}, 0.001)
     told.decision([], {}, 0.002)
     told.close()

@@ -17,7 +17,6 @@ from support.live import HANG_S, wait_until
 
 from testbed.errors import RunError, UserError
 from testbed.measure import append_file
-from testbed.measure.append_file import AppendFile
 from testbed.measure.spool import START, Position, Spool, read_lines, segment_path, segments
 
 LINE = st.text(st.characters(blacklist_characters="\n", blacklist_categories=("Cs",)), max_size=40)
@@ -116,7 +115,7 @@ def test_a_slow_disk_holds_up_no_append(tmp_path: Path, monkeypatch: pytest.Monk
         go_on.wait(HANG_S)
 
     spool = Spool(tmp_path, every_s=0.001)
-    monkeypatch.setattr(append_file.os, "fsync", slow)
+    monkeypatch.setattr(append_file.os, "fdatasync", slow)
     spool.append("first", sync=True)
     assert at_disk.wait(HANG_S)
     for number in range(1000):
@@ -131,17 +130,13 @@ def test_a_line_reaches_the_kernel_by_itself_and_is_made_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    fsync = os.fsync
-    monkeypatch.setattr(append_file.os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), fsync(fd)))
-    journal = AppendFile(tmp_path / "events.jsonl")
-    spool = Spool(tmp_path, beside=[journal], every_s=0.01)
-    journal.write(b"12345\n")
-    wait_until(lambda: 6 in synced, "the journal on disk")
+    sync = os.fdatasync
+    monkeypatch.setattr(append_file.os, "fdatasync", lambda fd: (synced.append(os.fstat(fd).st_size), sync(fd)))
+    spool = Spool(tmp_path, every_s=0.01)
     spool.append("1234567")
     wait_until(lambda: 8 in synced, "the point on disk")
     assert [line for line, _ in read_lines(tmp_path)] == ["1234567"]
     spool.close()
-    journal.close()
 
 
 CHILD = """
@@ -200,7 +195,7 @@ def test_a_broken_disk_is_told_although_every_write_succeeds(tmp_path: Path, mon
 
     spool = Spool(tmp_path, on_failure=told.append, every_s=0.01)
     spool.sync()
-    monkeypatch.setattr(append_file.os, "fsync", broken)
+    monkeypatch.setattr(append_file.os, "fdatasync", broken)
     spool.append("line", sync=True)
     wait_until(lambda: told, "a failure that is told")
     spool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from testbed.cli.replay_decisions import replay_decisions
 from testbed.cli.report import report
 from testbed.cli.why import why
 from testbed.measure.frames import load_journal, load_points
+from testbed.measure.rundir import read_json
+from testbed.report.browser.changes import Page
+from testbed.report.browser.state import RunState
+from testbed.report.timeline import read_timeline
 
 QUERIES = {
     "jobs": "SELECT job_id, tasks, start_time_s, end_time_s, stretch, virtual_time_s, preemptions, migrations, "
@@ -74,6 +79,35 @@ def why_answers(run: Path, job: int) -> dict[str, Any]:
     found = json.loads(run_command(why, run, job, "--json").stdout)
     del found["run"]
     return {"lines": run_command(why, run, job).stdout.splitlines(), "facts": found}
+
+
+def page_answers(run: Path) -> dict[str, Any]:
+    """Return what the live page shows before every fifth decision, and the whole page at the end."""
+    state = RunState("run")
+    page = Page(state)
+    state.feed_manifest(read_json(run / "manifest.json"))
+    parts, decisions = [], 0
+    for line in (run / "events.jsonl").read_bytes().splitlines():
+        if json.loads(line)["kind"] == "decision":
+            decisions += 1
+            if decisions % 5 == 0:
+                page.update()
+                whole = page.snapshot()
+                shown = ("queue", "actions", "nodes", "open", "reschedulings", "now_s")
+                parts.append({name: whole[name] for name in shown})
+        state.feed_line(line)
+    page.update()
+    return dict(json.loads(json.dumps({"parts": parts, "end": page.snapshot()})))
+
+
+def schedule_answers(run: Path) -> dict[str, Any]:
+    """Return all spans of a run, as (job, task, node, begin, end, kind, yield), and the facts of its jobs."""
+    schedule = read_timeline(run).schedule()
+    return {
+        "spans": [list(astuple(span)) for span in schedule.spans],
+        "jobs": {str(job): asdict(facts) for job, facts in schedule.jobs.items()},
+        "end_s": schedule.end_s,
+    }
 
 
 def frame_answers(run: Path) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from old_run_answers import (
     compare_answers,
     frame_answers,
+    page_answers,
     query_answers,
     replay_answers,
     report_answers,
     run_command,
+    schedule_answers,
     why_answers,
 )
 from old_run_archive import RUNS, archive, unpack
@@ -28,11 +30,12 @@ from testbed.cli.report import report
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
 from testbed.report.facts import read_facts
-from testbed.report.job_ledger import CONTROLLER, POLICY, Ledger
 from testbed.report.job_story import OPERATION
 from testbed.report.job_story_data import as_data
 from testbed.report.job_story_text import lines
 from testbed.report.job_told import Told, tell
+from testbed.report.job_waits import CONTROLLER, POLICY, Waits
+from testbed.run.reader import read_history
 
 __all__ = ["check_pinned"]
 
@@ -114,6 +117,10 @@ def test_a_run_that_lost_its_results_is_read_from_its_journal(run):
     assert not left.complete
     assert [job.job_id for job in left.jobs] == [job.job_id for job in whole.jobs]
     assert (left.done, left.failed) == (whole.done, whole.failed)
+    for one, other in zip(left.jobs, whole.jobs, strict=True):
+        same = ("tasks", "cpu_need_frac", "preemptions", "migrations", "live_migrations", "bytes_moved", "state")
+        assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+        assert one.penalty_s <= other.penalty_s + 1e-5  # what was never measured is not in the journal
     assert "its controller ended before it wrote a summary" in run_command(report, run, "--no-html").stdout
 
 
@@ -151,6 +158,14 @@ def test_the_story_of_a_job_is_the_same(name, run, check_pinned):
     assert found["facts"]["preemptions"] > 0
 
 
+def test_the_live_page_shows_the_same_at_each_moment(name, run, check_pinned):
+    check_pinned(PINNED / f"{name}-page.json", page_answers(run))
+
+
+def test_the_spans_of_tasks_are_the_same(name, run, check_pinned):
+    check_pinned(PINNED / f"{name}-schedule.json", schedule_answers(run))
+
+
 def test_every_job_has_a_story_and_its_operations_are_the_journals(run):
     journal = read_journal(run / "events.jsonl")
     for job in (job.job_id for job in read_facts(run).jobs):
@@ -180,11 +195,13 @@ def test_waits_explain_what_the_controller_measured(run):
 def test_memory_is_never_over_committed_by_what_the_journal_tells(run):
     manifest = json.loads((run / "manifest.json").read_text())
     memory = [facts["memory_mib"] for facts in manifest["nodes"].values()]
-    ledger = Ledger(tuple(manifest["nodes"]), memory, live=True)
-    least = memory[:]
-    for entry in read_journal(run / "events.jsonl"):
-        ledger.feed(entry)
-        least = [min(pair) for pair in zip(least, ledger.free_mib(range(len(memory))).values(), strict=True)]
+    waits, free = Waits(memory, live=True), []
+    read_history(
+        run / "events.jsonl",
+        tuple(manifest["nodes"]),
+        lambda _event, history: free.append(waits.free_mib(history, range(len(memory)))),
+    )
+    least = [min(each[node] for each in free) for node in range(len(memory))]
     assert all(0 <= free < mib / 2 for free, mib in zip(least, memory, strict=True))
 
 

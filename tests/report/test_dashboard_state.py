@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsed_run import rehearse
+from support.entries import event, whole
 
 from testbed.measure.points import to_line
 from testbed.report.browser.changes import Page
 from testbed.report.browser.follow import RunFeed
-from testbed.report.browser.jobs import JobBoard
+from testbed.report.browser.jobs import board_of
+from testbed.report.browser.newest import newest_run
 from testbed.report.browser.state import RunState
-from testbed.report.browser.tail import LineTail, SegmentTail, newest_run
 from testbed.report.browser.telemetry import Telemetry
-from testbed.report.browser.work import WorkMeter
 from testbed.report.timeline import read_timeline
+from testbed.run.history import History, fold
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,9 @@ def test_a_run_that_grows_in_any_pieces_is_shown_as_one_that_is_read_at_once(
         points_to = len(points) if share == 1.0 else min(cut_points, int(share * len(points)))
         if journal[:journal_to].count(b"\n") > 2:  # the manifest is there before the replay begins
             (growing / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
-        for name, whole, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
+        for name, content, to in (("events.jsonl", journal, journal_to), ("points.lp", points, points_to)):
             with (growing / name).open("ab") as file:
-                file.write(whole[sent[name] : to])
+                file.write(content[sent[name] : to])
             sent[name] = max(sent[name], to)
         while feed.feed(feed.files.read()):
             pass
@@ -137,18 +138,18 @@ def test_in_the_middle_of_a_run_nodes_hold_what_the_decisions_gave(run: Path, tm
     for line, following in zip(lines, [*lines[1:], b'{"kind":""}'], strict=True):
         state.feed_line(line)
         entry = json.loads(line)
-        quiet = not state.board.in_flight and json.loads(following)["kind"] == "decision"
+        quiet = not state.history.flights and json.loads(following)["kind"] == "decision"
         if not quiet or entry["kind"] == "decision":
             continue
         page.update()
         view = json.loads(following)["view"]
         at, expected = 0, dict.fromkeys(range(2), 0.0)
-        caps = {job: live.yield_frac for job, live in state.board.active.items()}
+        caps = {job: live.yield_frac for job, live in state.history.active.items()}
         for job, tasks, mem, need in zip(
             view["job_id"], view["tasks"], view["mem_req_frac"], view["cpu_need_frac"], strict=True
         ):
             for node in view["task_node"][at : at + tasks]:
-                if node >= 0 and state.board.active[job].cpu_need_frac:
+                if node >= 0 and state.history.active[job].cpu_need_frac:
                     expected[node] += mem * state.memory_mib[node]
                     assert 0 < caps[job] <= 1
                     rows = [row for row in state.guests(node) if row[0] == job]
@@ -189,52 +190,6 @@ def test_use_is_the_cpu_time_between_the_last_two_samples() -> None:
     assert telemetry.feed(b"node,node=a cpu_frac=half 5") is None
 
 
-@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"d\ne", b"\n\n"]), max_size=30))
-def test_a_tail_gives_each_whole_line_once(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
-    path = tmp_path_factory.mktemp("tail") / "file"
-    tail, got = LineTail(path), []
-    assert tail.read() == ([], False)
-    for piece in pieces:
-        with path.open("ab") as file:
-            file.write(piece)
-        lines, again = tail.read(3)
-        got += lines
-        assert not again
-    while lines := tail.read(3)[0]:
-        got += lines
-    assert got == b"".join(pieces).split(b"\n")[:-1]
-
-
-def test_a_file_that_was_replaced_or_cut_begins_again(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"one\ntwo\n")
-    tail = LineTail(path)
-    assert tail.read() == ([b"one", b"two"], False)
-    path.write_bytes(b"new\n")
-    assert tail.read() == ([b"new"], True)
-    other = tmp_path / "other"
-    other.write_bytes(b"longer than before\n")
-    other.replace(path)
-    assert tail.read() == ([b"longer than before"], True)
-
-
-def test_segments_are_read_in_their_order_and_from_near_the_end(tmp_path: Path) -> None:
-    (tmp_path / "points.lp").write_bytes(b"1\n2\n")
-    tail = SegmentTail(tmp_path)
-    assert tail.read() == [b"1", b"2"]
-    with (tmp_path / "points.lp").open("ab") as file:
-        file.write(b"3\n")
-    (tmp_path / "points.2.lp").write_bytes(b"4\n")
-    (tmp_path / "points.3.lp").write_bytes(b"5\n6")
-    assert [tail.read(), tail.read(), tail.read(), tail.read()] == [[b"3"], [b"4"], [b"5"], []]
-    (tmp_path / "points.3.lp").write_bytes(b"5\n67\n")
-    assert tail.read() == [b"67"]
-    long = tmp_path / "long"
-    long.mkdir()
-    (long / "points.lp").write_bytes(b"".join(b"%d\n" % number for number in range(1000)))
-    assert SegmentTail(long, back_bytes=11).read() == [b"998", b"999"]
-
-
 def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
     assert newest_run(tmp_path / "none") is None
     assert newest_run(tmp_path) is None
@@ -255,22 +210,49 @@ def test_memory_stays_bounded_in_a_long_run(monkeypatch: pytest.MonkeyPatch) -> 
     page = Page(state)
     state.feed_line(b'{"t_s":1,"kind":"replay","trace_s":0,"jobs":500}')
     for job in range(500):
+        guest = {"job": job, "task": 0, "node": 0, "event": "done"}
         entries: tuple[dict[str, Any], ...] = (
-                {"kind": "job", "job": job, "state": "submitted"},
-                {"kind": "intent", "action": job, "verb": "start", "job": job, "nodes": [0], "yield_frac": 1.0},
-                {"kind": "outcome", "action": job, "verb": "start", "job": job, "nodes": [0], "ok": True,
-                 "error": None, "elapsed_s": 1.0, "waited_s": 0.0, "bytes": 0},
-                {"kind": "job", "job": job, "state": "done"},
-        )  # fmt: skip
+            {"kind": "job", "job": job, "state": "submitted"},
+            {"kind": "intent", "action": job, "verb": "start", "job": job, "nodes": [0], "yield_frac": 1.0},
+            {"kind": "outcome", "action": job, "verb": "start", "job": job, "nodes": [0], "ok": True},
+            {"kind": "guest", **guest},
+            {"kind": "job", "job": job, "state": "done"},
+        )
         for second, entry in enumerate(entries):
-            state.feed_line(json.dumps({"t_s": 2 + 4 * job + second, "trace_s": 0} | entry).encode())
+            state.feed_line(json.dumps(whole({"t_s": 2 + 5 * job + second} | entry)).encode())
         if job % 100 == 99:
             assert len(page.update()["closed"]) == 50
     assert len(page.snapshot()["closed"]) == 50
     assert len(page.snapshot()["log"]) == 200
-    assert state.board.active == {}
+    assert state.history.active == {}
     assert state.timeline.closed == []
     assert page.snapshot()["queue"]["counts"]["done"] == 500
+
+
+def test_a_job_that_is_preempted_again_and_again_takes_no_more_memory() -> None:
+    state = RunState("x")
+    number = 0
+
+    def feed(kind: str, **entry: object) -> None:
+        nonlocal number
+        number += 1
+        state.feed_line(json.dumps(whole({"t_s": number, "kind": kind, "job": 1, **entry})).encode())
+
+    def operate(verb: str) -> None:
+        feed("intent", verb=verb, nodes=[0], yield_frac=1.0)
+        feed("outcome", verb=verb, nodes=[0], ok=True)
+
+    feed("replay", jobs=1)
+    feed("job", state="submitted")
+    operate("start")
+    for count in range(100):
+        operate("save")
+        operate("restore")
+        feed("rescheduling", reason="preemption", penalty_s=1.0)
+        assert len(state.history.jobs[1].interruptions) == 1
+        assert state.reasons == {"preemption": count + 1}
+    assert state.penalty_s == pytest.approx(100.0)
+    assert state.history.jobs[1].been_last() == (0,)
 
 
 def test_a_line_that_cannot_be_read_is_said_and_left_out() -> None:
@@ -283,48 +265,110 @@ def test_a_line_that_cannot_be_read_is_said_and_left_out() -> None:
     assert "cannot be read" in state.log[0][3]
 
 
+def test_a_line_that_contradicts_those_before_it_is_said_and_left_out(run: Path) -> None:
+    lines = (run / "events.jsonl").read_bytes().splitlines()
+    right, wrong = RunState("x"), RunState("x")
+    for line in lines:
+        right.feed_line(line)
+        wrong.feed_line(line)
+        if b'"state":"done"' in line:
+            count = wrong.log_count
+            wrong.feed_line(line)
+            assert wrong.log_count == count + 1
+            assert "contradicts those before it: job done of job" in wrong.log[-1][3]
+    assert wrong.log_count > right.log_count
+    assert (wrong.history, wrong.board, wrong.closed) == (right.history, right.board, right.closed)
+
+
 def test_a_failed_operation_and_a_live_migration_hold_memory_where_they_should() -> None:
-    board = JobBoard()
+    history = History()
 
     def feed(kind: str, **entry: object) -> None:
-        board.feed({"t_s": 0.0, "kind": kind, "job": 1, **entry})
+        history.apply(event({"kind": kind, "job": 1, **entry}))
 
     def operation(number: int, verb: str, nodes: list[int], *, ok: bool | None = None) -> None:
         feed("intent", action=number, verb=verb, nodes=nodes, yield_frac=0.5)
         if ok is not None:
             feed("outcome", action=number, verb=verb, nodes=nodes, ok=ok)
 
+    def tasks_on(node: int) -> list[int]:
+        return [guest.task for guest in board_of(history).guests.get(node, ())]
+
     feed("job", state="submitted")
     operation(1, "start", [0, 0], ok=True)
-    assert board.active[1].tasks_on(0) == [0, 1]
+    assert tasks_on(0) == [0, 1]
     operation(2, "migrate", [0, 1])
-    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0, 1], [1])
+    assert (tasks_on(0), tasks_on(1)) == ([0, 1], [1])
+    assert [(job, flight.verb) for job, flight in board_of(history).flights] == [(1, "migrate")]
+    assert {guest.verb for guest in board_of(history).guests[1]} == {"migrate"}
     feed("outcome", action=2, verb="migrate", nodes=[0, 1], ok=False)
-    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0, 1], [])
+    assert (tasks_on(0), tasks_on(1)) == ([0, 1], [])
     operation(3, "migrate", [0, 1], ok=True)
-    assert (board.active[1].tasks_on(0), board.active[1].tasks_on(1)) == ([0], [1])
+    assert (tasks_on(0), tasks_on(1)) == ([0], [1])
     operation(4, "save", [0, 1], ok=True)
-    assert (board.on_node[0], board.on_node[1]) == (set(), set())
-    operation(5, "restore", [1, 1], ok=False)
-    assert board.on_node[1] == set()
+    assert board_of(history).guests == {}
+    operation(5, "restore", [1, 1])
+    assert {guest.yield_frac for guest in board_of(history).guests[1]} == {0.5}
+    feed("outcome", action=5, verb="restore", nodes=[1, 1], ok=False)
+    assert board_of(history).guests == {}
     feed("job", state="failed")
-    assert board.counts()["failed"] == 1
+    assert board_of(history).counts["failed"] == 1
 
 
-def test_eta_follows_the_work_that_is_done():
-    meter = WorkMeter()
-    assert meter.eta_s(10.0) is None  # nothing is known
+def test_a_result_that_is_found_wrong_later_counts_once() -> None:
+    ended = {"job": 1, "task": 0, "node": 0}
+    history = fold(
+        event(entry)
+        for entry in (
+            {"kind": "replay", "jobs": 3},
+            {"kind": "job", "job": 1, "state": "submitted"},
+            {"kind": "intent", "verb": "start", "job": 1, "nodes": [0]},
+            {"kind": "outcome", "verb": "start", "job": 1, "nodes": [0], "ok": True},
+            {"kind": "guest", **ended, "event": "ended"},
+            {"kind": "job", "job": 1, "state": "done"},
+            {"kind": "guest", **ended, "event": "failed"},
+            {"kind": "job", "job": 1, "state": "failed"},
+        )
+    )
+    assert board_of(history).counts == {"coming": 2, "waiting": 0, "running": 0, "paused": 0, "done": 0, "failed": 1}
+
+
+def test_eta_follows_the_work_that_is_done() -> None:
+    history = History()
+    assert board_of(history).eta_s(10.0) is None  # nothing is known
+    needs = {1: (2, 0.5, 100.0), 2: (1, 1.0, 300.0)}
+
+    def feed(kind: str, **entry: object) -> None:
+        history.apply(event({"kind": kind, **entry}))
+
+    def decide(virtual_time_s: dict[int, float]) -> None:
+        view = {
+            "job_id": list(virtual_time_s),
+            "tasks": [needs[job][0] for job in virtual_time_s],
+            "cpu_need_frac": [needs[job][1] for job in virtual_time_s],
+            "virtual_time_s": list(virtual_time_s.values()),
+            **dict.fromkeys(("submit_time_s", "mem_req_frac"), [0.0] * len(virtual_time_s)),
+        }
+        places = [-1] * sum(view["tasks"])
+        feed("decision", view=view, decision={"task_node": places, "yield_frac": [0.0] * len(virtual_time_s)})
+
     trace = [
-        {"job": 1, "tasks": 2, "cpu_need_frac": 0.5, "run_time_s": 100.0},
-        {"job": 2, "tasks": 1, "cpu_need_frac": 1.0, "run_time_s": 300.0},
+        {"job": job, "tasks": tasks, "cpu_need_frac": need, "run_time_s": run_time_s}
+        for job, (tasks, need, run_time_s) in needs.items()
     ]
-    meter.feed({"kind": "replay", "jobs": 2, "trace": trace})
-    meter.feed({"kind": "decision", "view": {"job_id": [1, 2], "virtual_time_s": [50.0, 0.0]}})
-    assert meter.done_frac == pytest.approx(50 / 400)
-    assert meter.eta_s(10.0) == pytest.approx(70.0)
-    meter.feed({"kind": "job", "job": 1, "state": "done"})
-    meter.feed({"kind": "decision", "view": {"job_id": [2], "virtual_time_s": [150.0]}})
-    assert meter.eta_s(50.0) == pytest.approx(30.0)  # 250 of 400 took 50 s
+    feed("replay", jobs=2, trace=trace)
+    for job in needs:
+        feed("job", job=job, state="submitted")
+    decide({1: 50.0, 2: 0.0})
+    assert board_of(history).done_frac == pytest.approx(50 / 400)
+    assert board_of(history).eta_s(10.0) == pytest.approx(70.0)
+    feed("intent", verb="start", job=1, nodes=[0, 0])
+    feed("outcome", verb="start", job=1, nodes=[0, 0], ok=True)
+    for task in (0, 1):
+        feed("guest", job=1, task=task, node=0, event="done")
+    feed("job", job=1, state="done")
+    decide({2: 150.0})
+    assert board_of(history).eta_s(50.0) == pytest.approx(30.0)  # 250 of 400 took 50 s
 
 
 def test_a_run_tells_its_work_until_all_is_done(run):
@@ -332,7 +376,7 @@ def test_a_run_tells_its_work_until_all_is_done(run):
     fracs = []
     for line in (run / "events.jsonl").read_bytes().splitlines():
         state.feed_line(line)
-        fracs.append(state.work.done_frac)
+        fracs.append(state.board.done_frac)
     assert fracs[-1] == pytest.approx(1.0)
     assert fracs == sorted(fracs)
     assert len({round(frac, 2) for frac in fracs}) > 5

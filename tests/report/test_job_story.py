@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from control.rehearsal import BEST, Watcher, five_jobs, rehearse
+from support.entries import whole
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
@@ -17,10 +18,12 @@ from node_agent.drivers.protocol import DriverError
 from testbed.cli.why import why
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
-from testbed.report.job_ledger import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS, Ledger
 from testbed.report.job_story_data import as_data
 from testbed.report.job_story_text import lines
 from testbed.report.job_told import Told, tell
+from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
+from testbed.run.events import Decision
+from testbed.run.journal import read_events
 from testbed.workload.jobs import Job
 
 
@@ -60,21 +63,30 @@ def test_operations_and_yields_are_those_of_the_journal(run: Path) -> None:
         assert [each["penalty_s"] for each in events(told, "rescheduling")] == penalties
 
 
+def wanted(decision: Decision, job: int) -> dict[str, Any] | None:
+    """Return what the columns of a decision want of a job."""
+    row = decision.view.job_id.index(job)
+    first = sum(decision.view.tasks[:row])
+    nodes = sorted(decision.decision.task_node[first : first + decision.view.tasks[row]])
+    if nodes[0] < 0:
+        return None
+    return {"nodes": [f"node-{node}" for node in nodes], "yield_frac": decision.decision.yield_frac[row]}
+
+
 def test_every_change_of_the_target_has_the_decision_that_made_it(run: Path) -> None:
-    journal = [entry for entry in read_journal(run / "events.jsonl") if entry["kind"] == "decision"]
-    ledger = Ledger()
+    journal = [event for event in read_events(run / "events.jsonl") if isinstance(event, Decision)]
     for job in range(1, 6):
         told = {each["number"]: each for each in events(tell(run, job), "decision")}
         before = None
-        for number, entry in enumerate(journal, 1):
-            after = ledger.targets(entry).get(job)
-            if after != before and job in entry["view"]["job_id"]:
-                assert told[number]["after"] == (
-                    None if after is None
-                    else {"nodes": [f"node-{n}" for n in after.nodes], "yield_frac": after.yield_frac}
-                )  # fmt: skip
-                assert told[number]["submitted"] == entry["event"]["submitted"]
-                assert told[number]["periodic"] == entry["event"]["periodic"]
+        for number, event in enumerate(journal, 1):
+            if job not in event.view.job_id:
+                continue
+            after = wanted(event, job)
+            if after != before:
+                assert told[number]["before"] == before
+                assert told[number]["after"] == after
+                assert told[number]["submitted"] == list(event.event.submitted)
+                assert told[number]["periodic"] == event.event.periodic
             before = after
 
 
@@ -217,7 +229,7 @@ def test_a_job_that_is_not_there_is_told_with_those_that_are(run: Path, tmp_path
 
 def test_an_entry_that_no_run_writes_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"t_s":0,"trace_s":0,"kind":"intent","job":1}\n')
-    with pytest.raises(UserError, match=r"not an entry of a run's journal.*'verb'"):
+    with pytest.raises(UserError, match=r"not an entry of a run's journal: intent: .*`action`"):
         tell(tmp_path, 1)
 
 
@@ -237,7 +249,7 @@ class Journal:
 
     def write(self, at_s: float, kind: str, **entry: Any) -> None:
         with (self.folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"t_s": at_s, "kind": kind, "trace_s": at_s, **entry}) + "\n")
+            file.write(json.dumps(whole({"t_s": at_s, "kind": kind, "trace_s": at_s, **entry})) + "\n")
 
     def decide(
         self, at_s: float, nodes: dict[int, list[int]], submitted: tuple[int, ...] = (),
@@ -329,17 +341,45 @@ def test_a_saved_job_waits_for_a_node(journal: Journal, away: int, kind: str, wo
 
 
 def test_a_failed_job_holds_memory_until_its_guests_are_gone(journal: Journal) -> None:
+    journal.write(0, "begin", version=3)
     journal.decide(0, {1: [0]}, (1,))
     journal.operate(0, 1, "start", 1, 0)
     journal.write(2, "job", job=1, state="failed", detail="task 0: it ended by itself: exit code 1")
     journal.decide(2, {2: [0]}, (2,))
+    journal.write(5, "cleared", job=1)
     journal.operate(6, 7, "start", 2, 0)
     journal.decide(7, {2: [0], 3: [1]}, (3,))
     journal.operate(7, 8, "start", 3, 1)
     told = tell(journal.folder, 2)
-    assert told.story.waited_s() == {MEMORY: 4.0}
+    assert told.story.waited_s() == {MEMORY: 3.0, CONTROLLER: 1.0}
     assert tell(journal.folder, 3).story.waited_s() == {}
     assert text(tell(journal.folder, 1)).splitlines()[1].strip().startswith("reason: guest-failed")
+
+
+def test_a_journal_that_contradicts_itself_is_refused_with_its_line(journal: Journal) -> None:
+    journal.decide(0, {1: [0]}, (1,))
+    journal.operate(0, 1, "start", 1, 0)
+    journal.write(2, "job", job=1, state="done")
+    where = r"events\.jsonl:6: job done of job 1 at 2 s: running -> done is illegal: expected a job without"
+    with pytest.raises(UserError, match=where) as found:
+        call(journal.folder, 1)
+    assert "\n" not in str(found.value)
+
+
+def test_a_job_that_is_withdrawn_neither_runs_nor_waits_until_it_is_run_again(journal: Journal) -> None:
+    journal.decide(0, {1: [0]}, (1,))
+    journal.operate(0, 1, "start", 1, 0)
+    journal.write(4, "job", job=1, state="withdrawn", detail="node node-a is lost")
+    journal.write(6, "job", job=1, state="again")
+    journal.decide(7, {1: [1]}, again=(1,))
+    journal.operate(7, 8, "start", 1, 1)
+    journal.write(9, "clock", unix_ns=0)
+    story = tell(journal.folder, 1).story
+    assert [(span.begin_s, span.end_s, span.nodes) for span in story.spans] == [
+        (1, 4, ("node-a",)),
+        (8, 9, ("node-b",)),
+    ]
+    assert story.waited_s() == {POLICY: 1.0}
 
 
 def test_guests_events_and_checks_are_told(journal: Journal) -> None:

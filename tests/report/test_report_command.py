@@ -8,6 +8,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 from rehearsed_run import rehearse
+from support.entries import event
 
 from testbed.cli.report import report
 from testbed.errors import UserError
@@ -49,17 +50,17 @@ def test_tables_are_printed_and_the_page_lies_beside_the_run(run):
 def test_what_cannot_be_true_and_what_was_not_compared_is_told(run):
     journal = (run / "events.jsonl").read_text().splitlines()
     entries = [
-        {"t_s": 12.0, "kind": "doubt", "trace_s": 600.0, "job": 71, "task": 1, "node": 0, "reason": "too soon <b>"},
+        {"t_s": 12.0, "kind": "doubt", "trace_s": 600.0, "job": 72, "task": 1, "node": 0, "reason": "too soon <b>"},
         {"t_s": 99.0, "kind": "results", "trace_s": 5000.0, "right": 10, "wrong": {}, "unchecked": {"no time": [3, 4]}},
     ]
     journal = [line for line in journal if json.loads(line)["kind"] != "results"]
     (run / "events.jsonl").write_text("\n".join([*journal, *map(json.dumps, entries)]) + "\n")
     summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps({**summary, "doubts": {"71": "task 1: too soon <b>"}}))
+    (run / "summary.json").write_text(json.dumps({**summary, "doubts": {"72": "task 1: too soon <b>"}}))
     result = call(run)
-    assert "job 71 is doubtful: task 1: too soon <b>" in " ".join(result.stdout.split())
+    assert "job 72 is doubtful: task 1: too soon <b>" in " ".join(result.stdout.split())
     page = (run / "report.html").read_text()
-    assert "At 12.0 s job 71, task 1: too soon &lt;b&gt;" in page
+    assert "At 12.0 s job 72, task 1: too soon &lt;b&gt;" in page
     assert "Results that the controller did not compare, of 2 jobs: no time" in page
 
 
@@ -166,26 +167,26 @@ LOST = "could not restore: node-b: start: failed: image a.img: No such file or d
 @pytest.mark.parametrize("kept", ["summary", "summary of an older version", "journal", "journal of an older version"])
 def test_why_a_job_failed_is_shown_with_its_code(run, kept):
     code = {} if "older" in kept else {"code": "image-lost"}
-    entry = {"t_s": 99.0, "kind": "job", "trace_s": 5000.0, "job": 71, "state": "failed", "detail": LOST, **code}
+    entry = {"t_s": 99.0, "kind": "job", "trace_s": 5000.0, "job": 72, "state": "failed", "detail": LOST, **code}
     with (run / "events.jsonl").open("a") as journal:
         journal.write(json.dumps(entry) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     if kept.startswith("summary"):
-        codes = {"failure_codes": {"71": "image-lost"}} if code else {}
+        codes = {"failure_codes": {"72": "image-lost"}} if code else {}
         summary = {name: value for name, value in summary.items() if name != "failure_codes"}
-        (run / "summary.json").write_text(json.dumps({**summary, "failed": {"71": LOST}, **codes}))
+        (run / "summary.json").write_text(json.dumps({**summary, "failed": {"72": LOST}, **codes}))
     else:
         (run / "summary.json").unlink()
         (run / "jobs.csv").unlink()
     text = call(run).stdout
-    assert f"job 71 failed (image-lost): {LOST}" in " ".join(text.split())
-    assert f"Job 71 failed (image-lost): {LOST}" in (run / "report.html").read_text()
+    assert f"job 72 failed (image-lost): {LOST}" in " ".join(text.split())
+    assert f"Job 72 failed (image-lost): {LOST}" in (run / "report.html").read_text()
     (one,) = json.loads(call(run, "--json", "--no-html").stdout)
-    assert (one["failed"], one["failure_codes"]) == ({"71": LOST}, {"71": "image-lost"})
+    assert (one["failed"], one["failure_codes"]) == ({"72": LOST}, {"72": "image-lost"})
 
 
 def test_a_page_in_the_browser_shows_the_code_of_a_failure():
     entry = {"kind": "job", "job": 71, "state": "failed", "detail": LOST}
-    assert describe(entry, []) == (ERROR, f"job 71 failed (image-lost): {LOST}")
-    assert describe({**entry, "code": "later"}, []) == (ERROR, f"job 71 failed (later): {LOST}")
-    assert describe({"kind": "job", "job": 71, "state": "paused"}, []) == (WARNING, "job 71 paused")
+    assert describe(event(entry), []) == (ERROR, f"job 71 failed (image-lost): {LOST}")
+    assert describe(event({**entry, "code": "later"}), []) == (ERROR, f"job 71 failed (later): {LOST}")
+    assert describe(event({"kind": "job", "job": 71, "state": "paused"}), []) == (WARNING, "job 71 paused")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from scipy import stats
+from support.entries import event
 
 from testbed.errors import UserError
 from testbed.measure import robust
@@ -49,7 +50,7 @@ def facts(jobs=(), reschedulings=(), **summary):
         jobs=tuple(jobs),
         reschedulings=tuple(reschedulings),
         remarks=(),
-        begin={},
+        begin=None,
         last_s=100.0,
     )
 
@@ -59,7 +60,8 @@ def schedule(spans, end_s=50.0):
 
 
 def penalty(number, gigabytes, seconds, reason="preemption"):
-    return {"job": number, "reason": reason, "saved_bytes": int(gigabytes * 1e9), "penalty_s": seconds}
+    amounts = {"saved_bytes": int(gigabytes * 1e9), "penalty_s": seconds}
+    return event({"kind": "rescheduling", "job": number, "reason": reason, "mechanism": "save-restore", **amounts})
 
 
 # robust fits

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.entries import event
 
 from node_agent.drivers.null import NullDriver
 from testbed.errors import UserError
 from testbed.report.lanes import GONE, with_gaps
 from testbed.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
-from testbed.report.timeline import Timeline, read_timeline
+from testbed.report.timeline import Timeline, doings, read_timeline
+from testbed.run.history import History
+from testbed.run.phases import COURSES, IllegalEventError, Phase
 from testbed.workload.jobs import Job
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
@@ -46,14 +49,39 @@ def assert_sound(timeline: Timeline) -> None:
     assert timeline.nodes > max((span.node for span in timeline.spans), default=-1)
 
 
+class Followed:
+    """A timeline with the history that it listens to."""
+
+    def __init__(self) -> None:
+        self.history = History(("a", "b"))
+        self.timeline = Timeline(SCALE, ("a", "b"))
+
+    def feed(self, entry: dict) -> None:
+        told = event(entry)
+        self.history.apply(told)
+        self.timeline.take(told, self.history)
+
+
 def replay(entries: Iterable[dict]) -> Timeline:
-    timeline = Timeline(SCALE, ("a", "b"))
+    followed = Followed()
     for entry in entries:
-        timeline.feed(entry)
-    return timeline
+        followed.feed(entry)
+    return followed.timeline
 
 
 TASKS = {1: 1, 2: 2, 3: 3}  # of each job
+
+
+def decision(wanted: dict[int, tuple[list[int], float]], submit_s: float = 1.0) -> tuple[str, dict]:
+    """A decision about jobs of `TASKS`: their nodes, none for a job that shall wait, and their yields."""
+    count = len(wanted)
+    view = {
+        "job_id": list(wanted), "tasks": [TASKS[job] for job in wanted], "submit_time_s": [submit_s * SCALE] * count,
+        "cpu_need_frac": [1.0] * count, "mem_req_frac": [0.3] * count, "virtual_time_s": [0.0] * count,
+    }  # fmt: skip
+    nodes = [node for job, (own, _) in wanted.items() for node in own or [-1] * TASKS[job]]
+    chosen = {"task_node": nodes, "yield_frac": [share for _, share in wanted.values()]}
+    return "decision", {"view": view, "decision": chosen}
 
 
 @st.composite
@@ -67,19 +95,17 @@ def entries(draw: st.DrawFn) -> dict:
     return draw(
         st.sampled_from([
             {"kind": "intent", "action": 1, "verb": verb, "job": job, "nodes": nodes, "yield_frac": share},
-            {"kind": "intent", "action": 1, "verb": "start", "job": job, "nodes": nodes, "yield_frac": share},
-            {"kind": "outcome", "verb": verb, "job": job, "nodes": nodes, "ok": draw(st.booleans()), "error": "x"},
-            {"kind": "outcome", "verb": "start", "job": job, "nodes": nodes, "ok": True, "error": None},
-            {"kind": "outcome", "verb": "save", "job": job, "nodes": nodes, "ok": True, "error": None},
+            {"kind": "outcome", "action": 1, "verb": verb, "job": job, "nodes": nodes, "ok": draw(st.booleans())},
             {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "progress", "detail": {}},
             {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "done", "detail": {}},
             {"kind": "guest", "job": job, "task": task, "node": nodes[0], "event": "failed", "detail": {}},
             {"kind": "job", "job": job, "state": draw(st.sampled_from(["submitted", "running", "moving"]))},
             {"kind": "job", "job": job, "state": draw(st.sampled_from(["paused", "resumed", "paused", "strange"]))},
             {"kind": "job", "job": job, "state": draw(st.sampled_from(["done", "failed"]))},
+            {"kind": "job", "job": job, "state": draw(st.sampled_from(["withdrawn", "again"]))},
             {"kind": "migration", "job": job, "task": task, "source": 0, "target": nodes[-1], "downtime_s": 0.1},
             {"kind": "migration", "job": job, "task": task, "source": 0, "target": 1, "error": "no"},
-            {"kind": "rescheduling", "job": job, "penalty_s": 1.0},
+            {"kind": "rescheduling", "job": job, "reason": "preemption", "penalty_s": 1.0},
             {"kind": "retry", "job": job, "action": 1, "attempt": 1, "error": "x"},
             {"kind": "replay", "jobs": 3, "trace_s": 0.0},
             {"kind": draw(st.sampled_from(["teardown", "aborted", "of a later version"]))},
@@ -87,59 +113,104 @@ def entries(draw: st.DrawFn) -> dict:
     )  # fmt: skip
 
 
+@st.composite
+def fitting_entries(draw: st.DrawFn, history: History) -> dict:
+    """An entry that a controller could write next: about a job as it is now, or a decision about all of them."""
+    job = draw(st.sampled_from(list(TASKS)))
+    now, count = history.jobs.get(job), TASKS[job]
+    nodes = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    if now is None:
+        return {"kind": "job", "job": job, "state": "submitted"}
+    if draw(st.integers(0, 3)) == 0:
+        chosen = {each: (draw(st.sampled_from([[], [0] * TASKS[each]])), 0.5) for each in history.active}
+        kind, entry = decision(chosen)
+        return {"kind": kind, **entry}
+    flight = now.flight
+    if flight is None:
+        verbs = [verb for verb, course in COURSES.items() if course.before is now.phase]
+        verb = draw(st.sampled_from(verbs or ["start"]))
+        return {"kind": "intent", "action": 1, "verb": verb, "job": job, "nodes": nodes, "yield_frac": 0.25}
+    task = draw(st.integers(0, count - 1))
+    node = draw(st.sampled_from(sorted(now.places(task)) or [0]))
+    return draw(
+        st.sampled_from([
+            {"kind": "outcome", "action": 1, "verb": flight.verb, "job": job, "nodes": flight.nodes, "ok": True},
+            {"kind": "outcome", "action": 1, "verb": flight.verb, "job": job, "nodes": flight.nodes, "ok": False},
+            {"kind": "guest", "job": job, "task": task, "node": node, "event": "progress", "detail": {}},
+            {"kind": "migration", "job": job, "task": task, "source": 0, "target": flight.nodes[task]},
+        ])
+    )  # fmt: skip
+
+
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 1.0, 1.0, -0.5]), entries()), max_size=60))
-def test_spans_are_sound_whatever_comes(journal: list[tuple[float, dict]]) -> None:
-    timeline = replay([{"t_s": 10.0, "kind": "replay", "trace_s": 0.0, "jobs": 3}])
+@given(st.data())
+def test_spans_are_sound_whatever_comes(data: st.DataObject) -> None:
+    followed = Followed()
+    timeline, history = followed.timeline, followed.history
+    followed.feed({"t_s": 10.0, "kind": "replay", "trace_s": 0.0, "jobs": 3})
     t_s, now_s = 10.0, 0.0
-    for step_s, entry in journal:
-        t_s = max(10.0, t_s + step_s)
-        timeline.feed({"t_s": t_s, **entry})
+    for _ in range(data.draw(st.integers(0, 60))):
+        fits = data.draw(st.integers(0, 4)) > 0
+        entry = data.draw(fitting_entries(history) if fits else entries())
+        t_s = max(10.0, t_s + data.draw(st.sampled_from([0.0, 0.1, 1.0, 1.0, -0.5])))
+        before = timeline.spans, timeline.jobs, timeline.now_s
+        try:
+            followed.feed({"t_s": t_s, **entry})
+        except IllegalEventError:
+            assert before == (timeline.spans, timeline.jobs, timeline.now_s), "what is illegal changes nothing"
+            continue
         assert_sound(timeline)
         assert timeline.now_s >= now_s
         now_s = timeline.now_s
-        lasting = {(span.job, span.task) for span in timeline.open}
+        lasting = {(span.job, span.task): (span.node, span.kind, span.yield_frac) for span in timeline.open}
         assert not any(timeline.jobs[job].state in {"done", "failed"} for job, _ in lasting)
+        if not timeline.ended and entry["kind"] not in {"decision", "replay"}:
+            own = entry.get("job")
+            doing = {} if own not in history.jobs else {each[:1]: each[1:] for each in doings(history.jobs[own])}
+            assert {key[1:]: value for key, value in lasting.items() if key[0] == own} == doing
+    assert set(timeline.jobs) == {job.job for job in history.jobs.values() if job.phase is not Phase.COMING}
 
 
 def story(*steps: tuple[float, str, dict]) -> Timeline:
     before = [
         {"t_s": 0.1, "kind": "begin", "trace_s": 1e6},
-        {"t_s": 2.0, "kind": "intent", "trace_s": 1e6, "verb": "start", "job": 9, "nodes": [0], "yield_frac": 1.0},
+        {"t_s": 2.0, "kind": "node", "trace_s": 1e6, "node": "b", "online": False},
         {"t_s": 10.0, "kind": "replay", "trace_s": 30.0},  # half a wall second after trace second 0
     ]
     return replay([*before, *({"t_s": 9.5 + at, "kind": kind, **more} for at, kind, more in steps)])
 
 
 def intent(verb: str, nodes: list[int], yield_frac: float = 0.0) -> tuple[str, dict]:
-    return "intent", {"verb": verb, "job": 1, "nodes": nodes, "yield_frac": yield_frac}
+    return "intent", {"verb": verb, "job": 2, "nodes": nodes, "yield_frac": yield_frac}
 
 
 def outcome(verb: str, nodes: list[int], *, ok: bool = True) -> tuple[str, dict]:
-    return "outcome", {"verb": verb, "job": 1, "nodes": nodes, "ok": ok, "error": None if ok else "x"}
+    return "outcome", {"verb": verb, "job": 2, "nodes": nodes, "ok": ok, "error": None if ok else "x"}
 
 
 def guest(event: str, task: int, node: int) -> tuple[str, dict]:
-    return "guest", {"event": event, "job": 1, "task": task, "node": node, "detail": {}}
+    return "guest", {"event": event, "job": 2, "task": task, "node": node, "detail": {}}
 
 
 def told(state: str) -> tuple[str, dict]:
-    return "job", {"job": 1, "state": state}
+    return "job", {"job": 2, "state": state}
 
 
 def brief(timeline: Timeline, task: int) -> list[tuple]:
-    """Spans of a task of job 1 as (kind, node, begin, end, yield)."""
-    own = tasks_of(timeline.until_now())[1, task]
+    """Spans of a task of job 2 as (kind, node, begin, end, yield)."""
+    own = tasks_of(timeline.until_now())[2, task]
     return [(s.kind, s.node, round(s.begin_s, 6), round(s.end_s, 6), s.yield_frac) for s in own]
 
 
 def test_a_job_that_is_preempted_and_comes_back_on_another_node() -> None:
     timeline = story(
-        (1, *told("submitted")), (1, *told("running")),
+        (1, *told("submitted")), (1, *decision({2: ([0, 1], 1.0)})), (1, *told("running")),
         (1, *intent("start", [0, 1], 1.0)), (2, *guest("progress", 0, 0)), (3, *outcome("start", [0, 1])),
         (3.5, *guest("progress", 1, 1)), (4, *intent("cap", [0, 1], 0.5)), (5, *outcome("cap", [0, 1])),
-        (6, *told("paused")), (6, *intent("save", [0, 1])), (8, *outcome("save", [0, 1])),
-        (10, *told("resumed")), (11, *intent("transfer", [0, 0])), (13, *outcome("transfer", [0, 0])),
+        (6, *decision({2: ([], 0.0)})), (6, *told("paused")),
+        (6, *intent("save", [0, 1])), (8, *outcome("save", [0, 1])),
+        (10, *decision({2: ([0, 0], 0.25)})), (10, *told("resumed")),
+        (11, *intent("transfer", [0, 0])), (13, *outcome("transfer", [0, 0])),
         (14, *intent("restore", [0, 0], 0.25)), (15, *guest("progress", 0, 0)), (16, *outcome("restore", [0, 0])),
         (16.5, *guest("progress", 1, 1)), (17, *guest("progress", 1, 0)),
         (18, *guest("done", 0, 0)), (19, *guest("done", 1, 0)), (19, *told("done")),
@@ -152,20 +223,28 @@ def test_a_job_that_is_preempted_and_comes_back_on_another_node() -> None:
         (START, 1, 1, 3, 1.0), (RUN, 1, 3, 5, 1.0), (RUN, 1, 5, 6, 0.5), (SAVE, 1, 6, 8, 0.0), (WAIT, 1, 10, 11, 0.0),
         (TRANSFER, 0, 11, 13, 0.0), (WAIT, 0, 13, 14, 0.0), (RESTORE, 0, 14, 17, 0.25), (RUN, 0, 17, 19, 0.25),
     ]  # fmt: skip
-    facts = timeline.jobs[1]
+    facts = timeline.jobs[2]
     assert (facts.state, facts.tasks, facts.preemptions, facts.migrations) == ("done", 2, 1, 0)
     assert (facts.submit_s, facts.start_s, facts.end_s) == pytest.approx((1, 1, 19))
     assert timeline.to_trace_s(timeline.now_s) == pytest.approx(19 * SCALE)
-    assert 9 not in timeline.jobs, "before the replay there are no jobs"
+    assert timeline.nodes == 2
+
+
+def test_before_the_replay_there_are_no_jobs() -> None:
+    followed = Followed()
+    start = {"t_s": 2.0, "kind": "intent", "verb": "start", "job": 9, "nodes": [0], "yield_frac": 1.0}
+    with pytest.raises(IllegalEventError, match="intent of job 9 at 2 s: unknown"):
+        followed.feed(start)
+    assert (followed.timeline.spans, followed.timeline.jobs) == ([], {})
 
 
 def test_live_migration_runs_at_the_source_until_it_has_arrived() -> None:
     timeline = story(
-        (1, *told("running")), (1, *intent("start", [0, 1], 1.0)), (2, *outcome("start", [0, 1])),
-        (4, *intent("migrate", [0, 2], 0.5)),
-        (6, "migration", {"job": 1, "task": 1, "source": 1, "target": 2, "downtime_s": 0.1}),
+        (1, *told("submitted")), (1, *told("running")),
+        (1, *intent("start", [0, 1], 1.0)), (2, *outcome("start", [0, 1])), (4, *intent("migrate", [0, 2], 0.5)),
+        (6, "migration", {"job": 2, "task": 1, "source": 1, "target": 2, "downtime_s": 0.1}),
         (6, *guest("progress", 1, 2)), (7, *outcome("migrate", [0, 2])), (9, *intent("migrate", [1, 2], 1.0)),
-        (10, "migration", {"job": 1, "task": 0, "source": 0, "target": 1, "error": "no"}),
+        (10, "migration", {"job": 2, "task": 0, "source": 0, "target": 1, "error": "no"}),
         (11, *outcome("migrate", [1, 2], ok=False)), (12, *intent("cap", [0, 2], 1.0)),
     )  # fmt: skip
     assert brief(timeline, 0) == [
@@ -174,19 +253,32 @@ def test_live_migration_runs_at_the_source_until_it_has_arrived() -> None:
     assert brief(timeline, 1) == [
         (START, 1, 1, 2, 1.0), (RUN, 1, 2, 4, 1.0), (LIVE, 1, 4, 6, 1.0), (RUN, 2, 6, 12, 0.5),
     ]  # fmt: skip
-    assert timeline.jobs[1].migrations == 1
+    assert timeline.jobs[2].migrations == 1
     assert {span.kind for span in timeline.open} == {RUN}, "a killed controller leaves them open"
 
 
 def test_a_start_that_is_tried_again_and_fails_leaves_nothing_open() -> None:
     timeline = story(
-        (1, *told("running")), (1, *intent("start", [0, 1], 1.0)), (2, *guest("progress", 0, 0)),
-        (3, "retry", {"job": 1, "action": 1, "attempt": 1, "error": "x"}), (5, *outcome("start", [0, 1], ok=False)),
-        (5, *told("failed")), (6, *outcome("start", [0, 1], ok=False)), (7, "teardown", {}),
+        (1, *told("submitted")), (1, *told("running")),
+        (1, *intent("start", [0, 1], 1.0)), (2, *guest("progress", 0, 0)),
+        (3, "retry", {"job": 2, "action": 1, "attempt": 1, "error": "x"}), (5, *outcome("start", [0, 1], ok=False)),
+        (5, *told("failed")), (7, "teardown", {}),
     )  # fmt: skip
     assert brief(timeline, 0) == [(START, 0, 1, 2, 1.0), (RUN, 0, 2, 3, 1.0), (START, 0, 3, 5, 1.0)]
     assert timeline.open == []
     assert timeline.ended
+
+
+def test_a_job_that_was_withdrawn_does_nothing_until_it_is_run_again() -> None:
+    timeline = story(
+        (1, *told("submitted")), (1, *decision({2: ([0, 1], 1.0)})), (1, *told("running")),
+        (1, *intent("start", [0, 1], 1.0)), (2, *outcome("start", [0, 1])), (3, *guest("done", 0, 0)),
+        (4, *told("withdrawn")), (6, *told("again")), (7, *intent("start", [0, 0], 0.5)),
+        (8, *outcome("start", [0, 0])), (9, "clock", {}),
+    )  # fmt: skip
+    again = [(START, 0, 7, 8, 0.5), (RUN, 0, 8, 9, 0.5)]
+    assert brief(timeline, 0) == [(START, 0, 1, 2, 1.0), (RUN, 0, 2, 3, 1.0), *again]
+    assert brief(timeline, 1) == [(START, 1, 1, 2, 1.0), (RUN, 1, 2, 4, 1.0), *again]
 
 
 def movers() -> list[Job]:
@@ -290,6 +382,14 @@ def test_the_timeline_of_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"manifest\.json: expected clocks\.time_scale"):
         read_timeline(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"clocks": {"time_scale": 2}, "nodes": {"a": {}}}))
-    (tmp_path / "events.jsonl").write_text('{"t_s":1,"kind":"replay","trace_s":0}\n{"t_s":2,"kind":"intent","job":1}\n')
+    (tmp_path / "events.jsonl").write_text(
+        '{"t_s":1,"kind":"replay","trace_s":0,"jobs":1}\n{"t_s":2,"kind":"intent","job":1}\n'
+    )
     with pytest.raises(UserError, match=r"events\.jsonl:2: not an entry of a run's journal"):
         read_timeline(tmp_path)
+    (tmp_path / "events.jsonl").write_text(
+        '{"t_s":1,"trace_s":0,"kind":"replay","jobs":1}\n{"t_s":2,"trace_s":0,"kind":"job","job":1,"state":"done"}\n'
+    )
+    with pytest.raises(UserError, match=r"events\.jsonl:2: job of job 1 at 2 s: unknown -> job is illegal") as found:
+        read_timeline(tmp_path)
+    assert "\n" not in str(found.value)

@@ -272,7 +272,8 @@ def test_the_doctor_reports_agents_broker_and_runs(
     ActFile(state / FILE).append([Act("n2", ActKind.REFUSED_COMMAND, "stop: wrong lease", now_s, 7)])
     run = tmp_path / "runs/one"
     (run / "manifest.json").write_text(json.dumps({"scenario": {"lab": LAB}}))
-    entry = {"kind": "suspicious", "acts": [{"node": "n1", "kind": "flood", "what": "x", "unix_s": now_s, "count": 9}]}
+    act = {"node": "n1", "kind": "flood", "what": "x", "unix_s": now_s, "count": 9}
+    entry = {"t_s": 1.0, "trace_s": 0.0, "kind": "suspicious", "acts": [act, {**act, "kind": "later"}]}
     (run / "events.jsonl").write_text(
         json.dumps(entry) + "\n" + json.dumps({"kind": "job", "text": "suspicious"}) + "\n{"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from testbed.bus.guest_details import Done
 from testbed.checks.guests import Guest
 from testbed.checks.lab import NodeUnderTest
 
@@ -28,4 +29,5 @@ def test_memory_is_intact_over_save_and_restore(guest: Callable[..., Guest], nod
             job.restore()
         (end,) = job.wait_end().values()
     assert end.event == "done"
-    assert end.detail["verified"] is True, f"nobody knows on {node.name} whether {end.detail['checksum']} is right"
+    assert isinstance(end.detail, Done)
+    assert end.detail.verified, f"nobody knows on {node.name} whether {end.detail.checksum} is right"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from testbed.bus.guest_details import Done
 from testbed.checks.guests import Guest
 from testbed.checks.lab import DriverUnderTest, Lab
 
@@ -33,7 +34,7 @@ def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., Guest], lab
         job.restore()
         ends = job.wait_end()
     assert {end.event for end in ends.values()} == {"done"}
-    assert all(end.detail["verified"] is True for end in ends.values())
+    assert all(isinstance(end.detail, Done) and end.detail.verified for end in ends.values())
 
 
 def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., Guest], lab: Lab) -> None:
@@ -52,4 +53,4 @@ def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., Guest], lab:
         assert job.nodes == tuple(node.index for node in reversed(nodes))
         ends = job.wait_end()
     assert {end.event for end in ends.values()} == {"done"}
-    assert all(end.detail["verified"] is True for end in ends.values())
+    assert all(isinstance(end.detail, Done) and end.detail.verified for end in ends.values())

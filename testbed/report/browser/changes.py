@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from testbed.report.browser.jobs import GuestRow
 from testbed.report.browser.state import KEPT_SPANS, PHASES, SHOWN_ACTIONS, SHOWN_JOBS, RunState, span_row
 from testbed.report.timeline import KINDS
 
@@ -21,6 +23,7 @@ class Page:
         self.state = state
         self._parts: dict[str, object] = {}
         self._nodes: dict[int, dict[str, object]] = {}
+        self._guests: Mapping[int, Sequence[GuestRow]] = {}
         self._open: dict[tuple[int, int], list[object]] = {}
         self._closed_count = 0
         self._log_count = 0
@@ -84,23 +87,19 @@ class Page:
         }  # fmt: skip
 
     def _queue(self) -> dict[str, object]:
-        board = self.state.board
-        ids: dict[str, list[int]] = {"waiting": [], "paused": []}
-        for live in board.active.values():
-            if live.state in ids and len(ids[live.state]) < SHOWN_JOBS:
-                ids[live.state].append(live.job)
-        eta_s = self.state.eta_s()
-        return {"total": board.total, "counts": board.counts(), **ids, "eta_s": None if eta_s is None else round(eta_s)}
+        board, eta_s = self.state.board, self.state.eta_s()
+        ids = {state: list(jobs[:SHOWN_JOBS]) for state, jobs in board.queued.items()}
+        return {"total": board.total, "counts": board.counts, **ids, "eta_s": None if eta_s is None else round(eta_s)}
 
     def _actions(self) -> dict[str, object]:
         zero_s = self.state.zero_t_s or 0.0
-        flying = self.state.board.in_flight
+        flights = self.state.board.flights
         rows = [
-            [one.action, one.verb, one.job, list(one.nodes[:8]), len(one.nodes), one.yield_frac,
+            [one.action, one.verb, job, list(one.nodes[:8]), len(one.nodes), one.yield_frac,
              round(one.begin_s - zero_s, 3)]
-            for one in islice(flying.values(), SHOWN_ACTIONS)
+            for job, one in flights[:SHOWN_ACTIONS]
         ]  # fmt: skip
-        return {"count": len(flying), "rows": rows}
+        return {"count": len(flights), "rows": rows}
 
     def _reschedulings(self) -> dict[str, object]:
         state = self.state
@@ -115,9 +114,11 @@ class Page:
     def _changed_nodes(self) -> dict[str, dict[str, object]]:
         state = self.state
         names = {name: index for index, name in enumerate(state.names)} if state.changed_names else {}
-        touched = state.board.changed_nodes | {names[name] for name in state.changed_names if name in names}
-        state.board.changed_nodes.clear()
+        touched = {names[name] for name in state.changed_names if name in names}
         state.changed_names.clear()
+        before, guests = self._guests, state.board.guests
+        touched |= {node for node in {*before, *guests} if before.get(node) != guests.get(node)}
+        self._guests = guests
         changed = {}
         for node in sorted(touched):
             value = self._node(node)
@@ -129,7 +130,7 @@ class Page:
         state = self.state
         use = state.use(node)
         return {
-            "online": node not in state.offline,
+            "online": state.online(node),
             "cpu_frac": None if use is None else round(use.cpu_frac, 3),
             "used_mib": None if use is None else round(use.memory_used_mib),
             "held_mib": state.held_mib(node),

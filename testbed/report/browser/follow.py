@@ -13,9 +13,11 @@ from testbed.measure.rundir import read_json
 from testbed.report.browser.changes import Page
 from testbed.report.browser.hub import Hub
 from testbed.report.browser.state import RunState
-from testbed.report.browser.tail import LineTail, SegmentTail
+from testbed.run.parts import journal_parts, point_parts
+from testbed.run.tail import Tail
 
 POLL_S = 0.25
+_BACK_BYTES = 4 << 20  # of the points that were written before
 
 
 @dataclass(slots=True)
@@ -33,8 +35,8 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._journal = LineTail(path / "events.jsonl")
-        self._points = SegmentTail(path)
+        self._journal = Tail(journal_parts(path / "events.jsonl"))
+        self._points = Tail(point_parts(path), _BACK_BYTES)
         self._has_manifest = False
 
     @property
@@ -44,7 +46,7 @@ class RunFiles:
 
     def read(self) -> Reading:
         """Return what is new, or part of it if that is much: empty at last."""
-        reading = Reading(points=self._points.read())
+        reading = Reading(points=self._points.read()[0])
         reading.journal, reading.again = self._journal.read()
         if reading.again:
             self._has_manifest = False

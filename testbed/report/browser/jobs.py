@@ -1,161 +1,99 @@
-"""Jobs, where they run and what is being done to them, as the journal tells."""
+"""Jobs by state, guests by node and operations under way at one moment: a view of the history for the page."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
-Entry = Mapping[str, Any]
+from testbed.run.history import History
+from testbed.run.job_history import Flight, JobHistory
+from testbed.run.phases import ENDED, Phase
 
 STATES: Final = ("coming", "waiting", "running", "paused", "done", "failed")
-_STATE_OF: Final = {"submitted": "waiting", "running": "running", "resumed": "running", "paused": "paused",
-                    "done": "done", "failed": "failed"}  # fmt: skip
-_ARRIVES: Final = ("start", "restore")
-
-
-@dataclass(slots=True)
-class ActiveJob:
-    """A job that was submitted and has not ended.
-
-    `nodes` are those on which its tasks hold memory, by task; `target_nodes` those to which it migrates live; `verb`
-    is the operation under way.
-    """
-
-    job: int
-    state: str = "waiting"
-    tasks: int = 0
-    cpu_need_frac: float = 0.0
-    mem_req_frac: float = 0.0
-    yield_frac: float = 0.0
-    nodes: tuple[int, ...] = ()
-    target_nodes: tuple[int, ...] = ()
-    verb: str = ""
-
-    def tasks_on(self, node: int) -> list[int]:
-        """Tasks that hold memory on a node; one that migrates live holds it at both ends."""
-        count = max(len(self.nodes), len(self.target_nodes))
-        return [
-            task for task in range(count) if node in self.nodes[task : task + 1] + self.target_nodes[task : task + 1]
-        ]
+_phase: Final = attrgetter("phase")
+_LEAST_FRAC: Final = 0.05  # done before it says anything of the rest
 
 
 @dataclass(frozen=True, slots=True)
-class FlyingAction:
-    """An operation under way; `begin_s` is wall seconds since the run began."""
+class GuestRow:
+    """A task that holds memory on a node, at the yield that it has or is started with; `verb` is of its operation."""
 
-    action: int
-    verb: str
     job: int
-    nodes: tuple[int, ...]
+    task: int
     yield_frac: float
-    begin_s: float
+    cpu_need_frac: float
+    mem_req_frac: float
+    verb: str
 
 
-class JobBoard:
-    """Takes journal entries one by one. `changed_nodes` gathers nodes whose guests changed; the reader empties it."""
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The jobs of a run at one moment.
 
-    def __init__(self) -> None:
-        self.total = 0
-        self.active: dict[int, ActiveJob] = {}
-        self.done = 0
-        self.failed = 0
-        self.in_flight: dict[int, FlyingAction] = {}
-        self.on_node: dict[int, set[int]] = {}  # node -> jobs that hold memory there
-        self.changed_nodes: set[int] = set()
+    `total` counts the jobs of the trace, `counts` jobs by state; `queued` are the ids of waiting and of paused jobs in
+    order of submission, `flights` the operations under way with their jobs, the oldest first. `guests` are by node:
+    those of active jobs, by job and task; a task that migrates live is at both ends. `done_frac` is the share of all
+    work that is done, see `done_frac`.
+    """
 
-    def feed(self, entry: Entry) -> None:
-        """Take one entry; those of other kinds change nothing."""
-        match entry["kind"]:
-            case "replay":
-                self.total = int(entry["jobs"])
-            case "job":
-                self._job(entry["job"], entry["state"])
-            case "decision":
-                self._decision(entry["view"])
-            case "intent":
-                self._intent(entry)
-            case "outcome":
-                self._outcome(entry)
-            case "teardown" | "aborted":
-                for live in list(self.active.values()):
-                    self._place(live, (), ())
-                self.in_flight.clear()
+    total: int
+    counts: Mapping[str, int]
+    queued: Mapping[str, Sequence[int]]
+    flights: Sequence[tuple[int, Flight]]
+    guests: Mapping[int, Sequence[GuestRow]]
+    done_frac: float
 
-    def counts(self) -> dict[str, int]:
-        """Jobs by state."""
-        counts = dict.fromkeys(STATES, 0)
-        for live in self.active.values():
-            counts[live.state] += 1
-        counts["done"], counts["failed"] = self.done, self.failed
-        counts["coming"] = max(0, self.total - len(self.active) - self.done - self.failed)
-        return counts
+    def eta_s(self, elapsed_s: float) -> float | None:
+        """Seconds to the end if work goes on at the mean rate of the `elapsed_s` so far; None while it is too early."""
+        frac = self.done_frac
+        return elapsed_s * (1 - frac) / frac if frac > _LEAST_FRAC else None
 
-    def _job(self, job: int, word: str) -> None:
-        state = _STATE_OF.get(word)
-        if state is None:  # "moving": it goes on running, elsewhere
-            return
-        live = self.active.get(job)
-        if state in {"done", "failed"}:
-            if live is None and state == "done":
-                return  # told already
-            if live is not None:
-                self._place(live, (), ())
-                del self.active[job]
-            self.done += state == "done"
-            self.failed += state == "failed"
-            return
-        if live is None:
-            live = self.active[job] = ActiveJob(job)
-        live.state = state
 
-    def _decision(self, view: Entry) -> None:
-        rows = zip(view["job_id"], view["tasks"], view["cpu_need_frac"], view["mem_req_frac"], strict=True)
-        for job, tasks, cpu_need_frac, mem_req_frac in rows:
-            live = self.active.get(job)
-            if live is not None and not live.tasks:
-                live.tasks, live.cpu_need_frac, live.mem_req_frac = tasks, cpu_need_frac, mem_req_frac
+def board_of(history: History) -> Board:
+    """Return what the page shows of the jobs; a run that has ended has no guests and no operations any more."""
+    total = 0 if history.replay is None else history.replay.jobs
+    found = Counter(map(_phase, history.jobs.values()))
+    counts = {**dict.fromkeys(STATES, 0), "done": found[Phase.DONE], "failed": found[Phase.FAILED]}
+    counts["coming"] = max(0, total - len(history.active) - counts["done"] - counts["failed"])
+    queued: dict[str, list[int]] = {"waiting": [], "paused": []}
+    guests: dict[int, list[GuestRow]] = {}
+    for job in sorted(history.active.values(), key=lambda job: job.job) if not history.ended else ():
+        for task in range(job.tasks):
+            for node in job.places(task):
+                guests.setdefault(node, []).append(_row(job, task))
+    for job in history.active.values():
+        state = job.state
+        counts[state] += 1
+        if state in queued:
+            queued[state].append(job.job)
+    flights = (
+        [] if history.ended else [(job.job, job.flight) for job in history.jobs.values() if job.flight is not None]
+    )
+    return Board(total, counts, queued, sorted(flights, key=lambda each: each[1].action), guests, done_frac(history))
 
-    def _intent(self, entry: Entry) -> None:
-        nodes = tuple(entry["nodes"])
-        verb = entry["verb"]
-        flying = FlyingAction(entry["action"], verb, entry["job"], nodes, entry["yield_frac"], entry["t_s"])
-        self.in_flight[flying.action] = flying
-        live = self.active.get(flying.job)
-        if live is None:
-            return
-        live.verb = verb
-        if verb in _ARRIVES:
-            live.yield_frac = flying.yield_frac
-            self._place(live, nodes, ())
-        elif verb == "migrate":
-            self._place(live, live.nodes, nodes)
-        self.changed_nodes.update(live.nodes)
 
-    def _outcome(self, entry: Entry) -> None:
-        flying = self.in_flight.pop(entry["action"], None)
-        live = self.active.get(entry["job"])
-        if flying is None or live is None:
-            return
-        ok = entry["ok"]
-        live.verb = ""
-        self.changed_nodes.update(live.nodes)
-        if flying.verb == "migrate":
-            self._place(live, flying.nodes if ok else live.nodes, ())
-        elif flying.verb == "save" and ok:
-            live.yield_frac = 0.0
-            self._place(live, (), ())
-        elif flying.verb in _ARRIVES and not ok:
-            self._place(live, (), ())
-        if ok and flying.verb in {"start", "restore", "cap", "migrate"}:
-            live.yield_frac = flying.yield_frac
+def _row(job: JobHistory, task: int) -> GuestRow:
+    flight = job.flight
+    created = flight is not None and flight.verb in ("start", "restore")
+    yield_frac = flight.yield_frac if flight is not None and created else job.yield_frac
+    return GuestRow(
+        job.job, task, yield_frac, job.cpu_need_frac, job.mem_req_frac, "" if flight is None else flight.verb
+    )  # fmt: skip
 
-    def _place(self, live: ActiveJob, nodes: Sequence[int], target_nodes: Sequence[int]) -> None:
-        before = {*live.nodes, *live.target_nodes}
-        live.nodes, live.target_nodes = tuple(nodes), tuple(target_nodes)
-        after = {*nodes, *target_nodes}
-        for node in before - after:
-            self.on_node[node].discard(live.job)
-        for node in after - before:
-            self.on_node.setdefault(node, set()).add(live.job)
-        self.changed_nodes |= before | after
+
+def done_frac(history: History) -> float:
+    """Share of all work that is done, as of the last decision; 0 for a journal that does not tell the work.
+
+    Work is tasks * CPU need * dedicated run time of each job.
+    """
+    whole = done = 0.0
+    for job in history.jobs.values():
+        run_time_s = job.run_time_s
+        if run_time_s:
+            work = job.tasks * job.cpu_need_frac * run_time_s
+            whole += work
+            done += work * (1.0 if job.phase in ENDED else min(1.0, job.virtual_time_s / run_time_s))
+    return done / whole if whole else 0.0

@@ -1,12 +1,13 @@
-"""Journal entries as lines for a person: those that one wants to see pass by."""
+"""Events as lines of the page's log: those that a person wants to see."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from testbed.measure.reasons import reason_of
-from testbed.report.browser.jobs import Entry
+from testbed.run import events
 
 GOOD = "good"
 PLAIN = "plain"
@@ -20,62 +21,79 @@ def _where(nodes: Sequence[int], names: Sequence[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
 
 
-def describe(entry: Entry, names: Sequence[str]) -> tuple[str, str] | None:
-    """Return level and text of a journal entry, None if it is not worth a line; `names` are those of the nodes."""
-    write = _WRITERS.get(entry["kind"])
-    return None if write is None else write(entry, names)
+def describe(event: events.Known, names: Sequence[str]) -> tuple[str, str] | None:
+    """Return level and text of an event, None if it is not worth a line; `names` are those of the nodes."""
+    write = _WRITERS.get(type(event))
+    return None if write is None else write(event, names)
 
 
-def _begin(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
-    return PLAIN, f"run of {entry['scenario']} under {entry['policy']} begins"
+def _begin(event: events.Begin, _names: Sequence[str]) -> tuple[str, str]:
+    return PLAIN, f"run of {event.scenario} under {event.policy} begins"
 
 
-def _replay(entry: Entry, names: Sequence[str]) -> tuple[str, str]:
-    return PLAIN, f"replay of {entry['jobs']} jobs on {len(names)} nodes begins"
+def _calibration(event: events.Calibration, _names: Sequence[str]) -> tuple[str, str]:
+    rate = "" if event.core_units_per_s is None else f": a core does {event.core_units_per_s:.0f} units/s"
+    return PLAIN, f"calibrated{rate}"
 
 
-def _job(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
-    if entry["state"] == "failed":
-        reason = reason_of(entry)
-        return ERROR, f"job {entry['job']} failed ({reason.code})" + (f": {reason.text}" if reason.text else "")
-    detail = f": {entry['detail']}" if entry.get("detail") else ""
-    return _LEVEL_OF.get(entry["state"], PLAIN), f"job {entry['job']} {entry['state']}{detail}"
+def _replay(event: events.Replay, names: Sequence[str]) -> tuple[str, str]:
+    return PLAIN, f"replay of {event.jobs} jobs on {len(names)} nodes begins"
 
 
-def _outcome(entry: Entry, names: Sequence[str]) -> tuple[str, str] | None:
-    verb, job = entry["verb"], entry["job"]
-    if not entry["ok"]:
-        return ERROR, f"{verb} of job {job} did not succeed: {entry['error']}"
-    if verb == "cap":
+def _job(event: events.Job, _names: Sequence[str]) -> tuple[str, str]:
+    if event.state == "failed":
+        reason = reason_of(event.detail, event.code)
+        return ERROR, f"job {event.job} failed ({reason.code})" + (f": {reason.text}" if reason.text else "")
+    detail = f": {event.detail}" if event.detail else ""
+    return _LEVEL_OF.get(event.state, PLAIN), f"job {event.job} {event.state}{detail}"
+
+
+def _outcome(event: events.Outcome, names: Sequence[str]) -> tuple[str, str] | None:
+    if not event.ok:
+        return ERROR, f"{event.verb} of job {event.job} did not succeed: {event.error}"
+    if event.verb == "cap":
         return None
-    bytes_text = f", {entry['bytes'] / 1e6:.0f} MB" if entry["bytes"] else ""
-    return PLAIN, f"{verb} of job {job} on {_where(entry['nodes'], names)} took {entry['elapsed_s']:.2f} s{bytes_text}"
+    bytes_text = f", {event.bytes / 1e6:.0f} MB" if event.bytes else ""
+    where = _where(event.nodes, names)
+    return PLAIN, f"{event.verb} of job {event.job} on {where} took {event.elapsed_s:.2f} s{bytes_text}"
 
 
-def _rescheduling(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
-    return WARNING, f"{entry['reason']} of job {entry['job']} cost {entry['penalty_s']:.2f} s ({entry['mechanism']})"
+def _rescheduling(event: events.Rescheduling, _names: Sequence[str]) -> tuple[str, str]:
+    return WARNING, f"{event.reason} of job {event.job} cost {event.penalty_s:.2f} s ({event.mechanism})"
 
 
-def _node(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
-    if entry["online"]:
-        return GOOD, f"node {entry['node']} is back"
-    return ERROR, f"node {entry['node']} is lost: {entry['reason']}"
+def _node(event: events.Node, _names: Sequence[str]) -> tuple[str, str]:
+    if event.online:
+        return GOOD, f"node {event.node} is back"
+    return ERROR, f"node {event.node} is lost: {event.reason}"
 
 
-def _retry(entry: Entry, _names: Sequence[str]) -> tuple[str, str]:
-    return WARNING, f"job {entry['job']}: attempt {entry['attempt']} did not succeed: {entry['error']}"
+def _retry(event: events.Retry, _names: Sequence[str]) -> tuple[str, str]:
+    return WARNING, f"job {event.job}: attempt {event.attempt} did not succeed: {event.error}"
 
 
-_WRITERS: dict[str, Callable[[Entry, Sequence[str]], tuple[str, str] | None]] = {
-    "begin": _begin,
-    "calibration": lambda entry, _names: (PLAIN, f"calibrated: a core does {entry['core_units_per_s']:.0f} units/s"),
-    "replay": _replay,
-    "job": _job,
-    "outcome": _outcome,
-    "rescheduling": _rescheduling,
-    "node": _node,
-    "retry": _retry,
-    "recorder": lambda entry, _names: (ERROR, f"recorder {entry['name']} is left out: {entry['error']}"),
-    "teardown": lambda entry, _names: (GOOD, f"all jobs have ended; teardown took {entry['elapsed_s']:.2f} s"),
-    "aborted": lambda entry, _names: (ERROR, f"aborted: {entry['reason']}"),
+def _recorder(event: events.RecorderFailed, _names: Sequence[str]) -> tuple[str, str]:
+    return ERROR, f"recorder {event.name} is left out: {event.error}"
+
+
+def _teardown(event: events.Teardown, _names: Sequence[str]) -> tuple[str, str]:
+    return GOOD, f"all jobs have ended; teardown took {event.elapsed_s:.2f} s"
+
+
+def _aborted(event: events.Aborted, _names: Sequence[str]) -> tuple[str, str]:
+    return ERROR, f"aborted: {event.reason}"
+
+
+_WRITERS: dict[type, Callable[[Any, Sequence[str]], tuple[str, str] | None]] = {
+    events.Begin: _begin,
+    events.Calibration: _calibration,
+    events.Replay: _replay,
+    events.Job: _job,
+    events.Outcome: _outcome,
+    events.Rescheduling: _rescheduling,
+    events.Node: _node,
+    events.Retry: _retry,
+    events.RecorderFailed: _recorder,
+    events.Teardown: _teardown,
+    events.Aborted: _aborted,
 }

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from testbed.report.browser.jobs import JobBoard
+from testbed.report.browser.jobs import Board, board_of
 from testbed.report.browser.log import ERROR, describe
 from testbed.report.browser.telemetry import NodeUse, Telemetry
-from testbed.report.browser.work import WorkMeter
 from testbed.report.timeline import KINDS, Span, Timeline
+from testbed.run import events
+from testbed.run.history import ONLINE, History
+from testbed.run.journal import BadEntryError, decode
+from testbed.run.phases import IllegalEventError
 
 KEPT_SPANS: Final = 40_000
 KEPT_LINES: Final = 200
@@ -53,8 +54,8 @@ class RunState:
         self.anchor_unix_ns: int | None = None
         self.zero_t_s: float | None = None  # the journal's second at which trace second 0 is
         self.last_t_s = 0.0
-        self.board = JobBoard()
-        self.work = WorkMeter()
+        self.history = History()
+        self._board: Board | None = None  # of the history as it is now
         self.telemetry = Telemetry()
         self.timeline = Timeline()
         self.closed: deque[tuple[int, list[object]]] = deque(maxlen=KEPT_SPANS)
@@ -65,7 +66,6 @@ class RunState:
         self.penalties: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.penalty_s = 0.0
         self.reasons: dict[str, int] = {}
-        self.offline: set[int] = set()
         self.changed_names: set[str] = set()
 
     def feed_manifest(self, manifest: Mapping[str, Any]) -> None:
@@ -82,17 +82,19 @@ class RunState:
         self.names, self.cpus, self.memory_mib = list(nodes), cpus, memory_mib
         self.time_scale, self.anchor_unix_ns = time_scale, anchor_unix_ns
         self.timeline.time_scale, self.timeline.node_names = time_scale, tuple(nodes)
-        self.board.changed_nodes.update(range(len(nodes)))
+        self.history.name_nodes(self.names)
+        self.changed_names.update(self.names)
 
     def feed_line(self, line: bytes) -> None:
         """Take one line of the journal, without its break; what cannot be read is said, and left out."""
         if not line.strip():
             return
         try:
-            entry = msgspec.json.decode(line)
-            self._feed(entry)
-        except (msgspec.DecodeError, *_OF_ANOTHER_FORM) as error:
+            self._feed(decode(line))
+        except BadEntryError as error:
             self._say(ERROR, f"a line of the journal cannot be read: {error}")
+        except IllegalEventError as error:
+            self._say(ERROR, f"a line of the journal contradicts those before it: {error}")
 
     def feed_points(self, lines: Iterable[bytes]) -> None:
         """Take points."""
@@ -110,6 +112,17 @@ class RunState:
             now_t_s = max(now_t_s, (last_ns - self.anchor_unix_ns) / 1e9)
         return now_t_s - (self.zero_t_s or 0.0)
 
+    @property
+    def board(self) -> Board:
+        """The jobs of now."""
+        if self._board is None:
+            self._board = board_of(self.history)
+        return self._board
+
+    def online(self, node: int) -> bool:
+        """Whether a node can be used, as far as it is known."""
+        return node >= len(self.history.nodes) or self.history.nodes[node].standing == ONLINE
+
     def use(self, node: int) -> NodeUse | None:
         """What a node reported last."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
@@ -118,54 +131,53 @@ class RunState:
         """Wall seconds to the end if work goes on at its mean rate so far; None when nothing can be said."""
         if self.state != "running" or self.zero_t_s is None:
             return None
-        return self.work.eta_s(self.last_t_s - self.zero_t_s)
+        return self.board.eta_s(self.last_t_s - self.zero_t_s)
 
     def guests(self, node: int) -> list[list[object]]:
         """Job, task, requested and used cores (null if not known), verb of the operation under way; by job."""
         use = self.use(node)
         cpus = self.cpus[node] if node < len(self.cpus) else 1.0
         rows: list[list[object]] = []
-        for job in sorted(self.board.on_node.get(node, ())):
-            live = self.board.active[job]
-            for task in live.tasks_on(node):
-                sample = None if use is None else use.guests.get((job, task))
-                used = None if sample is None or sample.used_cores is None else round(sample.used_cores, 3)
-                rows.append([job, task, round(live.yield_frac * live.cpu_need_frac * cpus, 4), used, live.verb])
+        for guest in self.board.guests.get(node, ()):
+            sample = None if use is None else use.guests.get((guest.job, guest.task))
+            used = None if sample is None or sample.used_cores is None else round(sample.used_cores, 3)
+            requested = round(guest.yield_frac * guest.cpu_need_frac * cpus, 4)
+            rows.append([guest.job, guest.task, requested, used, guest.verb])
         return rows
 
     def held_mib(self, node: int) -> float:
         """Memory that guests hold on a node by their requirements."""
         if node >= len(self.memory_mib):
             return 0.0
-        jobs = (self.board.active[job] for job in self.board.on_node.get(node, ()))
-        held_frac = math.fsum(live.mem_req_frac * len(live.tasks_on(node)) for live in jobs)
+        held_frac = math.fsum(guest.mem_req_frac for guest in self.board.guests.get(node, ()))
         return round(held_frac * self.memory_mib[node], 1)
 
-    def _feed(self, entry: dict[str, Any]) -> None:
-        kind = entry["kind"]
-        self.last_t_s = max(self.last_t_s, float(entry["t_s"]))
-        match kind:
-            case "begin":
-                self.scenario, self.policy = entry["scenario"], entry["policy"]
-            case "replay":
+    def _feed(self, event: events.Known) -> None:
+        self.history.apply(event)
+        self._board = None
+        self.last_t_s = max(self.last_t_s, event.t_s)
+        match event:
+            case events.Begin():
+                self.scenario, self.policy = event.scenario, event.policy
+            case events.Replay():
                 self.state = "running"
-                self.zero_t_s = entry["t_s"] - entry["trace_s"] / self.time_scale
-            case "teardown":
+                self.zero_t_s = event.t_s - event.trace_s / self.time_scale
+            case events.Teardown():
                 self.state = "finished"
-            case "aborted":
-                self.state, self.reason = "aborted", entry["reason"]
-            case "node":
-                self._node(entry["node"], online=entry["online"])
-            case "rescheduling":
-                self._rescheduling(entry)
-        self.board.feed(entry)
-        self.work.feed(entry)
-        self.timeline.feed(entry)
+            case events.Aborted():
+                self.state, self.reason = "aborted", event.reason
+            case events.Node():
+                self.changed_names.add(event.node)
+            case events.Rescheduling():
+                self._rescheduling(event)
+        if isinstance(event, events.Penalty):
+            self.history.jobs[event.job].forget_accounts()
+        self.timeline.take(event, self.history)
         for span in self.timeline.closed:
             self.closed_count += 1
             self.closed.append((self.closed_count, span_row(span)))
         self.timeline.closed.clear()
-        told = describe(entry, self.names)
+        told = describe(event, self.names)
         if told is not None:
             self._say(*told)
 
@@ -173,23 +185,18 @@ class RunState:
         self.log_count += 1
         self.log.append((self.log_count, round(self.last_t_s - (self.zero_t_s or 0.0), 3), level, text))
 
-    def _node(self, name: str, *, online: bool) -> None:
-        if name in self.names:
-            (self.offline.discard if online else self.offline.add)(self.names.index(name))
-            self.changed_names.add(name)
-
-    def _rescheduling(self, entry: Mapping[str, Any]) -> None:
-        phases = {phase: float(entry[phase]) for phase in PHASES}
+    def _rescheduling(self, event: events.Rescheduling) -> None:
+        phases = {phase: getattr(event, phase) for phase in PHASES}
         for phase, length_s in phases.items():
             self.penalties[phase] += length_s
-        self.penalty_s += entry["penalty_s"]
-        self.reasons[entry["reason"]] = self.reasons.get(entry["reason"], 0) + 1
+        self.penalty_s += event.penalty_s
+        self.reasons[event.reason] = self.reasons.get(event.reason, 0) + 1
         self.reschedulings.append(
             {
-                "job": entry["job"],
-                "reason": entry["reason"],
-                "mechanism": entry["mechanism"],
-                "penalty_s": entry["penalty_s"],
+                "job": event.job,
+                "reason": event.reason,
+                "mechanism": event.mechanism,
+                "penalty_s": event.penalty_s,
                 "phases": list(phases.values()),
             }
         )

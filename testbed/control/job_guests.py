@@ -1,0 +1,97 @@
+"""The guests of a job, and where they are: what operations on it need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from testbed.bus.messages import GuestSpec
+
+
+class Whereabouts(Protocol):
+    """Where the guests of a job are, by task, and whether they have ended. Of a job of a run this is its history."""
+
+    @property
+    def running_on(self) -> tuple[int, ...] | None:
+        """The nodes that hold its guests."""
+
+    @property
+    def saved_on(self) -> tuple[int, ...] | None:
+        """The nodes that have the images which it would be restored from."""
+
+    @property
+    def yield_frac(self) -> float:
+        """The yield that its caps are set to."""
+
+    @property
+    def finished_tasks(self) -> AbstractSet[int]:
+        """Tasks whose guests have ended."""
+
+    @property
+    def been(self) -> AbstractSet[tuple[int, int]]:
+        """Tasks with the nodes that they were ever ordered to, as (node, task)."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is done or failed."""
+
+    @property
+    def moving(self) -> bool:
+        """Whether its guests are being saved, or migrate live."""
+
+    def places(self, task: int) -> frozenset[int]:
+        """Return the nodes at which a task holds memory: none, one, or two while it migrates live."""
+
+
+@dataclass(slots=True)
+class Unrecorded:
+    """Where the guests of a job are that belongs to no run: whoever commands them keeps it here."""
+
+    running_on: tuple[int, ...] | None = None
+    saved_on: tuple[int, ...] | None = None
+    yield_frac: float = 0.0
+    finished_tasks: set[int] = field(default_factory=set)
+    been: set[tuple[int, int]] = field(default_factory=set)
+    ended: bool = False
+    moving: bool = False
+
+    def places(self, task: int) -> frozenset[int]:
+        """See `Whereabouts`."""
+        return frozenset() if self.running_on is None else frozenset((self.running_on[task],))
+
+    def arrive(self, *, task: int, target: int, error: str | None = None, **_more: object) -> None:
+        """Take that a guest has migrated live, or ended on its way, unless it stayed with an `error`."""
+        if error is None and self.running_on is not None:
+            self.running_on = (*self.running_on[:task], target, *self.running_on[task + 1 :])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class JobGuests:
+    """The guests of one job. What a job that is not `verified` comes to is not checked."""
+
+    specs: tuple[GuestSpec, ...]
+    state: Whereabouts
+    verified: bool = True
+
+    @property
+    def job_id(self) -> int:
+        """The id of the job."""
+        return self.specs[0].job
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Names of its guests, by task."""
+        return tuple(spec.guest for spec in self.specs)
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory of one task."""
+        return self.specs[0].memory_mib
+
+    def image_names(self, number: int) -> tuple[str, ...]:
+        """Names of the images of its save of this number, by task: a late deletion of older images misses them."""
+        return tuple(f"{guest}-s{number}.img" for guest in self.guests)
+
+    def taken_over(self, task: int) -> None:
+        """A guest is being taken over at its new node: what it did before says nothing of it now."""

@@ -1,0 +1,34 @@
+"""Which run directory began last."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from testbed.run.parts import has_journal
+
+
+def begin_key(run: Path) -> tuple[str, float, str]:
+    """Order run directories by when they began: by the time in the name, else by when they were last written.
+
+    Names without a time come before all that have one.
+    """
+    stamp = run.name[:19]
+    digits = stamp.replace("-", "").replace("T", "")
+    named = len(digits) == 14 and digits.isdigit()
+    try:
+        written_s = 0.0 if named else (run / "events.jsonl").stat().st_mtime
+    except OSError:
+        written_s = 0.0
+    number = run.name.rsplit("-", 1)[-1]
+    return stamp if named else "", written_s, number.zfill(6) if number.isdigit() else ""
+
+
+def newest_run(runs: Path) -> Path | None:
+    """Return the run directory under `runs` that began last, None if there is none."""
+    try:
+        with os.scandir(runs) as entries:
+            found = [Path(entry.path) for entry in entries if entry.is_dir()]
+    except OSError:
+        return None
+    return max(filter(has_journal, found), key=begin_key, default=None)

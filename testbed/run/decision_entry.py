@@ -1,0 +1,52 @@
+"""The entry of a decision: what the policy saw, what it was asked for, and what it chose."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from testbed.run.entry import Entry, about
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy saw: one row per job in the system in the columns of jobs, to the last bit."""
+
+    time_s: Annotated[float, about("time of the decision", "trace s")]
+    node_available: Annotated[tuple[bool, ...], about("whether a node can be used, per node")]
+    job_id: Annotated[tuple[int, ...], about("ids of the jobs")]
+    submit_time_s: Annotated[tuple[float, ...], about("times of submission", "trace s")]
+    tasks: Annotated[tuple[int, ...], about("numbers of tasks")]
+    cpu_need_frac: Annotated[tuple[float, ...], about("CPU needs of a task, as shares of a node")]
+    mem_req_frac: Annotated[tuple[float, ...], about("memory requirements of a task, as shares of a node")]
+    virtual_time_s: Annotated[tuple[float, ...], about("work done so far", "trace s on dedicated nodes")]
+    state: Annotated[tuple[int, ...], about("states: 0 waiting, 1 running, 2 paused")]
+    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a task without one")]
+    start_time_s: Annotated[tuple[float | None, ...], about("times of the first start, null before", "trace s")]
+    estimate_s: Annotated[tuple[float | None, ...], about("estimated run times, null without", "trace s")]
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy was asked for."""
+
+    completed: Annotated[tuple[int, ...], about("ids of jobs that ended since the last decision")]
+    submitted: Annotated[tuple[int, ...], about("ids of jobs that were submitted, or are tried again")]
+    periodic: Annotated[bool, about("whether it is the policy's periodic pass")]
+    changed: Annotated[bool, about("whether the available nodes changed, or an operation failed")]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy chose; the rows are those of the view."""
+
+    task_node: Annotated[tuple[int, ...], about("node of each task of each job in turn, -1 for a job that shall wait")]
+    yield_frac: Annotated[tuple[float, ...], about("yields of the jobs, as shares of their CPU needs")]
+
+
+class Decision(Entry, frozen=True, kw_only=True, tag="decision"):
+    """The policy decided what runs where."""
+
+    decide_s: Annotated[float, about("time that the policy took")]
+    policy: Annotated[str, about("name of the scheduling policy")]
+    view: Annotated[View, about("what the policy saw")]
+    event: Annotated[Trigger, about("what the policy was asked for")]
+    decision: Annotated[Choice, about("what the policy chose")]

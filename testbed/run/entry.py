@@ -1,0 +1,33 @@
+"""The base of all entries of a journal, and fields that several kinds have."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+
+def about(meaning: str, unit: str = "") -> Meta:
+    """Describe a field; without `unit` the unit follows from the end of the field's name."""
+    return Meta(description=meaning, extra={"unit": unit} if unit else None)
+
+
+JobId: TypeAlias = Annotated[int, about("id of the job in the trace")]
+Task: TypeAlias = Annotated[int, about("number of the task in its job, from 0")]
+NodeIndex: TypeAlias = Annotated[int, about("number of the node")]
+NodeName: TypeAlias = Annotated[str, about("name of the node")]
+TaskNodes: TypeAlias = Annotated[tuple[int, ...], about("node of each task, by number")]
+ActionNumber: TypeAlias = Annotated[int, about("number of the operation in this run")]
+VerbName: TypeAlias = Annotated[str, about("`start`, `cap`, `save`, `transfer`, `restore` or `migrate`")]
+Error: TypeAlias = Annotated[str, about("what went wrong, for a person")]
+LaterCode: TypeAlias = Annotated[str | None, about("why, as a code; this version does not write it")]
+ImageName: TypeAlias = Annotated[str, about("name of an image")]
+Reason: TypeAlias = Annotated[str, about("why, for a person")]
+
+
+class Entry(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
+    """Base of all events."""
+
+    t_s: Annotated[float, about("wall seconds since the run began, by the controller's monotonic clock")]
+    trace_s: Annotated[float, about("trace time", "trace s")]

@@ -1,0 +1,487 @@
+"""Events of a run: one frozen Struct per kind of journal entry, with the meaning and the unit of each key.
+
+`testbed.run.journal` reads and writes them as JSON lines. `docs/journal.md` lists all kinds and keys; its list is
+generated from this module. Entries of older journals are upgraded on reading (`upgrade`). Entries of kinds that only a
+later version knows are read as `Unknown`; keys that only a later version knows are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Final, TypeAlias, get_args
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from testbed.bus.guest_details import GuestDetail, known_detail
+from testbed.run.decision_entry import Choice as Choice  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import Decision as Decision  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import Trigger as Trigger  # noqa: PLC0414  # one of the names of this module
+from testbed.run.decision_entry import View as View  # noqa: PLC0414  # one of the names of this module
+from testbed.run.entry import (
+    ActionNumber,
+    Error,
+    ImageName,
+    JobId,
+    LaterCode,
+    NodeIndex,
+    NodeName,
+    Reason,
+    Task,
+    TaskNodes,
+    VerbName,
+    about,
+)
+from testbed.run.entry import Entry as Entry  # noqa: PLC0414  # one of the names of this module
+
+VERSION: Final = 3
+"""Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
+    """The run begins."""
+
+    scenario: Annotated[str, about("name of the scenario")]
+    policy: Annotated[str, about("name of the scheduling policy")]
+    run_tag: Annotated[str, about("hexadecimal digits in the names of all that the run creates")]
+    version: Annotated[int, about("version of the journal; 1 without this key")] = 1
+
+
+class Calibration(Entry, frozen=True, kw_only=True, tag="calibration"):
+    """The dedicated rates of the jobs are known."""
+
+    core_units_per_s: Annotated[float | None, about("work of one core in a second, by its own measurement", "units/s")]
+    probed_units_per_s: Annotated[
+        float | None, about("the same by the agents' telemetry meanwhile; null if no agent reported it", "units/s")
+    ]
+    units_per_core_s: Annotated[
+        dict[str, float], about("work of one task in a second on one core, by shape of the job", "units/s")
+    ]
+
+
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One job of the trace; seconds are trace seconds."""
+
+    job: JobId
+    submit_time_s: Annotated[float, about("time of its submission", "trace s")]
+    tasks: Annotated[int, about("number of its tasks")]
+    cpu_need_frac: Annotated[float, about("CPU need of a task, as a share of a node")]
+    mem_req_frac: Annotated[float, about("memory requirement of a task, as a share of a node")]
+    run_time_s: Annotated[float, about("run time on dedicated nodes", "trace s")]
+    memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
+    cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
+
+
+class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
+    """The replay of the trace begins; trace second 0 was `trace_s` trace seconds before."""
+
+    jobs: Annotated[int, about("number of jobs in the trace")]
+    trace: Annotated[tuple[TraceJob, ...], about("the jobs of the trace; older journals do not have them")] = ()
+    nodes: Annotated[
+        tuple[str, ...], about("names of the nodes, in the order of their numbers; journals before version 3 lack it")
+    ] = ()
+
+
+class Teardown(Entry, frozen=True, kw_only=True, tag="teardown"):
+    """All jobs have ended, and the lab was taken down."""
+
+    elapsed_s: Annotated[float, about("how long that took")]
+
+
+class Clock(Entry, frozen=True, kw_only=True, tag="clock"):
+    """The wall clock at the end: compared with the anchor in the manifest, it shows whether the clock was set."""
+
+    unix_ns: Annotated[int, about("Unix time")]
+
+
+class Aborted(Entry, frozen=True, kw_only=True, tag="aborted"):
+    """The run was ended early."""
+
+    reason: Reason
+
+
+# --- decisions and jobs ------------------------------------------------------------------------------------
+
+
+class Job(Entry, frozen=True, kw_only=True, tag="job"):
+    """A job changed its state."""
+
+    job: JobId
+    state: Annotated[
+        str,
+        about(
+            "`submitted`, `running` (first chosen), `paused`, `resumed`, `moving`, `withdrawn` (its guests were lost), "
+            "`again` (it is to be run again), `done` or `failed`"
+        ),
+    ]
+    code: Annotated[str | None, about("why it failed, as one of the codes below; only of failed jobs")] = None
+    detail: Annotated[str | None, about("the nodes, or the reason, for a person")] = None
+    images_on: Annotated[
+        tuple[int, ...], about("node of the image of each task, by number; only of jobs that run `again` from images")
+    ] = ()
+
+
+class Stranded(Entry, frozen=True, kw_only=True, tag="stranded"):
+    """A job cannot be placed while nodes are lost, and is hidden from the policy; or can be placed again."""
+
+    job: JobId
+    code: Annotated[str | None, about("why, as one of the codes below; without it the job can be placed again")] = None
+    detail: Annotated[str | None, about("why, for a person")] = None
+
+
+class Results(Entry, frozen=True, kw_only=True, tag="results"):
+    """The checksums of done jobs were compared with those of their work, computed by the controller."""
+
+    right: Annotated[int, about("number of jobs whose results are right")]
+    wrong: Annotated[dict[str, str], about("reasons of the others, by job")]
+    unchecked: Annotated[dict[str, tuple[int, ...]], about("jobs that were not compared, by reason")]
+
+
+class Unchecked(Entry, frozen=True, kw_only=True, tag="unchecked"):
+    """Results of a job were still being checked by the agents when the run ended."""
+
+    job: JobId
+    tasks: Annotated[tuple[int, ...], about("the tasks")]
+
+
+class Doubt(Entry, frozen=True, kw_only=True, tag="doubt"):
+    """A task was reported done sooner than any known core can do its work."""
+
+    job: JobId
+    task: Task
+    node: NodeIndex
+    reason: Reason
+
+
+# --- operations --------------------------------------------------------------------------------------------
+
+
+class Intent(Entry, frozen=True, kw_only=True, tag="intent"):
+    """An operation begins; written before its first command."""
+
+    action: ActionNumber
+    verb: VerbName
+    job: JobId
+    nodes: TaskNodes
+    yield_frac: Annotated[float, about("yield that it brings, as a share of the CPU need; 0 for none")]
+    guests: Annotated[tuple[str, ...], about("names of the guests")]
+    images: Annotated[
+        tuple[str, ...], about("names of the images that it writes, copies or reads, per task; none before version 3")
+    ] = ()
+
+
+class NoRoom(Entry, frozen=True, kw_only=True, tag="no-room"):
+    """An operation on a job is not carried out, because a node has no room for its images."""
+
+    job: JobId
+    verb: VerbName
+    node: NodeIndex
+    needed_mib: Annotated[int, about("room that the images need")]
+    free_mib: Annotated[int, about("room that there is")]
+
+
+class Retry(Entry, frozen=True, kw_only=True, tag="retry"):
+    """An attempt of an operation failed, and is repeated."""
+
+    action: ActionNumber
+    job: JobId
+    attempt: Annotated[int, about("number of the attempt that failed, from 1")]
+    error: Error
+    code: LaterCode = None
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """The image of one saved guest."""
+
+    name: ImageName
+    bytes: Annotated[int, about("its size")]
+    digest: Annotated[str, about("its checksum")]
+
+
+CANCELLED: Final = "cancelled"
+STAYS: Final = "stays"
+NO_ROOM: Final = "no-room"
+
+
+class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
+    """An operation ended. Its phases are those of the slowest guest, as the agents measured them."""
+
+    action: ActionNumber
+    verb: VerbName
+    job: JobId
+    nodes: TaskNodes
+    ok: Annotated[bool, about("whether it succeeded")]
+    error: Annotated[str | None, about("what went wrong, for a person; null if it succeeded")]
+    elapsed_s: Annotated[float, about("from the first command to the last answer")]
+    waited_s: Annotated[float, about("from the plan to the first command")]
+    bytes: Annotated[int, about("image bytes written, sent or read, or bytes sent by a live migration")]
+    code: Annotated[
+        str | None,
+        about(
+            "why it failed: one of the codes below, `cancelled` (given up), `stays` (guests run where they were) or "
+            "`no-room` (for images); journals before version 3 do not have it"
+        ),
+    ] = None
+    reason: Annotated[
+        str | None, about("`preemption` or `migration`, if it interrupted the job; journals before version 3 lack it")
+    ] = None
+    images: Annotated[
+        tuple[Image, ...], about("the images that a save wrote, per task; journals before version 3 lack them")
+    ] = ()
+    caps_cores: Annotated[tuple[float, ...], about("CPU caps in force after it, as read back, per task")] = ()
+    hold_s: Annotated[float | None, about("until the guest was held")] = None
+    hold_skew_s: Annotated[float | None, about("between the first and the last guest held, by the nodes' clocks")] = (
+        None
+    )
+    run_on_s: Annotated[float | None, about("until the guest stood still at the common iteration")] = None
+    write_s: Annotated[float | None, about("until the image was written")] = None
+    sync_s: Annotated[float | None, about("until the image was durable")] = None
+    release_skew_s: Annotated[
+        float | None, about("between the first and the last guest released, by the nodes' clocks")
+    ] = None
+    downtime_s: Annotated[float | None, about("for which a guest stood still in a live migration")] = None
+    migrate_s: Annotated[float | None, about("until the guest had migrated live")] = None
+
+    @property
+    def failure_code(self) -> str | None:
+        """Why it failed, as a code; that of a journal before version 3 follows from its text, as far as it does."""
+        if self.ok or self.code is not None:
+            return self.code
+        if self.error == "cancelled":
+            return CANCELLED
+        return STAYS if self.verb == "migrate" else None
+
+
+class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
+    """One guest migrated live, or did not: then `error` says why, and the keys after it where the guest was."""
+
+    job: JobId
+    task: Task
+    source: Annotated[int, about("number of the node that it left")]
+    target: Annotated[int, about("number of the node that it went to")]
+    error: Annotated[str | None, about("why it did not migrate, for a person")] = None
+    ended: Annotated[bool, about("whether the guest ended instead; it counts as at its target")] = False
+    at_source: Annotated[bool | UnsetType | None, about("whether the source had the guest then; null if unknown")] = (
+        UNSET
+    )
+    at_target: Annotated[bool | UnsetType | None, about("whether the target had the guest then; null if unknown")] = (
+        UNSET
+    )
+    counted: Annotated[
+        bool | None, about("whether the source measured what follows; else times are upper bounds, bytes unknown")
+    ] = None
+    bytes: Annotated[int | None, about("bytes sent")] = None
+    elapsed_s: Annotated[float | None, about("from the order until it ran at its new node")] = None
+    downtime_s: Annotated[float | None, about("for which it stood still")] = None
+    rounds: Annotated[int | None, about("passes over its memory")] = None
+
+
+class Cleared(Entry, frozen=True, kw_only=True, tag="cleared"):
+    """All guests of a job that failed or was withdrawn are destroyed: it holds no memory. Not before version 3."""
+
+    job: JobId
+
+
+class ImagesDropped(Entry, frozen=True, kw_only=True, tag="images-dropped"):
+    """All copies of the images of a job are to be deleted: they count as gone. Not before version 3."""
+
+    job: JobId
+
+
+class Penalty(Entry, frozen=True, kw_only=True):
+    """Base of the two events about a preemption or migration: the phases and the bytes of it."""
+
+    job: JobId
+    reason: Annotated[str, about("`preemption` or `migration`")]
+    mechanism: Annotated[str, about("`save-restore` or `live`")] = "save-restore"
+    moved_tasks: Annotated[int, about("tasks that changed their node")]
+    saved_bytes: Annotated[int, about("written to images")]
+    transferred_bytes: Annotated[int, about("copied between nodes")]
+    restored_bytes: Annotated[int, about("read from images")]
+    migrated_bytes: Annotated[int, about("sent by live migrations")]
+    save_s: Annotated[float, about("from the order to hold until the last image was durable")]
+    paused_s: Annotated[float, about("for which the policy did not want the job to run; no part of the penalty")]
+    wait_s: Annotated[float, about("wanted to run, but waiting for memory or an earlier operation")]
+    transfer_s: Annotated[float, about("copying images between nodes")]
+    restore_s: Annotated[float, about("from the order to restore until every guest was created")]
+    live_s: Annotated[float, about("from the order to migrate live until every guest was taken over")]
+    downtime_s: Annotated[float, about("longest time for which a guest stood still in a live migration")]
+    first_progress_s: Annotated[float, about("from the restore or arrival until every task had progressed")]
+    penalty_s: Annotated[float, about("save + wait + transfer + restore + downtime + first progress")]
+    hold_skew_s: Annotated[float, about("between the first and the last member held, by the nodes' clocks")]
+    release_skew_s: Annotated[float, about("between the first and the last whole member released, likewise")]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes written, copied, read and sent."""
+        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
+
+
+class Rescheduling(Penalty, frozen=True, kw_only=True, tag="rescheduling"):
+    """A preemption or migration is complete: every task has made progress after it."""
+
+
+class ReschedulingCutOff(Penalty, frozen=True, kw_only=True, tag="rescheduling_cut_off"):
+    """A preemption or migration was followed by the next one before the job had made progress: the penalty until then.
+
+    The penalty of a cut-off preemption or migration is not known.
+    """
+
+
+# --- guests and nodes --------------------------------------------------------------------------------------
+
+
+class Guest(Entry, frozen=True, kw_only=True, tag="guest", dict=True):
+    """An agent reported an event of a guest."""
+
+    job: JobId
+    task: Task
+    node: NodeIndex
+    event: Annotated[
+        str,
+        about(
+            "`progress` (the first after a start), `drift` (of its cap), `healed` (it reports again), `ended` (its "
+            "result is being checked), `done` or `failed`"
+        ),
+    ]
+    detail: Annotated[dict[str, object], about("what the agent reported with it, by name")]
+
+    @cached_property
+    def typed(self) -> GuestDetail | None:
+        """Its detail with its types; None of a kind of event that this version does not know."""
+        return known_detail(self.event, self.detail)
+
+
+class Node(Entry, frozen=True, kw_only=True, tag="node"):
+    """A node went away, came back, or has another agent."""
+
+    node: NodeName
+    online: Annotated[bool, about("whether the node can be used")]
+    standing: Annotated[str | None, about("`online`, `suspect` or `lost`; older journals do not have it")] = None
+    reason: Reason
+    code: LaterCode = None
+
+
+class Limit(Entry, frozen=True, kw_only=True, tag="limit"):
+    """An agent reached a bound on itself, or is below it again; at most once a minute."""
+
+    node: NodeName
+    what: Annotated[str, about("`memory` or `log`")]
+    state: Annotated[str, about("`reached` or `left`")]
+    value_mib: Annotated[int, about("what the agent uses")]
+    bound_mib: Annotated[int, about("the bound")]
+
+
+class SuspiciousAct(msgspec.Struct, frozen=True, kw_only=True):
+    """Acts of one kind of one node."""
+
+    node: NodeName
+    kind: Annotated[str, about("kind of the act, see [kinds](security.md#what-an-operator-sees)")]
+    what: Annotated[str, about("what was done, for a person; of the last act")]
+    unix_s: Annotated[float, about("Unix time of the last act")]
+    count: Annotated[int, about("number of acts")]
+
+
+class Suspicious(Entry, frozen=True, kw_only=True, tag="suspicious"):
+    """Suspicious acts since the last entry of this kind."""
+
+    acts: Annotated[tuple[SuspiciousAct, ...], about("the acts, by node and kind")]
+
+
+class Telemetry(Entry, frozen=True, kw_only=True, tag="telemetry"):
+    """An agent gave up samples, because too many waited for the bus."""
+
+    node: NodeIndex
+    dropped: Annotated[int, about("number of samples, since the last entry of this kind")]
+
+
+class Unsent(Entry, frozen=True, kw_only=True, tag="unsent"):
+    """An agent could not send at once: replies were lost until they were asked for again, events were sent later."""
+
+    node: NodeIndex
+    refused: Annotated[int, about("number of times, since the last entry of this kind")]
+
+
+class Welcome(Entry, frozen=True, kw_only=True, tag="welcome"):
+    """A node that had come back could not be asked for its guests and images."""
+
+    node: NodeName
+    error: Error
+
+
+class Returned(Entry, frozen=True, kw_only=True, tag="returned"):
+    """A node that had come back was asked for its guests and images. Not before version 3."""
+
+    node: NodeName
+    reachable: Annotated[bool, about("whether it can be commanded; false if it went away again meanwhile")]
+    missing: Annotated[tuple[str, ...], about("names of images of this run that it does not have any more")] = ()
+
+
+# --- what records the run ----------------------------------------------------------------------------------
+
+
+class RecorderFailed(Entry, frozen=True, kw_only=True, tag="recorder"):
+    """A recorder failed, and is left out from now on."""
+
+    name: Annotated[str, about("name of the recorder")]
+    error: Error
+
+
+class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
+    """A point did not fit the schema, and was left out; written once per measurement and field."""
+
+    point: Annotated[str, about("measurement and field")]
+    error: Error
+
+
+Event: TypeAlias = (
+    Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
+    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Unsent
+    | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
+)  # fmt: skip
+
+KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
+"""Events by the word that stands for their kind in a journal."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An entry of a kind that this version does not know; `entry` is all of it."""
+
+    t_s: float
+    trace_s: float
+    kind: str
+    entry: dict[str, Any]
+
+
+Known: TypeAlias = Event | Unknown
+
+_NO_LIVE_MIGRATION: Final = {
+    "migrated_bytes": 0, "live_s": 0.0, "downtime_s": 0.0, "hold_skew_s": 0.0, "release_skew_s": 0.0,
+}  # fmt: skip
+_ADDED: Final[Mapping[str, Mapping[str, object]]] = {
+    "calibration": {"core_units_per_s": None, "probed_units_per_s": None},
+    "rescheduling": _NO_LIVE_MIGRATION,
+    "rescheduling_cut_off": _NO_LIVE_MIGRATION,
+}
+"""Keys, with their values, that entries of older journals lack, by kind."""
+
+
+def kind_of(event: Known) -> str:
+    """Return the word that stands for the kind of an event in a journal."""
+    return event.kind if isinstance(event, Unknown) else str(event.__struct_config__.tag)
+
+
+def upgrade(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of an older journal with the keys of this version.
+
+    Journals before version 2 may have no `trace_s` (it is 0), no rates of cores in `calibration`, and no live
+    migration and no skews in `rescheduling`. Keys with a default need no upgrade.
+    """
+    given = dict(entry)
+    if given.get("kind") == "calibration" and isinstance(given.get("units_per_core_s"), list):
+        given["units_per_core_s"] = {}  # rates of nodes, not of shapes
+    return {"trace_s": 0.0, **_ADDED.get(str(given.get("kind")), {}), **given}

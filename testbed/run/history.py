@@ -1,0 +1,190 @@
+"""The state of a run, folded from the events of its journal: jobs, guests, images, nodes and reschedulings.
+
+`History.apply` is the one state machine of a run. It has no clock and does no input or output: the same events give the
+same state, live or from a journal of any version. An event that contradicts those before it raises `IllegalEventError`
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from testbed.run import events
+from testbed.run.job_history import JobEvent, JobHistory, Wanted
+from testbed.run.phases import IllegalEventError
+
+_FIRST_WITH_CLEARED: Final = 3  # the first version of the journal with `cleared` and `returned`
+_NOT_PLACED: Final = -1
+_OfJob: TypeAlias = JobEvent | events.Job
+ONLINE: Final = "online"
+LOST: Final = "lost"
+
+
+@dataclass(slots=True)
+class NodeHistory:
+    """One node: `available` to the policy, `reachable` for commands; `reason` says why it is what it is."""
+
+    name: str
+    standing: str = ONLINE
+    reason: str = ""
+    reachable: bool = True
+
+    @property
+    def available(self) -> bool:
+        """Whether the policy may use it."""
+        return self.standing != LOST
+
+
+@dataclass(slots=True)
+class History:
+    """The state of a run after the events that were applied.
+
+    `active` are the jobs that were submitted and have not ended, in order of submission. `nodes` are by number.
+    `last_s` and `last_trace_s` are the times of the last event, `ended` says that the run is over, `aborted` why it
+    ended early. `names` are those of the nodes, in the order of their numbers, for journals before version 3, which do
+    not have them.
+    """
+
+    names: Sequence[str] = ()
+    version: int = 1
+    begin: events.Begin | None = None
+    replay: events.Replay | None = None
+    jobs: dict[int, JobHistory] = field(default_factory=dict)
+    active: dict[int, JobHistory] = field(init=False, default_factory=dict)
+    nodes: list[NodeHistory] = field(init=False)
+    last_s: float = 0.0
+    last_trace_s: float = 0.0
+    ended: bool = False
+    aborted: str = ""
+    _index: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the nodes, all of them online."""
+        self.nodes = []
+        self.name_nodes(self.names)
+
+    def apply(self, event: events.Known) -> bool:
+        """Change the state by one event; return whether it counts: not that of a guest that does not fit its job.
+
+        Raises `IllegalEventError` for one that contradicts those before it.
+        """
+        counts = self._take(event)
+        self.last_s, self.last_trace_s = event.t_s, event.trace_s
+        return counts
+
+    def name_nodes(self, names: Iterable[str]) -> None:
+        """Number the nodes in the order of their names; those that events have named before keep their state."""
+        known = {node.name: node for node in self.nodes}
+        self.nodes = [known.pop(name) if name in known else NodeHistory(name) for name in names]
+        self.nodes += known.values()
+        self._index = {node.name: index for index, node in enumerate(self.nodes)}
+
+    def job_of(self, event: events.Known) -> JobHistory | None:
+        """Return the job that an event is about, None for other events."""
+        return self.jobs.get(event.job) if isinstance(event, _OfJob) else None
+
+    def on_node(self, node: int) -> list[tuple[int, int]]:
+        """Return the guests that hold memory on a node, as (job, task)."""
+        return [(job.job, task) for job in self.jobs.values() for task in job.on_node(node)]
+
+    @property
+    def flights(self) -> Mapping[int, JobHistory]:
+        """The jobs with an operation under way, by the number of the operation."""
+        return {job.flight.action: job for job in self.jobs.values() if job.flight is not None}
+
+    def _take(self, event: events.Known) -> bool:
+        match event:
+            case events.Begin():
+                self.begin, self.version = event, event.version
+            case events.Replay():
+                self._replay(event)
+            case events.Decision():
+                self._decide(event)
+            case events.Job():
+                self._change(event)
+            case events.Node():
+                self._node(event)
+            case events.Returned():
+                self._returned(event)
+            case events.Teardown():
+                self.ended = True
+            case events.Aborted():
+                self.ended, self.aborted = True, event.reason
+            case _ if isinstance(event, JobEvent):
+                return self._job(event, event.job).apply(event)
+        return True
+
+    def _replay(self, event: events.Replay) -> None:
+        self.replay = event
+        self.name_nodes(event.nodes)
+        for job in event.trace:
+            self.jobs.setdefault(job.job, JobHistory(job=job.job)).learn(job)
+
+    def _job(self, event: events.Event, job: int) -> JobHistory:
+        found = self.jobs.get(job)
+        if found is None:
+            word = events.kind_of(event)
+            raise IllegalEventError(word, event.t_s, job, "unknown", word, "no such job was submitted")
+        return found
+
+    def _change(self, event: events.Job) -> None:
+        if event.state == "submitted" and event.job not in self.jobs:  # the oldest journals do not have the trace
+            self.jobs[event.job] = JobHistory(job=event.job)
+        job = self._job(event, event.job)
+        job.change(event, cleared=self.version < _FIRST_WITH_CLEARED)
+        if job.active:
+            self.active[event.job] = job
+        else:
+            self.active.pop(event.job, None)
+
+    def _decide(self, event: events.Decision) -> None:
+        view, choice = event.view, event.decision
+        for job_id in view.job_id:
+            if not (job := self._job(event, job_id)).active:
+                reason = "expected a job in the system"
+                raise IllegalEventError("decision", event.t_s, job_id, job.described(), "decided", reason)
+        columns = (view.submit_time_s, view.tasks, view.cpu_need_frac, view.mem_req_frac, view.virtual_time_s)
+        lengths = {*map(len, columns), len(choice.yield_frac)}
+        if lengths != {len(view.job_id)} or len(choice.task_node) != sum(view.tasks):
+            raise IllegalEventError("decision", event.t_s, None, "seen", "decided", "its columns differ in length")
+        first, wanted = 0, {}
+        for row, job_id in enumerate(view.job_id):
+            job = self.jobs[job_id]
+            needs = view.cpu_need_frac[row], view.mem_req_frac[row]
+            job.show(view.submit_time_s[row], view.tasks[row], needs, view.virtual_time_s[row])
+            nodes = choice.task_node[first : first + job.tasks]
+            first += job.tasks
+            if nodes and nodes[0] != _NOT_PLACED:
+                wanted[job_id] = Wanted(nodes, choice.yield_frac[row])
+        for job in self.active.values():
+            job.decide(wanted.get(job.job))
+
+    def _node(self, event: events.Node) -> None:
+        node = self.nodes[self._number(event.node)]
+        node.standing = event.standing or (ONLINE if event.online else LOST)
+        node.reason = event.reason
+        # before version 3 the journal does not say when a node could be commanded again
+        node.reachable = event.online and self.version < _FIRST_WITH_CLEARED
+
+    def _returned(self, event: events.Returned) -> None:
+        index = self._number(event.node)
+        self.nodes[index].reachable = event.reachable
+        gone = {(index, name) for name in event.missing}
+        for job in self.active.values():
+            job.miss(gone)
+
+    def _number(self, name: str) -> int:
+        if name not in self._index:
+            self._index[name] = len(self.nodes)
+            self.nodes.append(NodeHistory(name))
+        return self._index[name]
+
+
+def fold(journal: Iterable[events.Known], names: Sequence[str] = ()) -> History:
+    """Return the state after the events of a journal; see `History` for `names`."""
+    history = History(names)
+    for event in journal:
+        history.apply(event)
+    return history

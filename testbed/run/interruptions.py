@@ -1,0 +1,134 @@
+"""Preemptions and migrations of a job: what they moved, and what they cost, split into phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from testbed.run import events
+
+LIVE: Final = "live"
+SAVE_RESTORE: Final = "save-restore"
+MIGRATION: Final = "migration"
+PREEMPTION: Final = "preemption"
+P = TypeVar("P", bound=events.Penalty)
+
+
+@dataclass(slots=True)
+class Interruption:
+    """One interruption of a job, from the first order until every task has progressed again.
+
+    Times are wall seconds of the run, by the entries of the journal. The penalty of [RR 5.1] is the time in which the
+    job makes no progress although the policy wants it to run, and the time that saving takes. `paused_s`, while the
+    policy does not want it to run, is no part of it. Of a live migration, during which the job goes on, the penalty is
+    what the job felt: the longest time for which one of its guests stood still, and from their arrival until every task
+    had progressed again.
+
+    `measured` is its account, once it is complete, or was cut off by the next one.
+    """
+
+    reason: str
+    mechanism: str
+    begin_s: float
+    saved_on: tuple[int, ...] = ()
+    moved_tasks: int = 0
+    saved_bytes: int = 0
+    transferred_bytes: int = 0
+    restored_bytes: int = 0
+    migrated_bytes: int = 0
+    save_end_s: float | None = None
+    wanted_s: float | None = None
+    transfer_s: float = 0.0
+    restore_begin_s: float | None = None
+    back_s: float | None = None  # when all guests were there again
+    downtime_s: float = 0.0
+    hold_skew_s: float = 0.0
+    release_skew_s: float = 0.0
+    measured: events.Penalty | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has made progress after it."""
+        return isinstance(self.measured, events.Rescheduling)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the next one began, or the guests were lost, before that."""
+        return isinstance(self.measured, events.ReschedulingCutOff)
+
+    @property
+    def restored(self) -> bool:
+        """Whether its guests were restored from images."""
+        return self.mechanism == SAVE_RESTORE and self.back_s is not None
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes written, copied, read and sent."""
+        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
+
+    @property
+    def penalty_s(self) -> float | None:
+        """Its penalty, None if that is not known."""
+        return self.measured.penalty_s if isinstance(self.measured, events.Rescheduling) else None
+
+    @property
+    def so_far_s(self) -> float:
+        """Its penalty as far as it has come: until it was complete or cut off, or until now."""
+        return self._interrupted_s() if self.measured is None else self.measured.penalty_s
+
+    @property
+    def save_s(self) -> float:
+        """From the order to hold until the last image was durable and the memory free."""
+        return 0.0 if self.save_end_s is None else self.save_end_s - self.begin_s
+
+    @property
+    def live_s(self) -> float:
+        """From the order to migrate live until the last guest was taken over at its new node."""
+        return 0.0 if self.back_s is None or self.mechanism != LIVE else self.back_s - self.begin_s
+
+    @property
+    def paused_s(self) -> float:
+        """For which the policy did not want the job to run, after it was saved."""
+        if self.save_end_s is None or self.wanted_s is None:
+            return 0.0
+        return max(0.0, self.wanted_s - self.save_end_s)
+
+    @property
+    def wait_s(self) -> float:
+        """Wanted and saved, but waiting for memory or for another operation."""
+        if self.save_end_s is None or self.wanted_s is None or self.restore_begin_s is None:
+            return 0.0
+        return max(0.0, self.restore_begin_s - max(self.save_end_s, self.wanted_s) - self.transfer_s)
+
+    @property
+    def restore_s(self) -> float:
+        """From the order to restore until every guest was there."""
+        if self.restore_begin_s is None or self.back_s is None:
+            return 0.0
+        return self.back_s - self.restore_begin_s
+
+    def _interrupted_s(self) -> float:
+        return self.save_s + self.wait_s + self.transfer_s + self.restore_s + self.downtime_s
+
+    def account(self, kind: type[P], times: tuple[float, float], job: int, end_s: float) -> P:
+        """Return the event of `times` that closes its account: it was complete, or was cut off, at `end_s`."""
+        first_progress_s = 0.0 if self.back_s is None else max(0.0, end_s - self.back_s)
+        phases: dict[str, Any] = {
+            "save_s": self.save_s,
+            "paused_s": self.paused_s,
+            "wait_s": self.wait_s,
+            "transfer_s": self.transfer_s,
+            "restore_s": self.restore_s,
+            "live_s": self.live_s,
+            "downtime_s": self.downtime_s,
+            "first_progress_s": first_progress_s,
+            "penalty_s": self._interrupted_s() + first_progress_s,
+            "hold_skew_s": self.hold_skew_s,
+            "release_skew_s": self.release_skew_s,
+        }
+        t_s, trace_s = times
+        return kind(
+            t_s, trace_s, job=job, reason=self.reason, mechanism=self.mechanism, moved_tasks=self.moved_tasks,
+            saved_bytes=self.saved_bytes, transferred_bytes=self.transferred_bytes, restored_bytes=self.restored_bytes,
+            migrated_bytes=self.migrated_bytes, **{name: round(value, 6) for name, value in phases.items()},
+        )  # fmt: skip

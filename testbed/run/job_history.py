@@ -1,0 +1,500 @@
+"""The state of one job of a run, and how each event changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from testbed.bus.guest_details import Done, Ended, Progress
+from testbed.run import events
+from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
+from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
+from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_nodes
+
+_CREATING: Final = ("start", "restore")
+JobEvent: TypeAlias = (
+    events.Stranded | events.Intent | events.Retry | events.Outcome | events.Migration | events.Rescheduling
+    | events.ReschedulingCutOff | events.Cleared | events.ImagesDropped | events.Guest | events.Doubt
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the last decision wants of a job: task i on node `nodes[i]`, all at one yield."""
+
+    nodes: tuple[int, ...]
+    yield_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The operation on a job that is under way, since `begin_s` wall seconds of the run.
+
+    `nodes` are those of its intent, `arrived` the tasks that have migrated live by now, `progressed` those that have
+    made progress at its nodes, and `for_a_move` whether the job was wanted to run when it began.
+    """
+
+    action: int
+    verb: str
+    nodes: tuple[int, ...]
+    yield_frac: float
+    begin_s: float
+    for_a_move: bool
+    arrived: frozenset[int] = frozenset()
+    progressed: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True, kw_only=True)
+class JobHistory:
+    """One job. Times named `*_trace_s` are trace seconds, others wall seconds since the run began.
+
+    Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
+    `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
+    have, or may have, copies of images, as (node, name). `units_done` is what guests reported with their events; the
+    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision, the last one of
+    `decisions` that knew the job. `word` is the state in its last `job` entry. `unready` are the tasks whose guests are
+    being created, or have not progressed since they were restored. `placed_s` is when its guests were last ordered to
+    be created, `left_s` when its last save was over. `was_done` says that it ended well, even if its result was found
+    wrong afterwards. `begun` is 0, or the number of the restart at which its guests last started from the beginning:
+    those have names of their own.
+    """
+
+    job: int
+    tasks: int = 0
+    submit_trace_s: float | None = None
+    cpu_need_frac: float = 0.0
+    mem_req_frac: float = 0.0
+    run_time_s: float | None = None
+    memory_mib: int | None = None
+    cpu_cores: float | None = None
+
+    phase: Phase = Phase.COMING
+    word: str = "coming"
+    guests: tuple[str, ...] = ()
+    running_on: tuple[int, ...] | None = None
+    migrating_to: tuple[int, ...] | None = None
+    live_refused: bool = False
+    saved_on: tuple[int, ...] | None = None
+    images: tuple[events.Image, ...] = ()
+    image_holders: set[tuple[int, str]] = field(default_factory=set)
+    yield_frac: float = 0.0
+    caps_cores: tuple[float, ...] = ()
+    flight: Flight | None = None
+    wanted: Wanted | None = None
+    was_started: bool = False
+    start_s: float | None = None
+    start_trace_s: float | None = None
+    end_s: float | None = None
+    end_trace_s: float | None = None
+    decisions: int = 0
+    virtual_time_s: float = 0.0
+    units_done: dict[int, int] = field(default_factory=dict)
+    progressed: set[int] = field(default_factory=set)
+    unready: set[int] = field(default_factory=set)
+    finished_tasks: set[int] = field(default_factory=set)
+    unchecked: dict[int, int] = field(default_factory=dict)
+    checksums: dict[int, str] = field(default_factory=dict)
+    doubts: dict[int, str] = field(default_factory=dict)
+    been: set[tuple[int, int]] = field(default_factory=set)
+    placed_s: float = 0.0
+    left_s: float = 0.0
+    was_done: bool = False
+    failure_code: str | None = None
+    failure_text: str = ""
+    stranded_code: str | None = None
+    stranded: str = ""
+    withdrawn: str = ""
+    restarts: int = 0
+    begun: int = 0
+    interruptions: list[Interruption] = field(default_factory=list)
+
+    @property
+    def active(self) -> bool:
+        """Whether it was submitted and has not ended."""
+        return self.phase is not Phase.COMING and self.phase not in ENDED
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is done or failed."""
+        return self.phase in ENDED
+
+    @property
+    def moving(self) -> bool:
+        """Whether its guests are being saved, or migrate live: they go on elsewhere, or later."""
+        return self.phase is Phase.SAVING or self.migrating_to is not None
+
+    @property
+    def preemptions(self) -> int:
+        """Number of its preemptions."""
+        return sum(each.reason == PREEMPTION for each in self.interruptions)
+
+    @property
+    def migrations(self) -> int:
+        """Number of its migrations, by images or live."""
+        return sum(each.reason == MIGRATION for each in self.interruptions)
+
+    @property
+    def state(self) -> str:
+        """Its state for a person: `coming`, `waiting`, `running`, `paused`, `done` or `failed`."""
+        if self.phase is Phase.COMING or self.ended:
+            return self.phase.value
+        if not self.was_started:
+            return "waiting"
+        return "paused" if self.wanted is None else "running"
+
+    def places(self, task: int) -> frozenset[int]:
+        """Nodes at which a task holds memory: none, one, or two while it migrates live."""
+        return frozenset(nodes[task] for nodes in (self.running_on, self.migrating_to) if nodes and task < len(nodes))
+
+    def on_node(self, node: int) -> tuple[int, ...]:
+        """Return the tasks that hold memory on a node."""
+        return tuple(task for task in range(self.tasks) if node in self.places(task))
+
+    def apply(self, event: JobEvent) -> bool:
+        """Change the state by one event about this job; return whether it counts.
+
+        An event of a guest that does not fit the state does not. Raises `IllegalEventError` and then changes nothing.
+        """
+        match event:
+            case events.Stranded() | events.Doubt():
+                self._note(event)
+            case events.Intent():
+                self._intend(event)
+            case events.Retry():
+                self._retry()
+            case events.Outcome():
+                self._end(event)
+            case events.Migration():
+                self._arrive(event)
+            case events.Rescheduling() | events.ReschedulingCutOff():
+                self._account(event)
+            case events.Cleared():
+                self._clear(event)
+            case events.ImagesDropped():
+                self.image_holders.clear()
+            case events.Guest():
+                return self._hear(event)
+        return True
+
+    def _note(self, event: events.Stranded | events.Doubt) -> None:
+        if isinstance(event, events.Doubt):
+            self.doubts[event.task] = event.reason
+        else:
+            self.stranded_code, self.stranded = event.code, event.detail or event.code or ""
+
+    # --- events about jobs ----------------------------------------------------------------------------------
+
+    def learn(self, job: events.TraceJob) -> None:
+        """Take what the trace says of it."""
+        self.tasks, self.submit_trace_s, self.run_time_s = job.tasks, job.submit_time_s, job.run_time_s
+        self.cpu_need_frac, self.mem_req_frac = job.cpu_need_frac, job.mem_req_frac
+        self.memory_mib, self.cpu_cores = job.memory_mib, job.cpu_cores
+
+    def show(self, submit_trace_s: float, tasks: int, needs_frac: tuple[float, float], virtual_time_s: float) -> None:
+        """Take what a policy saw of it: submission, tasks, their needs of CPU and memory, and how far it was."""
+        self.decisions += 1
+        self.submit_trace_s, self.tasks, self.virtual_time_s = submit_trace_s, tasks, virtual_time_s
+        self.cpu_need_frac, self.mem_req_frac = needs_frac
+
+    def miss(self, holders: set[tuple[int, str]]) -> None:
+        """Take that nodes do not have these copies of images any more."""
+        self.image_holders -= holders
+
+    def decide(self, wanted: Wanted | None) -> None:
+        """Take what a decision wants of it; tasks keep their nodes as far as they can."""
+        if wanted is not None and self.wanted is not None and wanted.nodes != self.wanted.nodes:
+            wanted = Wanted(stable_nodes(self.wanted.nodes, wanted.nodes), wanted.yield_frac)
+        self.wanted = wanted
+
+    def change(self, event: events.Job, *, cleared: bool) -> None:
+        """Take a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
+        match event.state:
+            case "submitted":
+                self._submit(event)
+            case "running" | "paused" | "resumed" | "moving":
+                self._choose(event)
+            case "done":
+                self._done(event)
+            case "failed":
+                self._fail(event, cleared=cleared)
+            case "withdrawn":
+                if not self.active or self.withdrawn:
+                    raise self.illegal(event, "withdrawn", "expected a job that is active")
+                self.withdrawn, self.wanted = event.detail or "withdrawn", None
+                if cleared:
+                    self.running_on = self.migrating_to = None
+            case "again":
+                self._begin_again(event)
+        self.word = event.state
+
+    def _submit(self, event: events.Job) -> None:
+        if self.phase is not Phase.COMING:
+            raise self.illegal(event, Phase.WAITING, "it was submitted before")
+        self.phase = Phase.WAITING
+        self.submit_trace_s = event.trace_s if self.submit_trace_s is None else self.submit_trace_s
+
+    def _choose(self, event: events.Job) -> None:
+        first = event.state == "running"
+        if not self.active or self.was_started is first:
+            reason = f"expected an active job that was {'never' if first else 'already'} chosen"
+            raise self.illegal(event, event.state, reason)
+        if first:
+            self.was_started, self.start_s, self.start_trace_s = True, event.t_s, event.trace_s
+        elif event.state == "resumed" and self.interruptions and self.interruptions[-1].wanted_s is None:
+            self.interruptions[-1].wanted_s = event.t_s
+
+    def _done(self, event: events.Job) -> None:
+        over = self.flight is None and len(self.finished_tasks) >= self.tasks
+        if not self.active or self.withdrawn or not over:
+            reason = "expected a job without an operation under way, all of whose tasks have ended"
+            raise self.illegal(event, Phase.DONE, reason)
+        self.phase, self.end_s, self.end_trace_s, self.was_done = Phase.DONE, event.t_s, event.trace_s, True
+        self.wanted = self.running_on = self.migrating_to = None
+
+    def _fail(self, event: events.Job, *, cleared: bool) -> None:
+        legal = self.active or (self.phase is Phase.DONE and self.failure_code is None)
+        if not legal or self.withdrawn:
+            raise self.illegal(event, Phase.FAILED, "expected a job that is active or done")
+        if self.active:
+            self.end_s, self.end_trace_s = event.t_s, event.trace_s
+        self.phase, self.wanted = Phase.FAILED, None
+        self.failure_code, self.failure_text = event.code, event.detail or ""
+        if cleared:
+            self.running_on = self.migrating_to = None
+            self.image_holders = set()
+
+    def _begin_again(self, event: events.Job) -> None:
+        """Forget what its guests did: they are gone. It starts from its images, or from the beginning."""
+        images_on = event.images_on or None
+        if images_on is None and event.detail == "from its last image":  # before version 3
+            images_on = self.saved_on or self.been_last()
+        wanted = Phase.SAVED if images_on else Phase.WAITING
+        if not self.active or not self.withdrawn or self.flight is not None:
+            raise self.illegal(event, wanted, "expected a withdrawn job without an operation under way")
+        self.restarts += 1
+        self.phase, self.saved_on = wanted, images_on
+        self.running_on = self.migrating_to = self.wanted = None
+        if images_on is None:
+            self.images, self.guests, self.begun = (), (), self.restarts
+        self.yield_frac, self.virtual_time_s = 0.0, 0.0
+        for told in (
+            self.units_done, self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts
+        ):  # fmt: skip
+            told.clear()
+        self.live_refused, self.withdrawn = False, ""
+
+    def been_last(self) -> tuple[int, ...] | None:
+        """Return where its tasks were saved last, None if they never were."""
+        return next((each.saved_on for each in reversed(self.interruptions) if each.saved_on), None)
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    def _intend(self, event: events.Intent) -> None:
+        """An operation begins."""
+        course, nodes = COURSES.get(event.verb), event.nodes
+        if course is None:
+            raise self.illegal(event, event.verb, f"expected one of {', '.join(COURSES)}")
+        if self.flight is not None:
+            raise self.illegal(event, course.during, "another operation is under way")
+        if self.phase is not course.before:
+            raise self.illegal(event, course.during, f"expected a job that is {course.before}")
+        here = self.saved_on if event.verb == "transfer" else self.running_on
+        if here is not None and len(here) != len(nodes):
+            raise self.illegal(event, course.during, f"expected a node for each of its {len(here)} tasks")
+        self.flight = Flight(
+            event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None
+        )
+        self.phase, self.guests, self.tasks = course.during, event.guests, self.tasks or len(nodes)
+        match event.verb:
+            case "start" | "restore":
+                self._place(event)
+            case "migrate":
+                self.migrating_to = nodes
+            case "save":
+                self.image_holders.update(zip(nodes, event.images, strict=False))
+            case "transfer":
+                moves = zip(here or (), nodes, event.images, strict=False)
+                self.image_holders.update((target, name) for source, target, name in moves if source != target)
+        if event.verb in ("start", "restore", "migrate"):
+            self.been.update((node, task) for task, node in enumerate(nodes))
+
+    def _place(self, event: events.Intent) -> None:
+        self.running_on, self.placed_s = event.nodes, event.t_s
+        self.progressed, self.unready = set(), set(range(len(event.nodes)))
+        if event.verb == "restore" and self.present is not None and self.present.restore_begin_s is None:
+            self.present.restore_begin_s = event.t_s
+
+    def _retry(self) -> None:
+        """Guests that were created are destroyed, and created again."""
+        if self.flight is not None and self.flight.verb in _CREATING:
+            self.unready = set(range(len(self.flight.nodes)))
+
+    def _arrive(self, event: events.Migration) -> None:
+        """A guest has migrated live, or ended instead; one that did neither is where it was."""
+        if event.error is not None:
+            return
+        flight, task = self.flight, event.task
+        if flight is None or flight.verb != "migrate" or self.running_on is None:
+            raise self.illegal(event, Phase.MIGRATING, "expected a job that migrates live")
+        if task >= len(self.running_on):
+            raise self.illegal(event, Phase.MIGRATING, f"it has {len(self.running_on)} tasks")
+        self.running_on = (*self.running_on[:task], event.target, *self.running_on[task + 1 :])
+        self.unready.discard(task)
+        if event.ended:
+            return
+        if task not in flight.progressed:
+            self.progressed.discard(task)
+        self.flight = replace(flight, arrived=flight.arrived | {task})
+
+    def _end(self, event: events.Outcome) -> None:
+        """The operation ended. What failed is undone, but for what only the loss of its guests can undo."""
+        flight, course = self.flight, COURSES.get(event.verb)
+        if flight is None or course is None or (flight.action, flight.verb) != (event.action, event.verb):
+            wanted = event.verb if course is None else course.after if event.ok else course.before
+            raise self.illegal(event, wanted, "expected the outcome of the operation that is under way")
+        self.flight = None
+        code = event.failure_code
+        if event.ok:
+            self._enter(course.after)
+            self._succeed(event, flight)
+        elif code != events.CANCELLED:
+            self._enter(course.before)
+            if event.verb in ("start", "restore", "transfer"):
+                self.running_on = None
+            if event.verb == "migrate" and code == events.STAYS:
+                self.live_refused, self.migrating_to = True, None
+
+    def _succeed(self, event: events.Outcome, flight: Flight) -> None:
+        present = self.present
+        match flight.verb:
+            case "start" | "cap":
+                self.yield_frac, self.caps_cores = flight.yield_frac, event.caps_cores
+                if flight.verb == "start":
+                    self.unready.clear()
+            case "save":
+                self._saved(event, flight)
+            case "transfer":
+                self.saved_on = flight.nodes
+                self._hold_images()
+                if present is not None:
+                    moves = zip(present.saved_on, flight.nodes, strict=False)
+                    present.moved_tasks = sum(a != b for a, b in moves)
+                    present.transferred_bytes += event.bytes
+                    present.transfer_s += event.t_s - flight.begin_s
+            case "restore":
+                self.yield_frac, self.saved_on = flight.yield_frac, None
+                if present is not None:
+                    present.restored_bytes += event.bytes
+                    present.back_s, present.release_skew_s = event.t_s, event.release_skew_s or 0.0
+            case "migrate":
+                self._migrated(event, flight)
+
+    def _saved(self, event: events.Outcome, flight: Flight) -> None:
+        self.saved_on, self.running_on, self.yield_frac, self.live_refused = self.running_on, None, 0.0, False
+        self.images, self.left_s = event.images, event.t_s
+        self._hold_images()
+        reason = event.reason or (MIGRATION if flight.for_a_move else PREEMPTION)
+        self.interruptions.append(
+            Interruption(
+                reason, SAVE_RESTORE, flight.begin_s, saved_on=self.saved_on or (), saved_bytes=event.bytes,
+                save_end_s=event.t_s, hold_skew_s=event.hold_skew_s or 0.0,
+                wanted_s=flight.begin_s if reason == MIGRATION else None if self.wanted is None else event.t_s,
+            )
+        )  # fmt: skip
+
+    def _hold_images(self) -> None:
+        """Its images are where they were written: a node that came back before that was asked too early for them."""
+        self.image_holders.update(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
+
+    def _migrated(self, event: events.Outcome, flight: Flight) -> None:
+        moved = bool(flight.arrived)
+        self.running_on, self.migrating_to, self.yield_frac = flight.nodes, None, flight.yield_frac
+        if moved:
+            self.interruptions.append(
+                Interruption(
+                    MIGRATION, LIVE, flight.begin_s, moved_tasks=len(flight.arrived), migrated_bytes=event.bytes,
+                    back_s=event.t_s, downtime_s=event.downtime_s or 0.0,
+                )
+            )  # fmt: skip
+
+    @property
+    def present(self) -> Interruption | None:
+        """The last interruption, if it is neither complete nor cut off."""
+        last = self.interruptions[-1] if self.interruptions else None
+        return None if last is None or last.measured is not None else last
+
+    def _account(self, event: events.Penalty) -> None:
+        """The account of an interruption is closed: it is complete, or cut off."""
+        present = self.present
+        what = "complete" if isinstance(event, events.Rescheduling) else "cut off"
+        if present is None:
+            raise self.illegal(event, what, "no preemption or migration of it is open")
+        if present.reason != event.reason:
+            raise self.illegal(event, what, f"its last one is a {present.reason}")
+        present.measured = event
+
+    def forget_accounts(self) -> None:
+        """Drop the interruptions that no later event refers to; those that are left do not count all any more."""
+        saved = next((each for each in reversed(self.interruptions) if each.saved_on), None)
+        self.interruptions = [each for each in self.interruptions if each in (saved, self.interruptions[-1])]
+
+    def _clear(self, event: events.Cleared) -> None:
+        """Its guests are gone."""
+        if self.flight is not None or not (self.phase is Phase.FAILED or self.withdrawn):
+            raise self.illegal(event, "cleared", "expected a failed or withdrawn job without an operation under way")
+        self.running_on = self.migrating_to = None
+
+    # --- guests ---------------------------------------------------------------------------------------------
+
+    def _hear(self, event: events.Guest) -> bool:
+        """Take an event of a guest; return whether it fits the state of the job, else it changes nothing."""
+        task = event.task
+        if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
+            del self.unchecked[task]
+            return True
+        if self.ended or self.withdrawn or event.node not in self.places(task):
+            return False
+        detail = event.typed
+        match detail:
+            case Progress():
+                self._progress(event)
+            case Done():
+                if isinstance(detail, Ended):
+                    self.unchecked[task] = event.node
+                self.checksums[task] = detail.checksum
+                self.finished_tasks.add(task)
+            case _:
+                return True
+        if detail.units is not None:
+            self.units_done[task] = max(self.units_done.get(task, 0), detail.units)
+        return True
+
+    def _progress(self, event: events.Guest) -> None:
+        self.progressed.add(event.task)
+        self.unready.discard(event.task)
+        flight = self.flight
+        if flight is not None and flight.verb == "migrate" and flight.nodes[event.task] == event.node:
+            self.flight = replace(flight, progressed=flight.progressed | {event.task})
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase) -> None:
+        """Change the phase; a job that has ended meanwhile stays so."""
+        if not self.ended:
+            self.phase = phase
+
+    def illegal(self, event: events.Entry, wanted: str, reason: str) -> IllegalEventError:
+        """Return the error of an event that would make it `wanted`."""
+        word = str(event.__struct_config__.tag)
+        match event:
+            case events.Job():
+                word = f"job {event.state}"
+            case events.Intent() | events.Outcome():
+                word = f"{word} {event.verb} {event.action}"
+        return IllegalEventError(word, event.t_s, self.job, self.described(), wanted, reason)
+
+    def described(self) -> str:
+        """Return its state in a word, and the operation on it."""
+        under_way = [] if self.flight is None else [f"{self.flight.verb} {self.flight.action} under way"]
+        more = ", ".join((["withdrawn"] if self.withdrawn else []) + under_way)
+        return f"{self.phase.value} ({more})" if more else self.phase.value

@@ -1,0 +1,59 @@
+"""The one place where the state of a run changes: an event is appended to its journal, applied to its history, told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from testbed.run import events
+from testbed.run.history import History
+
+Listener: TypeAlias = Callable[[events.Event], None]
+
+
+class Ledger:
+    """The history of a run that goes on, and its journal, to which `append` writes an event.
+
+    Listeners are told each event that counts (see `History.apply`), in the order of the journal and in that in which
+    they came. An event that a listener records is appended and applied at once, so that the state is never behind the
+    journal; listeners are told it after the events before it, so that no listener is entered while it listens.
+    `written` is the number of the last entry.
+    """
+
+    def __init__(self, append: Callable[[events.Event], int]) -> None:
+        self.history = History()
+        self.written = 0
+        self._append = append
+        self._listeners: list[Listener] = []
+        self._untold: deque[events.Event] = deque()
+        self._telling = False
+
+    def listen(self, hear: Listener) -> None:
+        """Tell events to `hear` from now on."""
+        self._listeners.append(hear)
+
+    def record(self, event: events.Event) -> bool:
+        """Append an event and apply it, then tell it; return whether it counts.
+
+        Raises `IllegalEventError` for one that contradicts those before it, which is in the journal then: it shows a
+        mistake of the controller.
+        """
+        self.written = self._append(event)
+        counts = self.history.apply(event)
+        if counts:
+            self._untold.append(event)
+            self._tell()
+        return counts
+
+    def _tell(self) -> None:
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                event = self._untold.popleft()
+                for hear in self._listeners:
+                    hear(event)
+        finally:
+            self._telling = False

@@ -1,0 +1,85 @@
+"""Phases of a job, and the transitions between them that operations make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from testbed.errors import TestbedError
+
+
+class Phase(StrEnum):
+    """Where a job is in its life, as far as the controller knows."""
+
+    COMING = "coming"
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    SAVING = "saving"
+    SAVED = "saved"
+    TRANSFERRING = "transferring"
+    RESTORING = "restoring"
+    MIGRATING = "migrating"
+    DONE = "done"
+    FAILED = "failed"
+
+
+ENDED: Final = frozenset({Phase.DONE, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The phases of a job before an operation, during it, and after its success; a failed one leads back."""
+
+    before: Phase
+    during: Phase
+    after: Phase
+
+
+COURSES: Final[Mapping[str, Course]] = {
+    "start": Course(Phase.WAITING, Phase.STARTING, Phase.RUNNING),
+    "cap": Course(Phase.RUNNING, Phase.RUNNING, Phase.RUNNING),
+    "save": Course(Phase.RUNNING, Phase.SAVING, Phase.SAVED),
+    "transfer": Course(Phase.SAVED, Phase.TRANSFERRING, Phase.SAVED),
+    "restore": Course(Phase.SAVED, Phase.RESTORING, Phase.RUNNING),
+    "migrate": Course(Phase.RUNNING, Phase.MIGRATING, Phase.RUNNING),
+}
+"""By verb of the operation."""
+
+
+class IllegalEventError(TestbedError):
+    """An event that contradicts those before it: `event` on `job`, which is `state`, as it would become `wanted`."""
+
+    def __init__(self, event: str, t_s: float, job: int | None, state: str, wanted: str, reason: str) -> None:
+        self.event = event
+        self.t_s = t_s
+        self.job = job
+        self.state = state
+        self.wanted = wanted
+        self.reason = reason
+        about = "" if job is None else f" of job {job}"
+        super().__init__(f"{event}{about} at {t_s:g} s: {state} -> {wanted} is illegal: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.event, self.t_s, self.job, self.state, self.wanted, self.reason)
+
+
+def stable_nodes(current: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return `wanted`, permuted so that as few tasks as possible leave their node.
+
+    Tasks of a job are interchangeable, so only the multiset of nodes matters to a decision.
+    """
+    left: dict[int, int] = {}
+    for node in wanted:
+        left[node] = left.get(node, 0) + 1
+    placed: list[int | None] = []
+    for node in current:
+        if left.get(node, 0) > 0:
+            left[node] -= 1
+            placed.append(node)
+        else:
+            placed.append(None)
+    spare = iter(sorted(node for node, count in left.items() for _ in range(count)))
+    return tuple(next(spare) if node is None else node for node in placed)

@@ -1,0 +1,33 @@
+"""Folds the journal of a run directory, and shows each event to listeners together with the state that it led to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from testbed.errors import UserError
+from testbed.run import events
+from testbed.run.history import History
+from testbed.run.journal import read_events
+from testbed.run.phases import IllegalEventError
+
+Listener: TypeAlias = Callable[[events.Known, History], None]
+"""Called with each event and the state after it. A listener may keep what it makes of them, but changes no state."""
+
+
+def read_history(path: Path, names: Sequence[str] = (), *listeners: Listener) -> History:
+    """Return the state after all events of events.jsonl; see `History` for `names`.
+
+    Raises `UserError` with the number of the entry for one that contradicts those before it, and where `read_events`
+    does.
+    """
+    history = History(names)
+    for number, event in enumerate(read_events(path), 1):
+        try:
+            history.apply(event)
+        except IllegalEventError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        for listener in listeners:
+            listener(event, history)
+    return history

@@ -1,0 +1,182 @@
+"""Random schedules with faults, in virtual time: whatever fails, the journal folds to the state of the controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from rehearsal import BEST
+from support.folds import folds_compared
+from test_outages import Disturbed
+from test_rehearsal import workloads
+
+from node_agent.drivers.null import NullDriver
+from node_agent.drivers.protocol import DriverError, Happening
+from testbed.workload.jobs import Job
+
+NODES = 3
+POLICIES = (BEST, "GreedyP */OPT=AVG", "/per/OPT=MIN", "Greedy */OPT=MIN", "/stretch-per/OPT=MAX", "GREEDY-PMTN-MIGR")
+OPERATIONS = ("start", "hold", "save", "release", "set_cap", "migrate", "adopt", "mpi_join")
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A call of a driver, the `number`th of its kind in a run, that takes `delay_s`, and fails if it `fails`."""
+
+    operation: str
+    number: int
+    delay_s: float
+    fails: bool
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What happens to a node at a wall second of the replay: its agent is killed or cut off, or a guest of it dies."""
+
+    kind: str
+    node: int
+    at_s: float
+    lasts_s: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A run with faults; `ends_s` is when it is cancelled, if it is."""
+
+    jobs: tuple[Job, ...]
+    policy: str
+    live: bool
+    restart: bool
+    slips: tuple[Slip, ...]
+    blows: tuple[Blow, ...]
+    ends_s: float | None
+
+
+def slips() -> st.SearchStrategy[Slip]:
+    return st.builds(
+        Slip, st.sampled_from(OPERATIONS), st.integers(1, 12), st.sampled_from([0.0, 0.1, 2.0, 8.0]), st.booleans()
+    )
+
+
+def blows() -> st.SearchStrategy[Blow]:
+    return st.builds(
+        Blow,
+        st.sampled_from(["kill", "cut", "die"]),
+        st.integers(0, NODES - 1),
+        st.floats(1.0, 60.0),
+        st.sampled_from([0.5, 5.0, 30.0, 90.0]),
+    )
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    return st.builds(
+        Schedule,
+        workloads().map(tuple),
+        st.sampled_from(POLICIES),
+        st.booleans(),
+        st.booleans(),
+        st.lists(slips(), max_size=5).map(tuple),
+        st.lists(blows(), max_size=3, unique_by=lambda blow: blow.node).map(tuple),
+        st.none() | st.floats(1.0, 60.0),
+    )
+
+
+class Faults:
+    """Makes the calls of all drivers slip as they shall."""
+
+    def __init__(self, slips: tuple[Slip, ...]) -> None:
+        self._slips = {(slip.operation, slip.number): slip for slip in slips}
+        self._calls: Counter[str] = Counter()
+        self.begun = False
+        self.drivers: set[NullDriver] = set()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for operation in OPERATIONS:
+            patch.setattr(NullDriver, operation, self._slipping(operation, getattr(NullDriver, operation)))
+
+    def _slipping(self, operation: str, real: Callable[..., object]) -> Callable[..., object]:
+        async def call(driver: NullDriver, *arguments: object) -> object:
+            if not self.begun:
+                return await real(driver, *arguments)
+            self.drivers.add(driver)
+            self._calls[operation] += 1
+            slip = self._slips.get((operation, self._calls[operation]))
+            if slip is not None:
+                await asyncio.sleep(slip.delay_s)  # the length of the fault, in virtual time
+                if slip.fails:
+                    raise DriverError(f"{operation} number {slip.number} fails")
+            return await real(driver, *arguments)
+
+        return call
+
+    def die(self, node: int) -> None:
+        """Let a guest end by itself, of the drivers that were used."""
+        alive = [(driver, guest) for driver in self.drivers for guest in sorted(driver._guests)]
+        if alive:
+            driver, guest = sorted(alive, key=lambda each: each[1])[node % len(alive)]
+            now_ns = int(asyncio.get_running_loop().time() * 1e9)
+            found = driver._guests.pop(guest)
+            if found.end is not None:
+                found.end.cancel()
+            driver._tell(Happening(guest, "failed", now_ns, {"reason": "it ended by itself"}))
+
+
+def carry_out(schedule: Schedule, folder: Path) -> list[str]:
+    """Make the run; return what differs between the controller and its journal."""
+    faults = Faults(schedule.slips)
+
+    def begin(world: Disturbed) -> None:
+        loop = asyncio.get_running_loop()
+        faults.begun = True
+        for blow in schedule.blows:
+            name = f"node-{blow.node}"
+            act: tuple[object, ...] = {
+                "kill": (world.kill, name, blow.lasts_s),
+                "cut": (world.cut, blow.lasts_s, f"agent-{name}"),
+                "die": (faults.die, blow.node),
+            }[blow.kind]
+            loop.call_later(blow.at_s, *act)
+        if schedule.ends_s is not None:
+            (controller,) = (task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run_session")
+            loop.call_later(schedule.ends_s, controller.cancel)
+
+    extras = "whole,live" if schedule.live else ""
+    world = Disturbed(begin, at_s=0.0, extras=extras)
+    changes = {"extras": extras, "migration": {"mechanism": "live"}} if schedule.live else {}
+    with pytest.MonkeyPatch.context() as patch, folds_compared() as different, suppress(asyncio.CancelledError):
+        faults.install(patch)
+        world.run(
+            folder, list(schedule.jobs), count=NODES, policy=schedule.policy,
+            on_guest_loss="restart" if schedule.restart else "fail", **changes,
+        )  # fmt: skip
+    return different
+
+
+def check(schedule: Schedule, folder: Path) -> None:
+    jobs = tuple(job for job in schedule.jobs if job.tasks <= NODES * int(1 / job.mem_req_frac))
+    assume(jobs)
+    assert carry_out(replace(schedule, jobs=jobs), folder) == []
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(schedules())
+def test_a_journal_folds_to_the_state_of_the_controller(
+    tmp_path_factory: pytest.TempPathFactory, schedule: Schedule
+) -> None:
+    check(schedule, tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+@given(schedules())
+def test_a_thousand_journals_fold_to_the_state_of_the_controller(
+    tmp_path_factory: pytest.TempPathFactory, schedule: Schedule
+) -> None:
+    check(schedule, tmp_path_factory.mktemp("run"))

@@ -1,0 +1,265 @@
+"""The state of a run, folded from its journal: legal transitions, illegal ones, and journals of older versions."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from old_runs.old_run_archive import RUNS, unpack
+from support.entries import event
+
+from testbed.errors import UserError
+from testbed.measure.rundir import read_json
+from testbed.report.facts import read_facts
+from testbed.run import events
+from testbed.run.events import kind_of
+from testbed.run.history import History, fold
+from testbed.run.journal import encode, read_events
+from testbed.run.phases import COURSES, IllegalEventError, Phase
+from testbed.run.reader import read_history
+
+BEGIN = {"kind": "begin", "version": events.VERSION}
+REPLAY = {"kind": "replay", "jobs": 1, "trace": [{"job": 1, "tasks": 2, "run_time_s": 60.0}], "nodes": ["a", "b"]}
+SUBMITTED = {"kind": "job", "job": 1, "state": "submitted"}
+CHOSEN = {"kind": "job", "job": 1, "state": "running"}
+IMAGES = [{"name": f"i{task}", "bytes": 5, "digest": "d"} for task in (0, 1)]
+
+
+def job(state: str, **more: object) -> dict[str, Any]:
+    return {"kind": "job", "job": 1, "state": state, **more}
+
+
+def intent(verb: str, number: int = 1, nodes: tuple[int, ...] = (0, 1), **more: object) -> dict[str, Any]:
+    return {"kind": "intent", "action": number, "verb": verb, "job": 1, "nodes": nodes, "yield_frac": 0.5, **more}
+
+
+def outcome(verb: str, number: int = 1, *, ok: bool = True, **more: object) -> dict[str, Any]:
+    return {"kind": "outcome", "action": number, "verb": verb, "job": 1, "nodes": (0, 1), "ok": ok, **more}
+
+
+def guest(what: str, task: int, node: int, **detail: object) -> dict[str, Any]:
+    return {"kind": "guest", "job": 1, "task": task, "node": node, "event": what, "detail": detail}
+
+
+STARTED = [BEGIN, REPLAY, SUBMITTED, CHOSEN, intent("start"), outcome("start")]
+SAVED = [*STARTED, intent("save", 2, images=("i0", "i1")), outcome("save", 2, images=IMAGES, reason="preemption")]
+
+
+def history(*entries: dict[str, Any]) -> History:
+    return fold(event({"t_s": float(number), **entry}) for number, entry in enumerate(entries))
+
+
+def phase(*entries: dict[str, Any]) -> Phase:
+    return history(*entries).jobs[1].phase
+
+
+@pytest.mark.parametrize("verb", COURSES)
+def test_an_operation_leads_to_its_phases_and_back_when_it_fails(verb: str) -> None:
+    course = COURSES[verb]
+    before = {Phase.WAITING: STARTED[:4], Phase.RUNNING: STARTED, Phase.SAVED: SAVED}[course.before]
+    assert phase(*before) is course.before
+    assert phase(*before, intent(verb, 3)) is course.during
+    assert phase(*before, intent(verb, 3), outcome(verb, 3)) is course.after
+    failed = history(*before, intent(verb, 3), outcome(verb, 3, ok=False, error="no", code="stays")).jobs[1]
+    assert failed.phase is course.before
+    assert failed.flight is None
+    assert failed.running_on == ((0, 1) if course.before is Phase.RUNNING else None)
+    assert failed.migrating_to is None
+    assert failed.live_refused is (verb == "migrate")
+
+
+def test_a_given_up_operation_leaves_its_guests_until_they_are_destroyed() -> None:
+    given_up = [*STARTED[:5], job("failed", code="node-lost", detail="n"), outcome("start", ok=False, code="cancelled")]
+    lost = history(*given_up).jobs[1]
+    assert (lost.phase, lost.running_on, lost.failure_code, lost.failure_text) == (
+        Phase.FAILED, (0, 1), "node-lost", "n",
+    )  # fmt: skip
+    assert history(*given_up, {"kind": "cleared", "job": 1}).jobs[1].running_on is None
+
+
+def test_images_are_known_where_they_are() -> None:
+    saved = history(*SAVED)
+    assert saved.jobs[1].saved_on == (0, 1)
+    assert saved.jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    assert [image.name for image in saved.jobs[1].images] == ["i0", "i1"]
+    moving = [*SAVED, intent("transfer", 3, (0, 0), images=("i0", "i1"))]
+    assert history(*moving).jobs[1].image_holders == {(0, "i0"), (1, "i1"), (0, "i1")}
+    assert history(*moving, outcome("transfer", 3)).jobs[1].saved_on == (0, 0)
+    gone = history(*SAVED, {"kind": "returned", "node": "b", "reachable": True, "missing": ["i1"]})
+    assert gone.jobs[1].image_holders == {(0, "i0")}
+    assert history(*SAVED, {"kind": "images-dropped", "job": 1}).jobs[1].image_holders == set()
+
+
+def test_a_job_is_done_when_its_tasks_are_and_its_result_may_be_wrong_later() -> None:
+    ends = [*STARTED, guest("ended", 0, 0, checksum="c", units=7), guest("done", 1, 1, checksum="d", units=8)]
+    done = history(*ends, job("done")).jobs[1]
+    assert (done.phase, done.finished_tasks, done.checksums) == (Phase.DONE, {0, 1}, {0: "c", 1: "d"})
+    assert (done.unchecked, done.units_done, done.running_on) == ({0: 0}, {0: 7, 1: 8}, None)
+    wrong = history(*ends, job("done"), guest("failed", 0, 0), job("failed", code="wrong-result", detail="w")).jobs[1]
+    assert (wrong.phase, wrong.unchecked, wrong.failure_code) == (Phase.FAILED, {}, "wrong-result")
+
+
+def test_what_a_node_says_of_guests_that_it_does_not_run_changes_nothing() -> None:
+    assert history(*STARTED, guest("done", 0, 1)).jobs[1].finished_tasks == set()
+
+
+def test_images_that_a_node_did_not_have_yet_when_it_came_back_are_held_once_they_are_written() -> None:
+    saves = [*STARTED, intent("save", 2, images=("i0", "i1"))]
+    back = {"kind": "returned", "node": "a", "reachable": True, "missing": ["i0"]}
+    assert history(*saves, back).jobs[1].image_holders == {(1, "i1")}
+    saved = [*saves, back, outcome("save", 2, images=IMAGES, reason="preemption")]
+    assert history(*saved).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    away = {**back, "missing": ["i1"]}
+    moves = [*saved, intent("transfer", 3, nodes=(0, 0), images=("i0", "i1"))]
+    assert history(*moves, away).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    moved = [*moves, away, outcome("transfer", 3, nodes=(0, 0))]
+    assert history(*moved).jobs[1].image_holders == {(0, "i0"), (1, "i1"), (0, "i1")}
+
+
+def test_guests_of_a_live_migration_are_where_they_arrived() -> None:
+    begun = [*STARTED, intent("migrate", 2, (1, 1))]
+    both = history(*begun)
+    assert both.on_node(0) == [(1, 0)]
+    assert both.on_node(1) == [(1, 0), (1, 1)]
+    there = history(*begun, {"kind": "migration", "job": 1, "task": 0, "source": 0, "target": 1}).jobs[1]
+    assert there.running_on == (1, 1)
+    done = history(
+        *begun, {"kind": "migration", "job": 1, "task": 0, "source": 0, "target": 1}, outcome("migrate", 2, bytes=9)
+    ).jobs[1]
+    (interruption,) = done.interruptions
+    assert (interruption.mechanism, interruption.moved_tasks, interruption.migrated_bytes) == ("live", 1, 9)
+
+
+def test_a_withdrawn_job_runs_again_from_its_images_or_from_the_beginning() -> None:
+    withdrawn = [*SAVED, job("withdrawn", detail="node a is lost")]
+    again = history(*withdrawn, job("again", images_on=[1, 1])).jobs[1]
+    assert (again.phase, again.saved_on, again.restarts, again.withdrawn) == (Phase.SAVED, (1, 1), 1, "")
+    anew = history(*withdrawn, {"kind": "images-dropped", "job": 1}, job("again")).jobs[1]
+    assert (anew.phase, anew.saved_on, anew.images) == (Phase.WAITING, None, ())
+
+
+def test_nodes_are_reachable_again_when_they_were_asked() -> None:
+    def node(standing: str, **more: object) -> dict[str, Any]:
+        return {"kind": "node", "node": "b", "standing": standing, "online": standing == "online", **more}
+
+    def of_b(*entries: dict[str, Any]) -> tuple[bool, bool]:
+        found = history(BEGIN, REPLAY, *entries).nodes[1]
+        return found.available, found.reachable
+
+    assert of_b() == (True, True)
+    assert of_b(node("suspect")) == (True, False)
+    assert of_b(node("lost")) == (False, False)
+    assert of_b(node("lost"), node("online")) == (True, False)
+    back = {"kind": "returned", "node": "b", "reachable": True}
+    assert of_b(node("lost"), node("online"), back) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([SUBMITTED, SUBMITTED], "job submitted of job 1 at 3 s: waiting -> waiting is illegal: it was submit"),
+        ([CHOSEN], "job running of job 1 at 2 s: coming -> running is illegal: expected an active job that was never"),
+        ([SUBMITTED, intent("save")], "intent save 1 of job 1 at 3 s: waiting -> saving is illegal: expected a job"),
+        ([SUBMITTED, outcome("start")], "outcome start 1 of job 1 at 3 s: waiting -> running is illegal: expected the"),
+        (
+            [*STARTED[2:5], intent("start", 2)],
+            r"intent start 2 of job 1 at 5 s: starting \(start 1 under way\) -> starting is illegal: another",
+        ),
+        ([*STARTED[2:], job("done")], "job done of job 1 at 6 s: running -> done is illegal: expected a job without"),
+        ([SUBMITTED, job("again")], "job again of job 1 at 3 s: waiting -> waiting is illegal: expected a with"),
+        ([SUBMITTED, {"kind": "cleared", "job": 1}], "cleared of job 1 at 3 s: waiting -> cleared is illegal"),
+        ([{**SUBMITTED, "job": 1}, {"kind": "cleared", "job": 9}], "cleared of job 9 at 3 s: unknown -> cleared is"),
+        ([*STARTED[2:], intent("cap", 2, (0,))], "intent cap 2 of job 1 at 6 s: .* expected a node for each of its 2"),
+        (
+            [SUBMITTED, {"kind": "rescheduling", "job": 1, "reason": "preemption"}],
+            "rescheduling of job 1 at 3 s: waiting -> complete is illegal: no preemption or migration of it is open",
+        ),
+        ([{"kind": "decision", "view": {"job_id": [1], "tasks": [2]}}], "decision of job 1 at 2 s: coming -> decided"),
+        (
+            [SUBMITTED, {"kind": "decision", "view": {"job_id": [1], "tasks": [2]}}],
+            "decision at 3 s: seen -> decided is illegal: its columns differ in length",
+        ),
+    ],
+)  # fmt: skip
+def test_an_illegal_event_is_named_with_its_job_and_both_states(entries: list[dict[str, Any]], message: str) -> None:
+    before = history(BEGIN, REPLAY, *entries[:-1])
+    same = copy.deepcopy(before)
+    with pytest.raises(IllegalEventError, match=message) as found:
+        before.apply(event({"t_s": float(len(entries) + 1), **entries[-1]}))
+    assert "\n" not in str(found.value)
+    assert before == same, "what is illegal changes nothing"
+
+
+def test_a_node_that_goes_away_before_the_replay_keeps_its_number_and_its_state() -> None:
+    lost = {"kind": "node", "node": "b", "standing": "lost", "online": False, "reason": "silent"}
+    found = history(BEGIN, lost, REPLAY)
+    assert [(node.name, node.available) for node in found.nodes] == [("a", True), ("b", False)]
+    assert [node.name for node in history(BEGIN, REPLAY, {**lost, "node": "c"}).nodes] == ["a", "b", "c"]
+
+
+def test_jobs_in_the_system_are_in_order_of_submission() -> None:
+    assert history(BEGIN, REPLAY).active == {}
+    two = [BEGIN, REPLAY, {**SUBMITTED, "job": 7}, SUBMITTED]
+    assert list(history(*two).active) == [7, 1]
+    assert list(history(*two, {**SUBMITTED, "job": 7, "state": "failed"}).active) == [1]
+    found = history(*two)
+    assert found.job_of(event(job("running"))) is found.jobs[1]
+    assert found.job_of(event(BEGIN)) is None
+
+
+def test_tasks_are_ready_when_they_progress_or_are_started() -> None:
+    def unready(*entries: dict[str, Any]) -> set[int]:
+        return history(*entries).jobs[1].unready
+
+    assert unready(*STARTED[:5]) == {0, 1}
+    assert unready(*STARTED[:5], guest("progress", 0, 0)) == {1}
+    assert unready(*STARTED[:5], guest("progress", 0, 0), {"kind": "retry", "job": 1}) == {0, 1}
+    assert unready(*STARTED) == set()
+    restored = [*SAVED, intent("restore", 3), outcome("restore", 3)]
+    assert unready(*restored) == {0, 1}
+    assert unready(*restored, guest("progress", 1, 1)) == {0}
+    assert unready(*restored, {"kind": "retry", "job": 1}) == {0, 1}
+
+
+def test_accounts_that_nothing_refers_to_can_be_forgotten() -> None:
+    entries = list(SAVED)
+    for number in range(3, 9, 2):
+        entries += [intent("restore", number), outcome("restore", number)]
+        entries += [{"kind": "rescheduling", "job": 1, "reason": "preemption"}]
+        entries += [intent("save", number + 1), outcome("save", number + 1, reason="preemption")]
+    found = history(*entries).jobs[1]
+    assert found.preemptions == 4
+    found.forget_accounts()
+    assert len(found.interruptions) == 1
+    assert found.present is found.interruptions[0]
+    assert found.been_last() == (0, 1)
+
+
+def test_a_journal_that_contradicts_itself_is_refused_in_one_line(tmp_path: Path) -> None:
+    path, seen = tmp_path / "events.jsonl", []
+    lines = [encode(event({"t_s": float(number), **entry})) for number, entry in enumerate([*STARTED, job("done")])]
+    path.write_bytes(b"\n".join(lines[:-1]) + b"\n")
+    found = read_history(path, (), lambda told, state: seen.append((kind_of(told), state.last_s)))
+    assert found == history(*STARTED)
+    assert seen == [(entry["kind"], float(number)) for number, entry in enumerate(STARTED)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(
+        UserError, match=r"events\.jsonl:7: job done of job 1 at 6 s: running -> done is illegal"
+    ) as error:
+        read_history(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_journals_of_older_versions_fold_to_what_their_runs_ended_with(name: str, tmp_path: Path) -> None:
+    run = unpack(name, tmp_path)
+    names = tuple(map(str, read_json(run / "manifest.json")["nodes"]))
+    found = fold(read_events(run / "events.jsonl"), names)
+    assert [node.name for node in found.nodes] == list(names)
+    facts = read_facts(run)
+    assert {job.job_id: job.state for job in facts.jobs} == {job.job: job.state for job in found.jobs.values()}
+    assert [(job.preemptions, job.migrations) for job in facts.jobs] == [
+        (found.jobs[job.job_id].preemptions, found.jobs[job.job_id].migrations) for job in facts.jobs
+    ]
