@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.accuracy import Accuracy
-from support.folds import folds_compared
+from support.folds import check_directory, folds_compared
 
 from node_agent.programs.segments import abandoned_segments
 
@@ -57,7 +57,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     with folds_compared(agents="agents_are_robbed" not in getattr(item, "fixturenames", ())) as different:
         result = yield
     assert different == [], "\n".join(different)
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    for journal in [] if folder is None else run_journals(folder):
+        check_directory(journal.parent)
     return result
+
+
+def run_journals(folder: Path) -> list[Path]:
+    """Return the journals of the runs that commands made in a test's folder, or in a clone in it."""
+    return [journal for runs in ("runs", "*/runs") for journal in folder.glob(f"{runs}/*/events.jsonl")]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.decisions import decision_event
+from testbed.control.ended_by import ended_by
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
@@ -76,13 +78,18 @@ class Conductor:
             self.executor.hear_room(node.index, record.image_free_mib, taken_ns)
 
     async def run(self) -> None:
-        """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case."""
-        while not self.cluster.finished:
-            await self._sleep()
-            event = self._collect()
-            if event != Event():
-                self._decide(event)
-        await self._until_checked()
+        """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case.
+
+        Raises the error of an operation that is not the failure of a command.
+        """
+        async with ended_by() as end:
+            self.executor.broken.add_done_callback(partial(_end_for, end))
+            while not self.cluster.finished:
+                await self._sleep()
+                event = self._collect()
+                if event != Event():
+                    self._decide(event)
+            await self._until_checked()
 
     async def close(self) -> None:
         """Give up all that is under way, and wait until it has let go."""
@@ -199,3 +206,9 @@ class Conductor:
 
     def _where(self, target: Target) -> str:
         return f"{self._recorder.where(target.nodes)} at yield {target.yield_frac:.2f}"
+
+
+def _end_for(end: Callable[[BaseException], None], broken: asyncio.Future[None]) -> None:
+    error = None if broken.cancelled() else broken.exception()
+    if error is not None:
+        end(error)

@@ -67,7 +67,8 @@ class Executor:
 
     A job ends when all its tasks have, and no operation on it is under way; one whose operation has failed for good
     fails. An operation for whose images a node has no room is not begun until it has; a saved job that would have to
-    move for it resumes where it was, if it fits there. `hear` listens to the ledger.
+    move for it resumes where it was, if it fits there. `hear` listens to the ledger. `broken` gets the first error of
+    an operation or a clean-up that is not the failure of a command: the run cannot be trusted any more then.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Executor:
         self._pending: list[_Pending] = []
         self._flights: dict[int, Flight] = {}
         self._aside: set[asyncio.Task[None]] = set()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = 0
         self._room = RoomLedger(len(self._memory_mib))
         self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: what has no room, as recorded
@@ -204,6 +206,7 @@ class Executor:
         self._room.order(number, image_needs(action, live.memory_mib, live.image_copies()))
         self._recorder.intent(number, action, live.guests, _images(live, action))
         task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
+        task.add_done_callback(self._over)
         self._flights[action.job_id] = Flight(action, self._recorder.now_s(), task)
 
     async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
@@ -238,6 +241,9 @@ class Executor:
                     await asyncio.sleep(0.2 * 2**attempt)
         except asyncio.CancelledError:
             error = ended_by = events.CANCELLED
+            raise
+        except Exception as mistake:
+            error, ended_by = str(mistake) or type(mistake).__name__, code.value
             raise
         finally:
             del self._flights[action.job_id]
@@ -335,6 +341,13 @@ class Executor:
         task = asyncio.create_task(work, name=name)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Keep the error of a task that nobody waits for."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.broken.done():
+            self.broken.set_exception(error)
 
     async def _bury(self, live: LiveJob) -> None:
         """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from choreography import KILLED, MIGRATED, PREEMPTED_PARALLEL, PREEMPTED_SERIAL, UNDISTURBED
 from support.deadlines import PATIENT_TOML
+from support.folds import check_directory
 from support.live import HANG_S, wait_until
 
 from testbed.box.network import namespaces
@@ -164,6 +165,7 @@ def test_five_jobs_run_in_a_lab_that_is_made_and_removed(joined: Joined) -> None
             run.kill()
 
     (place,) = (joined.folder / "runs").iterdir()
+    check_directory(place)
     summary, journal = json.loads((place / "summary.json").read_text()), joined.journal()
     assert list(summary["failed"]) == [str(KILLED)]
     assert summary["done"] == len(TASKS) - 1
