@@ -65,7 +65,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def run_journals(folder: Path) -> list[Path]:
     """Return the journals of the runs that commands made in a test's folder, or in a clone in it."""
-    return [journal for runs in ("runs", "*/runs") for journal in folder.glob(f"{runs}/*/events.jsonl")]
+    found = [journal for runs in ("runs", "*/runs") for journal in folder.glob(f"{runs}/*/events.jsonl")]
+    return [journal for journal in found if b'"kind":"begin"' in journal.read_bytes().partition(b"\n")[0]]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

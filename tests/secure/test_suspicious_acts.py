@@ -306,7 +306,7 @@ def test_words_of_an_attacker_are_no_markup_and_no_control_of_the_terminal(tmp_p
     log.write_text(f"{int(now_s)}: Denied PUBLISH from n1 (d0, q1, r0, m4, '{NASTY}', ... (1 bytes))\n")
     run.mkdir(parents=True)
     (run / "manifest.json").write_text(json.dumps({"scenario": {"lab": LAB}}))
-    acts = [{"node": "n1", "kind": "flood", "what": NASTY, "unix_s": now_s}]
+    acts = [{"node": "n1", "kind": "flood", "what": NASTY, "unix_s": now_s, "count": 1}]
     entry = {"t_s": 1.0, "trace_s": 60.0, "kind": "suspicious", "acts": acts}
     (run / "events.jsonl").write_text(json.dumps(entry) + "\n")
     arguments = ["--folder", str(tmp_path), "--lab", LAB, "--broker-log", str(log), "--runs", str(tmp_path / "runs")]
