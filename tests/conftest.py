@@ -31,7 +31,7 @@ os.environ["DFRS_CLAIMS_DIR"] = _claims.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--xen", action="store_true", help="run the tests on nested Xen nodes, too: half an hour more")
-    parser.addoption("--long", action="store_true", help="run the long commands of the README, too: half an hour more")
+    parser.addoption("--long", action="store_true", help="run long commands and searches, too: an hour more")
 
 
 @pytest.hookimpl(tryfirst=True)  # -m selects by the marker that is added here
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("accuracy")
     reasons = {
         "xen": "nested Xen takes half an hour more: ./scripts/test --xen -m xen",
-        "long": "the README's long commands take half an hour more: ./scripts/test --long -m long",
+        "long": "long commands and searches take an hour more: ./scripts/test --long -m long",
     }
     for name, reason in reasons.items():
         if not config.getoption(f"--{name}"):

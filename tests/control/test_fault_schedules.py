@@ -173,7 +173,7 @@ def test_a_journal_folds_to_the_state_of_the_controller(
     check(schedule, tmp_path_factory.mktemp("run"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=1000, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_a_thousand_journals_fold_to_the_state_of_the_controller(
