@@ -13,10 +13,10 @@ from node_agent.facts import cpu_model
 from testbed.bus.lease import new_token
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.labs import live_lab
-from testbed.control.lease import hold_lease
-from testbed.control.scenario import check_scenario
+from testbed.lab.bring_up import live_lab
+from testbed.lab.fleet import Fleet, rule_of
+from testbed.lab.lease import hold_lease
+from testbed.scenario.schema import check_scenario
 
 
 @asynccontextmanager

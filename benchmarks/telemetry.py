@@ -28,15 +28,16 @@ from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, PreparedJob
-from testbed.control.fleet import Fleet, Node, rule_of
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import Recorder
-from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.lab.fleet import Fleet, Node, rule_of
+from testbed.lab.guests import PreparedJob
 from testbed.measure.rundir import RunDirectory
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
+from testbed.scenario.schema import DeadlinesTable
 from testbed.workload.jobs import Job
 
 GOAL_FRAC = 0.25

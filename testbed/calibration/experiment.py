@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from testbed.bus.messages import NodeFacts
-from testbed.control.scenario import Scenario
+from testbed.scenario.schema import Scenario
 
 if TYPE_CHECKING:
-    from testbed.calibration.bench import Bench
+    from testbed.lab.bench import Bench
 
 Value = float | int | str
 Condition = Mapping[str, Value]

@@ -14,14 +14,14 @@ from statistics import median
 import msgspec
 
 from testbed import __version__
-from testbed.calibration.bench import Bench, open_bench
 from testbed.calibration.experiment import Experiment, LabFacts
-from testbed.calibration.load import foreign_frac
 from testbed.calibration.plan import Trial, key, left, plan
 from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
-from testbed.control.labs import OpenLab
-from testbed.control.scenario import Scenario
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.lab.bench import Bench, open_bench
+from testbed.lab.bring_up import OpenLab
+from testbed.lab.load import foreign_frac
+from testbed.scenario.schema import Scenario
 
 BLOCKS = 10
 QUICK_BLOCKS = 3

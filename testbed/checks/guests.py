@@ -10,8 +10,10 @@ from typing import Self
 
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import CapChange, GuestSpec
-from testbed.calibration.bench import Bench, Watched
-from testbed.calibration.specimen import (
+from testbed.checks.portal import Portal
+from testbed.errors import TestbedError
+from testbed.lab.bench import Bench, Watched
+from testbed.lab.specimen import (
     Capped,
     Held,
     Migrated,
@@ -22,8 +24,6 @@ from testbed.calibration.specimen import (
     Started,
     Transferred,
 )
-from testbed.checks.portal import Portal
-from testbed.errors import TestbedError
 
 
 class Saving:
@@ -47,7 +47,7 @@ class Saving:
 class Guest:
     """One job: a task on each of its nodes. As a context it destroys its guests and images, whatever happened.
 
-    Durations are the controller's, in seconds; see `testbed.calibration.specimen` for what each operation returns.
+    Durations are the controller's, in seconds; see `testbed.lab.specimen` for what each operation returns.
     Every operation raises `TestbedError` if it fails.
     """
 

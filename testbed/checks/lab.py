@@ -12,15 +12,15 @@ from typing import Self
 
 from testbed.bus.messages import AnyAction, ListGuests, NodeFacts
 from testbed.bus.telemetry import GuestSample, guests_in
-from testbed.calibration.bench import Watched, open_bench
 from testbed.checks.guests import Guest
 from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
 from testbed.checks.portal import Portal
-from testbed.control.boxes import spec_of
-from testbed.control.fleet import Node
-from testbed.control.liveness import Change
-from testbed.control.scenario import Scenario
 from testbed.errors import UserError, nearest
+from testbed.lab.bench import Watched, open_bench
+from testbed.lab.boxes import spec_of
+from testbed.lab.fleet import Node
+from testbed.lab.liveness import Change
+from testbed.scenario.schema import Scenario
 
 SMALL_MIB = 96
 _CALL_S = 30.0

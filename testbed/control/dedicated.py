@@ -13,14 +13,14 @@ from statistics import median_low
 
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import ListGuests
-from testbed.control.fleet import Fleet
-from testbed.control.guests import prepare_jobs
-from testbed.control.job_guests import JobGuests, Unrecorded
-from testbed.control.operations import Operations
-from testbed.control.replies import Guests, ask
-from testbed.control.scenario import Scenario
 from testbed.errors import RunError
+from testbed.lab.fleet import Fleet
+from testbed.lab.guests import prepare_jobs
+from testbed.lab.job_guests import JobGuests, Unrecorded
+from testbed.lab.operations import Operations
+from testbed.lab.replies import Guests, ask
 from testbed.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
+from testbed.scenario.schema import Scenario
 from testbed.workload.jobs import Job
 
 SETTLE_S = 0.6

@@ -24,35 +24,35 @@ from testbed.bus.messages import Calibrate, NodeFacts
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
-from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob, PreparedJob
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
-from testbed.control.ended_by import ended_by
-from testbed.control.fleet import Fleet, limit_text, rule_of
-from testbed.control.guests import check_floor, check_images, prepare_jobs
-from testbed.control.labs import OpenLab, dry_lab
-from testbed.control.lease import hold_lease
-from testbed.control.live_migration import LiveMigration
-from testbed.control.local_agents import last_words
-from testbed.control.migration_targets import migration_targets
-from testbed.control.node_facts import check_alike
-from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.control.result_checks import Verdicts, check_results
 from testbed.control.results import job_row, summarize
-from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
 from testbed.errors import RunError, TestbedError, UserError, nearest
 from testbed.failure_codes import Failure, FailureCode
+from testbed.lab.addresses import guest_addresses
+from testbed.lab.bring_up import OpenLab, dry_lab
+from testbed.lab.ended_by import ended_by
+from testbed.lab.fleet import Fleet, limit_text, rule_of
+from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
+from testbed.lab.lease import hold_lease
+from testbed.lab.live_migration import LiveMigration
+from testbed.lab.local_agents import last_words
+from testbed.lab.migration_targets import migration_targets
+from testbed.lab.node_facts import check_alike
+from testbed.lab.operations import Operations
 from testbed.limits import MOST_EVENTS
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.run import events
+from testbed.scenario.schema import BoxTable, Scenario
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25

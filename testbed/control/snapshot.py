@@ -7,7 +7,7 @@ from typing import Protocol
 
 from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
-from testbed.control.fleet import Fleet
+from testbed.lab.fleet import Fleet
 from testbed.run.phases import Phase
 
 

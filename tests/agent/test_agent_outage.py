@@ -35,8 +35,8 @@ from testbed.bus.messages import GuestSpec, ProgramSpec, decode
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.fleet import Fleet, Node, rule_of
-from testbed.control.lease import hold_lease
+from testbed.lab.fleet import Fleet, Node, rule_of
+from testbed.lab.lease import hold_lease
 
 TOPIC = topics.node_topic("t", "n0", "telemetry")
 

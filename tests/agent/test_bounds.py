@@ -36,10 +36,10 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.requests import CommandFailedError, Requester
-from testbed.control.fleet import Fleet, Node, limit_text, rule_of
-from testbed.control.lease import hold_lease
-from testbed.control.scenario import DeadlinesTable
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.fleet import Fleet, Node, limit_text, rule_of
+from testbed.lab.lease import hold_lease
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import DeadlinesTable
 
 SPEC = GuestSpec(
     guest="dfrs-a", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
@@ -179,7 +179,7 @@ def test_what_a_user_reads_is_one_line_with_the_node(
     assert text.startswith("node n7: ")
     assert re.search(words, text)
     assert "\n" not in text
-    from testbed.control.fleet import _log_limit
+    from testbed.lab.fleet import _log_limit
 
     _log_limit(Node(0, "n7"), limit)
     assert caplog.messages == [text]

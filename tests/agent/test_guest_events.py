@@ -16,11 +16,11 @@ from testbed.bus.outbox import Outbox, Parcel
 from testbed.bus.protocol import FullError, Message, Presence
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.fleet import Fleet, Node, rule_of
-from testbed.control.lease import hold_lease
-from testbed.control.replies import Guests, ask
-from testbed.control.scenario import DeadlinesTable
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.fleet import Fleet, Node, rule_of
+from testbed.lab.lease import hold_lease
+from testbed.lab.replies import Guests, ask
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import DeadlinesTable
 
 
 class FullOutbox(Outbox):

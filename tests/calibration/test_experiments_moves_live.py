@@ -11,11 +11,11 @@ from support.deadlines import PATIENT
 from support.live import HANG_S
 
 from testbed.bus.messages import ListGuests
-from testbed.calibration.bench import open_bench
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.registry import find_experiments
-from testbed.calibration.specimen import Specimen
-from testbed.control.scenario import check_scenario
+from testbed.lab.bench import open_bench
+from testbed.lab.specimen import Specimen
+from testbed.scenario.schema import check_scenario
 
 NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from testbed.bus.messages import NodeFacts
-from testbed.calibration.bench import open_bench
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.from_trials import calibrate_from
 from testbed.calibration.plan import plan
 from testbed.calibration.trials import Outcome, Trials
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import check_scenario
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError
+from testbed.lab.bench import open_bench
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import check_scenario
 
 NAMES = ("cap_accuracy", "cap_response", "proportionality", "isolation", "virtualisation")
 EXPERIMENTS = {name: importlib.import_module(f"testbed.calibration.experiments.{name}").EXPERIMENT for name in NAMES}

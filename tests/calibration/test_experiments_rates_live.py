@@ -18,12 +18,12 @@ from support.accuracy import Accuracy, Window
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
-from testbed.calibration.bench import Bench, Watched, open_bench
 from testbed.calibration.experiment import LabFacts, Observation
 from testbed.calibration.watched import RESPONSE_WINDOW_S
-from testbed.control.labs import live_lab
-from testbed.control.scenario import check_scenario
 from testbed.errors import RunError
+from testbed.lab.bench import Bench, Watched, open_bench
+from testbed.lab.bring_up import live_lab
+from testbed.scenario.schema import check_scenario
 
 pytestmark = pytest.mark.slow
 

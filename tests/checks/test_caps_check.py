@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.calibration.bench import Watched
-from testbed.calibration.specimen import Progress
 from testbed.checks.suite import test_caps
+from testbed.lab.bench import Watched
+from testbed.lab.specimen import Progress
 
 CORES = 1.0
 

@@ -20,12 +20,12 @@ from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import TOPOLOGIES, Task
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
-from testbed.calibration.specimen import Specimen
 from testbed.control import session
 from testbed.control.cluster import LiveJob
 from testbed.control.dedicated import _waiter
 from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
 from testbed.control.work_rates import TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
+from testbed.lab.specimen import Specimen
 from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 

@@ -48,9 +48,9 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.lease import hold_lease
 from testbed.errors import shown
+from testbed.lab.fleet import Fleet, rule_of
+from testbed.lab.lease import hold_lease
 from testbed.secure.broker_log import acts_of
 from testbed.suspicious_acts import FILE, ActFile, ActKind, ActLog
 

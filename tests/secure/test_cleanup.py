@@ -22,8 +22,8 @@ from testbed.bus.client import MqttBus
 from testbed.bus.lease import new_token
 from testbed.bus.messages import GuestSpec, ProgramSpec, Start
 from testbed.bus.requests import Requester
-from testbed.control.fleet import Fleet
-from testbed.control.lease import hold_lease
+from testbed.lab.fleet import Fleet
+from testbed.lab.lease import hold_lease
 
 pytestmark = pytest.mark.slow
 SPEC = GuestSpec(

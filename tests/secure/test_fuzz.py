@@ -66,8 +66,8 @@ from testbed.bus.messages import (
 from testbed.bus.migration import Destination
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.lease import hold_lease
+from testbed.lab.fleet import Fleet, rule_of
+from testbed.lab.lease import hold_lease
 from testbed.suspicious_acts import FILE, ActFile, ActKind
 
 pytestmark = pytest.mark.slow

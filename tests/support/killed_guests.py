@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from support.live import until
-from testbed.calibration.bench import Bench
-from testbed.calibration.specimen import Specimen
 from testbed.calibration.trials import Trials
+from testbed.lab.bench import Bench
+from testbed.lab.specimen import Specimen
 
 MOMENTS = ("working", "watched", "held", "restored")
 

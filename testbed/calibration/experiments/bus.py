@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.lab.bench import Bench
 
 _PINGS = 50
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.room import guest_mib, room_cores, vcpu_counts, why_no_caps
 from testbed.calibration.watched import window_use
 from testbed.errors import RunError
+from testbed.lab.bench import Bench
 
 WINDOWS_S = (0.1, 1.0, 10.0)
 _EVERY_S = 0.02

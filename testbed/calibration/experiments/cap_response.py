@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from testbed.bus.messages import CapChange
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.room import down, guest_mib, room_cores, vcpu_counts, why_no_caps
 from testbed.calibration.watched import response_s
 from testbed.errors import RunError
+from testbed.lab.bench import Bench
 
 _EVERY_S = 0.01
 _SETTLE_S = 0.5

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.lab.bench import Bench
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState

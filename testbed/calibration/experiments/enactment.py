@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -16,7 +15,8 @@ from testbed.calibration.experiments.felt import (
     least_mib,
     most_mib,
 )
-from testbed.calibration.specimen import Specimen
+from testbed.lab.bench import Bench
+from testbed.lab.specimen import Specimen
 
 _COMMANDS = ("cap", "hold", "release")
 _REPEATS = 8

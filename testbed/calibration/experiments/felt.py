@@ -23,9 +23,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import LabFacts
-from testbed.calibration.specimen import Specimen
+from testbed.lab.bench import Bench
+from testbed.lab.specimen import Specimen
 
 MOST_CONCURRENT = 4
 WINDOW_S = 1.4

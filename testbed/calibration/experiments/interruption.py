@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from testbed.calibration.experiment import Observation
 from testbed.calibration.experiments.felt import Pace, together
-from testbed.calibration.specimen import Specimen
+from testbed.lab.specimen import Specimen
 
 SKEWS = ("hold_skew_s", "release_skew_s")
 

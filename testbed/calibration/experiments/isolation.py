@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
-from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
-from testbed.calibration.specimen import Specimen
+from testbed.lab.bench import Bench
+from testbed.lab.progress_rate import SETTLE_S, WINDOW_S, measure_rate
+from testbed.lab.specimen import Specimen
 
 _MOST = 3
 _WINDOW_S = 1.5 * WINDOW_S

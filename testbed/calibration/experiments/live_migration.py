@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     SETTLE_S,
@@ -16,9 +15,10 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.moved import conditions, guests_of
-from testbed.calibration.specimen import Specimen
-from testbed.control.migration_targets import migration_targets
 from testbed.errors import UserError
+from testbed.lab.bench import Bench
+from testbed.lab.migration_targets import migration_targets
+from testbed.lab.specimen import Specimen
 
 
 class LiveMigration:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import cores_of, emulated, lab_of, levels_mib
-from testbed.calibration.specimen import Specimen
+from testbed.lab.bench import Bench
+from testbed.lab.specimen import Specimen
 
 
 def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:

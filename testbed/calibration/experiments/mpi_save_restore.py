@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -19,6 +18,7 @@ from testbed.calibration.experiments.felt import (
     levels_mib,
 )
 from testbed.calibration.experiments.interruption import interrupt
+from testbed.lab.bench import Bench
 
 
 class MpiSaveRestore:

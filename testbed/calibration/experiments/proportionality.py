@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
-from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, need_cores, why_no_caps
+from testbed.lab.bench import Bench
+from testbed.lab.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 
 YIELDS = (0.1, 0.25, 0.5, 0.75, 1.0)
 _SERIAL_ITERATION_S = 0.005

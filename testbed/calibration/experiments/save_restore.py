@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -20,6 +19,7 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.interruption import SKEWS, interrupt
+from testbed.lab.bench import Bench
 
 _PROGRAM = "eatcpu"
 

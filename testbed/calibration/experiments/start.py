@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import sqrt
 from weakref import WeakSet
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -21,7 +20,8 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.mpi_save_restore import placed
-from testbed.calibration.specimen import Specimen
+from testbed.lab.bench import Bench
+from testbed.lab.specimen import Specimen
 
 
 class Start:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import boot_s, group, lacks, together
 from testbed.calibration.experiments.moved import conditions, guests_of
+from testbed.lab.bench import Bench
 
 
 class Transfer:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation, Value
-from testbed.calibration.progress_rate import WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, most_guests, need_cores, why_no_caps
+from testbed.lab.bench import Bench
+from testbed.lab.progress_rate import WINDOW_S, measure_rate
 
 _WINDOW_S = 1.5 * WINDOW_S
 _SERIAL_ITERATION_S = 0.02

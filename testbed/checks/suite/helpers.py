@@ -10,8 +10,8 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from testbed.calibration.bench import Watched
 from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.lab.bench import Watched
 
 T = TypeVar("T")
 CAP_SLACK_CORES = 0.03  # a quota's slices, and the emulator's own threads
