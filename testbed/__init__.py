@@ -11,19 +11,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testbed.errors import RunError, TestbedError, UserError
+    from testbed.lab.blocking import BlockingLab, BlockingLabJob
+    from testbed.lab.job import LabJob
+    from testbed.lab.lab import Lab
+    from testbed.lab.opening import open_lab
 
 __version__ = "0.1.0"
 
 # One name per line, sorted, in both lists; tests/docs/test_api.py compares them with each other and the imports above.
 _EXPORTS = {
+    "BlockingLab": "testbed.lab.blocking",
+    "BlockingLabJob": "testbed.lab.blocking",
+    "Lab": "testbed.lab.lab",
+    "LabJob": "testbed.lab.job",
     "RunError": "testbed.errors",
     "TestbedError": "testbed.errors",
     "UserError": "testbed.errors",
+    "open_lab": "testbed.lab.opening",
 }
 __all__ = [
+    "BlockingLab",
+    "BlockingLabJob",
+    "Lab",
+    "LabJob",
     "RunError",
     "TestbedError",
     "UserError",
+    "open_lab",
 ]
 
 

@@ -25,7 +25,7 @@ from testbed.scenario.schema import Scenario
 
 _AFTER_LEASE_S = 30.0  # a controller that was away comes back while its lease lasts
 
-OpenLab = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
+BringUp = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 
 
 @contextlib.asynccontextmanager

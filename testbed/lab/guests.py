@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
+from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
 from testbed.workload.jobs import Job
 
@@ -39,15 +40,14 @@ def _program(
 ) -> ProgramSpec:
     parallel = job.tasks > 1
     name = programs.parallel if parallel else programs.serial
-    work_units = max(1, math.ceil(units_per_core_s * cores * run_wall_s))
-    iterations = max(1, round(run_wall_s / programs.iteration_s))
-    member = parallel and name != "eatcpu"  # eatcpu has nothing to say to others
-    return ProgramSpec(
-        name=name,
-        work_units=work_units,
-        units_per_iteration=math.ceil(work_units / iterations),
+    member = parallel and name != "eatcpu"  # eatcpu sends no messages
+    return program_spec(
+        name,
+        units_per_core_s=units_per_core_s,
+        cpu_cores=cores,
+        work_s=run_wall_s,
+        iteration_s=programs.iteration_s,
         seed=(seed * 1_000_003 + job.job_id) & 0x7FFF_FFFF,
-        workers=max(1, math.ceil(cores - 1e-9)),
         rank=task if member else 0,
         ranks=job.tasks if member else 1,
         topology=programs.topologies[job.job_id % len(programs.topologies)],

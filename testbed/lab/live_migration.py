@@ -14,6 +14,7 @@ from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.errors import RunError, TestbedError
 from testbed.failure_codes import FailureCode
+from testbed.lab.guest_specs import cap_at
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations
 from testbed.lab.replies import Nodes, ask
@@ -114,7 +115,7 @@ class LiveMigration:
             except TestbedError as error:
                 failure = error
                 await self._ask_both_ends(live, task, source, target, error)
-            refusal = await self._adopt(live, task, target, spec.cpu_cores * yield_frac)
+            refusal = await self._adopt(live, task, target, cap_at(spec, yield_frac))
             if refusal is not None:
                 raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
         if task in live.state.finished_tasks:

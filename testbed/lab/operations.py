@@ -28,6 +28,7 @@ from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
 from testbed.errors import RunError, TestbedError
+from testbed.lab.guest_specs import cap_at
 from testbed.lab.image_transfer import send_image
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.mpi_exchange import MpiExchange
@@ -159,7 +160,7 @@ class Operations:
                     node,
                     Start(
                         spec=spec,
-                        cap_cores=spec.cpu_cores * yield_frac,
+                        cap_cores=cap_at(spec, yield_frac),
                         image=images[spec.task] if images else None,
                         cold=cold,
                         verify=live.verified,
@@ -220,7 +221,7 @@ class Operations:
         """
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
-            by_node.setdefault(node, {})[spec.guest] = spec.cpu_cores * yield_frac
+            by_node.setdefault(node, {})[spec.guest] = cap_at(spec, yield_frac)
         orders = {node: SetCaps(caps=caps) for node, caps in by_node.items()}
         replies = await _all(
             [self._ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
@@ -238,7 +239,7 @@ class Operations:
         """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
         caps = await self.set_cap(live, yield_frac)
         for node, spec in self._placed(live):
-            wanted, found = spec.cpu_cores * yield_frac, caps[spec.task]
+            wanted, found = cap_at(spec, yield_frac), caps[spec.task]
             if not same_cap(found, wanted, float(spec.program.workers)):
                 raise RunError(
                     f"node {self._nodes.name(node)}: the cap of guest {spec.guest} is {found:g} cores after it was "

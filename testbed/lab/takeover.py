@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from testbed.bus.address import BrokerAddress
 from testbed.bus.certificate import own_name
 from testbed.bus.client import MqttBus
-from testbed.bus.lease import new_token
 from testbed.bus.messages import ListGuests, Stop
-from testbed.bus.requests import CommandError, Requester
+from testbed.bus.requests import CommandError
 from testbed.bus.telemetry import guests_in
+from testbed.lab.fleet import Fleet
 from testbed.lab.inventory import Survey
-from testbed.lab.lease import hold_lease
+from testbed.lab.leased import lease_lab
+from testbed.scenario.schema import DeadlinesTable
 
-_TTL_S = 15.0
+_DEADLINES = DeadlinesTable(lease_ttl_s=15.0)
 _CALL_S = 30.0
 _ROUNDS = 20
 _AGAIN_S = 0.5
@@ -36,35 +37,35 @@ async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, 
 
     Raises `UserError` while somebody drives the lab, unless `force`.
     """
-    client, token = f"takeover-{os.getpid()}", new_token()
+    client, party = f"takeover-{os.getpid()}", own_name(address.tls_dir)
     online = [name for name, status in found.nodes.items() if status.online]
-    async with MqttBus(address, client, keep_session=False) as bus:
-        requester = Requester(bus, lab, client, lambda: token)
-        party = own_name(address.tls_dir)
-        async with hold_lease(bus, lab, token, _TTL_S, force=force, party=party), requester:
-            outcomes = await asyncio.gather(*(_clear(requester, name, say) for name in online))
+    async with (
+        MqttBus(address, client, keep_session=False) as bus,
+        lease_lab(bus, lab, online, client, deadlines=_DEADLINES, force=force, party=party) as leased,
+    ):
+        outcomes = await asyncio.gather(*(_clear(leased.fleet, node.index, say) for node in leased.fleet.nodes))
     removed = {name: tuple(sorted(gone)) for name, (gone, _) in zip(online, outcomes, strict=True) if gone}
     return Taken(removed, tuple(why for _, why in outcomes if why))
 
 
-async def _clear(requester: Requester, node: str, say: Callable[[str], None]) -> tuple[set[str], str]:
+async def _clear(fleet: Fleet, node: int, say: Callable[[str], None]) -> tuple[set[str], str]:
     """Stop the guests of a node until it has none; some may be on their way out already."""
     gone: set[str] = set()
-    why = ""
+    name, why = fleet.name(node), ""
     for _ in range(_ROUNDS):
         try:
-            there = {sample.guest for sample in guests_in((await requester.call(node, ListGuests(), _CALL_S)).result)}
+            there = {sample.guest for sample in guests_in(await fleet.call(node, ListGuests(), _CALL_S))}
         except CommandError as error:
             return gone, str(error)
         if not there:
             return gone, ""
         for guest in sorted(there - gone):
-            say(f"{node}: removing {guest}")
+            say(f"{name}: removing {guest}")
         gone |= there
         for guest in sorted(there):
             try:
-                await requester.call(node, Stop(guest=guest), _CALL_S)
+                await fleet.call(node, Stop(guest=guest), _CALL_S)
             except CommandError as error:
                 why = str(error)
         await asyncio.sleep(_AGAIN_S)
-    return gone, why or f"{node}: guests are still there"
+    return gone, why or f"{name}: guests are still there"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadlines import PATIENT_DEADLINES
 from test_agent_options import node_agent
 
 from node_agent import bounds
@@ -37,7 +38,7 @@ from testbed.bus.messages import (
 )
 from testbed.bus.requests import CommandFailedError, Requester
 from testbed.lab.fleet import Fleet, Node, limit_text, rule_of
-from testbed.lab.lease import hold_lease
+from testbed.lab.leased import lease_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import DeadlinesTable
 
@@ -108,14 +109,12 @@ def test_a_controller_is_told_and_its_commands_that_end_things_are_obeyed(
         told: list[AgentLimit] = []
         async with (
             hub.client("c") as bus,
-            hold_lease(bus, "t", "token", 900.0),
-            Requester(bus, "t", "c", lambda: "token") as requester,
+            lease_lab(bus, "t", ["n1"], "c", deadlines=PATIENT_DEADLINES) as leased,
         ):
-            fleet = Fleet(bus, "t", ["n1"], requester, rule_of(DeadlinesTable()))
+            fleet = leased.fleet
             fleet.on_limit = lambda _node, limit: told.append(limit)
-            await fleet.open()
             running = asyncio.create_task(agent.run())
-            await fleet.wait_for_all(60.0)
+            await leased.ready()
             await fleet.call(0, Start(spec=SPEC, cap_cores=1.0, verify=False), 60.0)
             mib = 700.0
             await asyncio.sleep(3)

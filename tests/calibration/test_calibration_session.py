@@ -37,7 +37,7 @@ class Starts:
 
     async def run(self, bench, condition):
         self.calls += 1
-        async with bench.specimen(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
+        async with bench.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
             self.guests += guest.guests
             if self._fails(self.calls):
                 raise RunError("broken")

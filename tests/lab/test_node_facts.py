@@ -19,8 +19,8 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import NodeFacts, NodeStatus, encode
 from testbed.bus.protocol import Presence
 from testbed.bus.requests import Requester
-from testbed.control.dedicated import core_rate
 from testbed.errors import RunError, UserError
+from testbed.lab.core_speed import core_rate
 from testbed.lab.fleet import Fleet, rule_of
 from testbed.lab.node_facts import check_alike, check_facts, check_fetch
 from testbed.lab.virtual_time import run_in_virtual_time

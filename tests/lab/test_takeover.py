@@ -18,7 +18,6 @@ from support.live import HANG_S
 
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
-from testbed.bus.lease import new_token
 from testbed.bus.messages import (
     GuestSpec,
     ListGuests,
@@ -26,11 +25,11 @@ from testbed.bus.messages import (
     ProgramSpec,
     Start,
 )
-from testbed.bus.requests import Requester
 from testbed.bus.telemetry import guests_in
 from testbed.errors import UserError
-from testbed.lab.fleet import Fleet, rule_of
-from testbed.lab.lease import LeaseTakenError, hold_lease
+from testbed.lab.fleet import Fleet
+from testbed.lab.lease import LeaseTakenError
+from testbed.lab.leased import lease_lab
 
 pytestmark = pytest.mark.slow
 RUNS_OUT_S = 15.0  # speed: the lease of a controller that will die, which the test waits to see run out
@@ -59,15 +58,13 @@ class Lab:
         self, on_controller_loss: OnControllerLoss = "remove", empty_within_s: float = HANG_S, ttl_s: float = HANG_S
     ) -> AsyncIterator[Fleet]:
         """Drive the lab with a guest at work."""
-        token = new_token()
+        deadlines = PATIENT_DEADLINES.model_copy(update={"lease_ttl_s": ttl_s})
         async with (
             MqttBus(_address(self.url), "driver", keep_session=False) as bus,
-            hold_lease(bus, "t", token, ttl_s, on_controller_loss=on_controller_loss),
-            Requester(bus, "t", "driver", lambda: token) as requester,
+            lease_lab(bus, "t", ["n1"], "driver", deadlines=deadlines, on_controller_loss=on_controller_loss) as leased,
         ):
-            fleet = Fleet(bus, "t", ["n1"], requester, rule_of(PATIENT_DEADLINES))
-            await fleet.open()
-            await fleet.wait_for_all(HANG_S)
+            fleet = leased.fleet
+            await leased.announced()
             await fleet.wait_until_empty(empty_within_s)
             await fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), HANG_S)
             yield fleet
