@@ -1,13 +1,9 @@
-"""Hardware-in-the-loop testbed for cluster scheduling research.
-
-The public API is the names in `__all__`; docs/api.md describes them. A name is imported when it is first used, so
-that `import testbed` costs nothing.
-"""
+"""Hardware-in-the-loop testbed for cluster scheduling research."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from testbed.errors import RunError, TestbedError, UserError
@@ -18,17 +14,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# One name per line, sorted, in both lists; tests/docs/test_api.py compares them with each other and the imports above.
-_EXPORTS = {
-    "BlockingLab": "testbed.lab.blocking",
-    "BlockingLabJob": "testbed.lab.blocking",
-    "Lab": "testbed.lab.lab",
-    "LabJob": "testbed.lab.job",
-    "RunError": "testbed.errors",
-    "TestbedError": "testbed.errors",
-    "UserError": "testbed.errors",
-    "open_lab": "testbed.lab.opening",
-}
 __all__ = [
     "BlockingLab",
     "BlockingLabJob",
@@ -40,15 +25,26 @@ __all__ = [
     "open_lab",
 ]
 
+_EXPORTS = {
+    "BlockingLab": "testbed.lab.blocking",
+    "BlockingLabJob": "testbed.lab.blocking",
+    "Lab": "testbed.lab.lab",
+    "LabJob": "testbed.lab.job",
+    "RunError": "testbed.errors",
+    "TestbedError": "testbed.errors",
+    "UserError": "testbed.errors",
+    "open_lab": "testbed.lab.opening",
+}
+"""Modules of the public names; each is imported when the name is first asked for, so that `import testbed` is quick."""
 
-def __getattr__(name: str) -> object:
-    """Import a public name from its module; see PEP 562."""
+
+def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
-        raise AttributeError(f"module 'testbed' has no attribute {name!r}")
-    value: object = getattr(import_module(_EXPORTS[name]), name)
-    globals()[name] = value  # the next use does not come here
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_EXPORTS})

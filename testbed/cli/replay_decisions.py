@@ -23,7 +23,7 @@ def replay_decisions(*, run: Path, as_json: bool) -> int:
 
     from msgspec import to_builtins  # noqa: PLC0415  # --help stays quick
 
-    from testbed.run.replay_decisions import replay_decisions as replay  # noqa: PLC0415  # --help stays quick
+    from testbed.control.replay_decisions import replay_decisions as replay  # noqa: PLC0415  # --help stays quick
 
     count, differences = replay(run)
     if as_json:

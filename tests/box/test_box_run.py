@@ -22,8 +22,8 @@ from testbed.box.network import namespaces
 from testbed.box.processes import marked
 from testbed.box.spec import lab_dir, store_dir
 from testbed.box.sweep import leftovers
+from testbed.control.replay_decisions import replay_decisions
 from testbed.measure.rundir import read_journal
-from testbed.run.replay_decisions import replay_decisions
 
 pytestmark = [
     pytest.mark.slow,

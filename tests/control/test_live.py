@@ -21,8 +21,8 @@ from support.folds import check_directory
 from support.live import HANG_S, wait_until
 
 from node_agent.programs.segments import segments_of
+from testbed.control.replay_decisions import replay_decisions
 from testbed.measure.rundir import read_journal
-from testbed.run.replay_decisions import replay_decisions
 
 pytestmark = pytest.mark.slow
 
