@@ -95,8 +95,6 @@ class LabJob:
         return dict(self._ends)
 
     async def __aenter__(self) -> Self:
-        for guest in self.guests:
-            self._lab.guest_events.listen(guest, self._hear)
         return self
 
     async def __aexit__(
@@ -304,6 +302,8 @@ class LabJob:
         return f": {end.detail.reason if isinstance(end.detail, Failed) else end.event}"
 
     def _expect_progress(self) -> None:
+        for guest in self.guests:
+            self._lab.guest_events.listen(guest, self._hear)
         self._waiting = set(self.guests)
         self._progressed.clear()
 

@@ -24,6 +24,7 @@ from testbed.control import session
 from testbed.control.cluster import LiveJob
 from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
 from testbed.control.work_rates import TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
+from testbed.lab.guest_events import GuestEvents
 from testbed.lab.job import LabJob
 from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
@@ -250,7 +251,7 @@ def test_a_node_that_tells_its_guests_done_at_once_is_doubted_and_honest_ones_ar
 
 def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
     async def main() -> None:
-        job = LabJob(SimpleNamespace(), specs_of(1, 2), (0, 1), verified=False)
+        job = LabJob(SimpleNamespace(guest_events=GuestEvents()), specs_of(1, 2), (0, 1), verified=False)
         job._expect_progress()
         first, second = (
             report_of(GuestEvent(node="n", guest=guest, event="progress", mono_ns=1)) for guest in job.guests
