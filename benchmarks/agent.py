@@ -18,7 +18,7 @@ from lab import lab, percentile, print_machine, print_table
 
 from testbed.bus.messages import GuestSpec, ListGuests, ProgramSpec, Start, Stop
 from testbed.bus.telemetry import GuestSample
-from testbed.control.fleet import Fleet
+from testbed.lab.fleet import Fleet
 
 WINDOWS_S, TARGET_PP = (1.0, 10.0), 1.0
 CAPS_CORES = ([0.1], [0.25], [0.5], [0.75], [0.9], [0.1] * 4, [0.25] * 4, [0.1, 0.2, 0.3, 0.4])

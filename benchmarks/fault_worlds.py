@@ -22,9 +22,9 @@ from testbed.box.spec import BoxSpec
 from testbed.box.state import Journal
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.control.boxes import spec_of
-from testbed.control.scenario import load_scenario
 from testbed.interpreter import module_argv
+from testbed.lab.boxes import spec_of
+from testbed.scenario.schema import load_scenario
 
 SCENARIO = """
 name = "faults"

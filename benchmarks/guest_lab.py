@@ -23,9 +23,9 @@ from testbed.box.up import bring_up
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
 from testbed.bus.telemetry import GuestSample
-from testbed.control.boxes import spec_of
-from testbed.control.scenario import check_scenario
 from testbed.errors import RunError
+from testbed.lab.boxes import spec_of
+from testbed.scenario.schema import check_scenario
 
 NEWS_WITHIN_S = 120.0
 ENDLESS_UNITS = 1 << 50

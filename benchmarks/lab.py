@@ -10,13 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from node_agent.facts import cpu_model
-from testbed.bus.lease import new_token
 from testbed.bus.protocol import Bus
-from testbed.bus.requests import Requester
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.labs import live_lab
-from testbed.control.lease import hold_lease
-from testbed.control.scenario import check_scenario
+from testbed.lab.bring_up import live_lab
+from testbed.lab.fleet import Fleet
+from testbed.lab.leased import lease_scenario
+from testbed.scenario.schema import check_scenario
 
 
 @asynccontextmanager
@@ -32,17 +30,13 @@ async def lab(
         "nodes": [{"name": f"node-{index}", "cpus": cpus, "memory_mib": memory_mib} for index in range(nodes)],
     }
     scenario = check_scenario(table, Path("bench"))
-    token = new_token()
     with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as folder:
-        async with live_lab(scenario, Path(folder), "bench") as bus:
-            requester = Requester(bus, scenario.lab, "bench", lambda: token)
-            fleet = Fleet(
-                bus, scenario.lab, [node.name for node in scenario.nodes], requester, rule_of(scenario.deadlines)
-            )
-            async with hold_lease(bus, scenario.lab, token, 15.0), requester:
-                await fleet.open()
-                await fleet.wait_for_all(20)
-                yield fleet, bus
+        async with (
+            live_lab(scenario, Path(folder), "bench") as bus,
+            lease_scenario(bus, scenario, "bench") as leased,
+        ):
+            await leased.ready(Path(folder))
+            yield leased.fleet, bus
 
 
 def print_machine() -> None:

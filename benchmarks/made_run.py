@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.control.decisions import decision_event
 from testbed.measure.bound import bound
 from testbed.measure.metrics import bounded_stretch
 from testbed.measure.points import Value
@@ -21,6 +20,7 @@ from testbed.measure.rundir import RunDirectory
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import use_compiled
 from testbed.policies.view import ClusterView, Decision, Event, Policy
+from testbed.run.decisions import decision_event
 from testbed.run.events import Begin, Replay, Unknown
 from testbed.run.events import Event as RunEvent
 from testbed.run.journal import convert, plain

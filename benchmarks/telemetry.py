@@ -26,17 +26,18 @@ from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, encode
-from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
-from testbed.control.cluster import Cluster, LiveJob, PreparedJob
-from testbed.control.fleet import Fleet, Node, rule_of
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import Recorder
-from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.lab.fleet import Node
+from testbed.lab.guests import PreparedJob
+from testbed.lab.leased import lease_lab
 from testbed.measure.rundir import RunDirectory
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
+from testbed.scenario.schema import DeadlinesTable
 from testbed.workload.jobs import Job
 
 GOAL_FRAC = 0.25
@@ -117,11 +118,13 @@ async def control(url: str, nodes: int, guests: int, seconds: float, folder: Pat
         records += 1
         tracker.telemetry(node, sample, taken_ns)
 
-    async with MqttBus(BrokerAddress.parse(url), "bench-controller") as bus:
-        requester = Requester(bus, LAB, "bench", lambda: "")
-        fleet = Fleet(bus, LAB, [f"node-{node}" for node in range(nodes)], requester, rule_of(DeadlinesTable()))
-        fleet.on_telemetry = take
-        await fleet.open()
+    names = [f"node-{node}" for node in range(nodes)]
+    async with (
+        MqttBus(BrokerAddress.parse(url), "bench-controller") as bus,
+        lease_lab(bus, LAB, names, "bench", deadlines=DeadlinesTable()) as leased,
+    ):
+        leased.fleet.on_telemetry = take
+        await leased.fleet.open()
         print("ready", flush=True)
         await asyncio.sleep(WARM_UP_S)
         before, cpu_s, wall_s = records, time.process_time(), time.monotonic()

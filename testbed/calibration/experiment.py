@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from testbed.bus.messages import NodeFacts
-from testbed.control.scenario import Scenario
+from testbed.scenario.schema import Scenario
 
 if TYPE_CHECKING:
-    from testbed.calibration.bench import Bench
+    from testbed.lab.lab import Lab
 
 Value = float | int | str
 Condition = Mapping[str, Value]
@@ -64,5 +64,5 @@ class Experiment(Protocol):
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """Return about how long a trial takes, before any was done."""
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial with fresh guests and return what was seen; raises `TestbedError` if it failed."""

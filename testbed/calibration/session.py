@@ -14,14 +14,15 @@ from statistics import median
 import msgspec
 
 from testbed import __version__
-from testbed.calibration.bench import Bench, open_bench
 from testbed.calibration.experiment import Experiment, LabFacts
-from testbed.calibration.load import foreign_frac
 from testbed.calibration.plan import Trial, key, left, plan
 from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
-from testbed.control.labs import OpenLab
-from testbed.control.scenario import Scenario
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.lab.bring_up import BringUp
+from testbed.lab.lab import Lab
+from testbed.lab.load import foreign_frac
+from testbed.lab.opening import open_lab
+from testbed.scenario.schema import Scenario
 
 BLOCKS = 10
 QUICK_BLOCKS = 3
@@ -51,7 +52,7 @@ class Order:
 
 
 async def calibrate(
-    order: Order, place: Path, open_lab: OpenLab, tell: Callable[[str], None], show: Callable[[Step], None]
+    order: Order, place: Path, bring_up: BringUp, tell: Callable[[str], None], show: Callable[[Step], None]
 ) -> Trials:
     """Do all trials that are not in `place` yet, and return all that are there then.
 
@@ -60,7 +61,7 @@ async def calibrate(
     Raises `UserError` if the journal in `place` is of another lab, seed or machine.
     """
     before = _make_ready(place)
-    async with open_bench(order.scenario, place, open_lab, order.nodes) as bench:
+    async with open_lab(order.scenario, nodes=order.nodes, folder=place, bring_up=bring_up) as bench:
         lab = LabFacts(order.scenario, bench.facts)
         conditions = {}
         skipped = {}
@@ -95,7 +96,7 @@ def _make_ready(place: Path) -> Trials | None:
 
 
 async def _do(
-    order: Order, bench: Bench, lab: LabFacts, todo: Sequence[Trial], total: int, journal: TrialJournal,
+    order: Order, bench: Lab, lab: LabFacts, todo: Sequence[Trial], total: int, journal: TrialJournal,
     show: Callable[[Step], None],
 ) -> None:  # fmt: skip
     experiments = {experiment.name: experiment for experiment in order.experiments}
@@ -122,7 +123,7 @@ def _ended(why: str, journal: TrialJournal) -> RunError:
     return RunError(f"{why}; the trials so far are in {journal.path}: call again to go on")
 
 
-async def _one(experiment: Experiment, trial: Trial, number: int, bench: Bench, begin_s: float) -> Outcome:
+async def _one(experiment: Experiment, trial: Trial, number: int, bench: Lab, begin_s: float) -> Outcome:
     loop = asyncio.get_running_loop()
     from_s = loop.time()
     load = bench.load.mark()
@@ -164,7 +165,7 @@ class _Eta:
         return total_s
 
 
-def _begin(order: Order, bench: Bench, skipped: dict[str, str]) -> dict[str, object]:
+def _begin(order: Order, bench: Lab, skipped: dict[str, str]) -> dict[str, object]:
     return {
         "created_unix_s": round(time.time(), 3),
         "lab": order.scenario.lab,

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import pytest
 
 from testbed.checks.findings import of_verdict
-from testbed.checks.guests import Guest
 from testbed.checks.judge import Verdict
-from testbed.checks.lab import DriverUnderTest, Lab, NodeUnderTest
+from testbed.checks.lab import DriverUnderTest, LabUnderTest, NodeUnderTest
 from testbed.checks.measuring import Trial, measure_figures
 from testbed.checks.session import checks_of
 from testbed.errors import TestbedError, UserError
+from testbed.lab.blocking import BlockingLabJob
 from testbed.workload.files import read_text
 
 
@@ -35,11 +35,11 @@ def lab(
     pytestconfig: pytest.Config,
     tmp_path_factory: pytest.TempPathFactory,
     record_testsuite_property: Callable[[str, object], None],
-) -> Iterator[Lab]:
+) -> Iterator[LabUnderTest]:
     """The live lab: opened for the first check that needs it, under this process's lease until the session ends."""
     session = checks_of(pytestconfig)
     settings = session.settings
-    opening = Lab(settings.scenario, settings.nodes, tmp_path_factory.mktemp("lab"))
+    opening = LabUnderTest(settings.scenario, settings.nodes, tmp_path_factory.mktemp("lab"))
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(opening)
@@ -66,23 +66,23 @@ def _fits_the_lab(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest, lab: Lab) -> NodeUnderTest:
+def node(request: pytest.FixtureRequest, lab: LabUnderTest) -> NodeUnderTest:
     """Each node under test, one after the other (checks with the marker `hypervisor`); the first one for others."""
     name = getattr(request, "param", lab.nodes[0].name)
     return next(found for found in lab.nodes if found.name == name)
 
 
 @pytest.fixture
-def driver(lab: Lab) -> DriverUnderTest:
+def driver(lab: LabUnderTest) -> DriverUnderTest:
     """What runs the guests, and what it can do."""
     return lab.driver
 
 
 @pytest.fixture
-def guest(request: pytest.FixtureRequest, lab: Lab) -> Callable[..., Guest]:
+def guest(request: pytest.FixtureRequest, lab: LabUnderTest) -> Callable[..., BlockingLabJob]:
     """What makes a job, to be used as a context: it is destroyed at the end, whatever happened.
 
-    As in `with guest(memory_mib=256) as job: job.start()`; `Lab.guest` tells its arguments.
+    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` tells its arguments.
     In a check that takes a `node`, a job of one task is on that node unless it is told otherwise.
     """
     here: tuple[NodeUnderTest, ...] = ()
@@ -90,11 +90,9 @@ def guest(request: pytest.FixtureRequest, lab: Lab) -> Callable[..., Guest]:
         here = (request.getfixturevalue("node"),)
     record = checks_of(request.config).record(request.node)
 
-    def make(*, nodes: Sequence[int | NodeUnderTest] = (), **details: Any) -> Guest:
+    def make(*, nodes: Sequence[int | NodeUnderTest] = (), **details: Any) -> BlockingLabJob:
         made = lab.guest(nodes=nodes or here, **details)
-        names = {found.index: found.name for found in lab.nodes}
-        for index in made.nodes:
-            name = names.get(index, str(index))
+        for name in made.nodes:
             if name not in record.nodes:
                 record.nodes.append(name)
                 request.node.user_properties.append(("node", name))
@@ -104,7 +102,7 @@ def guest(request: pytest.FixtureRequest, lab: Lab) -> Callable[..., Guest]:
 
 
 @pytest.fixture
-def measure(request: pytest.FixtureRequest, lab: Lab) -> Measure:
+def measure(request: pytest.FixtureRequest, lab: LabUnderTest) -> Measure:
     """Return what measures the figures that the check's marker `reference` names."""
     names = [name for marker in request.node.iter_markers("reference") for name in marker.args]
     where: NodeUnderTest = request.getfixturevalue("node") if "node" in request.fixturenames else lab.nodes[0]

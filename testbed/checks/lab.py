@@ -8,21 +8,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from testbed.bus.messages import AnyAction, ListGuests, NodeFacts
-from testbed.bus.telemetry import GuestSample, guests_in
-from testbed.calibration.bench import Watched, open_bench
-from testbed.checks.guests import Guest
+from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.telemetry import GuestSample
 from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
-from testbed.checks.portal import Portal
-from testbed.control.boxes import spec_of
-from testbed.control.fleet import Node
-from testbed.control.liveness import Change
-from testbed.control.scenario import Scenario
 from testbed.errors import UserError, nearest
+from testbed.lab.blocking import BlockingLab, BlockingLabJob
+from testbed.lab.boxes import spec_of
+from testbed.lab.fleet import Fleet, Node
+from testbed.lab.lab import SMALL_MIB
+from testbed.lab.liveness import Change
+from testbed.lab.opening import open_lab
+from testbed.lab.outcomes import Watched
+from testbed.scenario.schema import Scenario
 
-SMALL_MIB = 96
 _CALL_S = 30.0
 
 
@@ -62,11 +62,13 @@ def restricted(scenario: Scenario, names: Sequence[str]) -> Scenario:
     return scenario.model_copy(update={"nodes": tuple(node for node in scenario.nodes if node.name in names)})
 
 
-class Lab:
+class LabUnderTest:
     """Live nodes under this process's lease. `broken` says why nothing more can be checked, or is empty.
 
-    As a context it is open; agents that were started here end with it.
+    As a context it is open: `live` is the lab then, and agents that were started here end with it.
     """
+
+    live: BlockingLab
 
     def __init__(self, scenario: Scenario, names: Sequence[str], place: Path) -> None:
         self.scenario = restricted(scenario, names)
@@ -83,16 +85,14 @@ class Lab:
         self._place = next(self._places)
         self._place.mkdir()
         with contextlib.ExitStack() as stack:
-            self.portal = stack.enter_context(Portal())
-            self.bench = stack.enter_context(self.portal.within(open_bench(self.scenario, self._place)))
+            self.live = stack.enter_context(open_lab(self.scenario, folder=self._place))
             stack.callback(self._leave)
             self._stack = stack.pop_all()
-        self.bench.fleet.on_node_change = self._changed
-        fleet = self.bench.fleet
+        self._fleet.on_node_change = self._changed
         self.nodes = tuple(
-            NodeUnderTest(node.index, node.name, fleet.facts(node.index))
-            for node in fleet.nodes
-            if node.name in self._names
+            NodeUnderTest(index, name, facts)
+            for index, (name, facts) in enumerate(zip(self.live.nodes, self.live.facts, strict=True))
+            if name in self._names
         )
         return self
 
@@ -101,8 +101,12 @@ class Lab:
     ) -> None:
         self._stack.close()
 
+    @property
+    def _fleet(self) -> Fleet:
+        return self.live.original.fleet
+
     def _leave(self) -> None:
-        self.bench.fleet.on_node_change = lambda _node, _change: None  # agents end from here on: the lab is closed
+        self._fleet.on_node_change = lambda _node, _change: None  # agents end from here on: the lab is closed
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
@@ -162,44 +166,35 @@ class Lab:
 
     def call(self, node: NodeUnderTest, action: AnyAction, deadline_s: float = _CALL_S) -> dict[str, object]:
         """Command a node and return its agent's report; raises `TestbedError` when it fails or does not answer."""
-        return self.portal.call(self.bench.fleet.call(node.index, action, deadline_s))
+        return self.live.command(node.index, action, deadline_s)
 
     def guests_on(self, node: NodeUnderTest) -> list[GuestSample]:
         """Return every guest that a node really holds."""
-        return guests_in(self.call(node, ListGuests()))
+        return self.live.guests_on(node.index)
 
     def idle_cores(self, node: NodeUnderTest) -> float:
         """Return how many cores of a node's machine did nothing, by its latest sample; 0 if there is none."""
-        telemetry = self.bench.fleet.nodes[node.index].telemetry
+        telemetry = self._fleet.nodes[node.index].telemetry
         return 0.0 if telemetry is None else (1.0 - telemetry.cpu_frac) * node.facts.machine_cores
 
-    def watch(self, node: NodeUnderTest, jobs: Sequence[Guest], every_s: float, for_s: float) -> Watched:
+    def watch(self, node: NodeUnderTest, jobs: Sequence[BlockingLabJob], every_s: float, for_s: float) -> Watched:
         """Sample CPU time and work units of the first tasks of jobs on one node every `every_s` for `for_s` seconds."""
-        return self.portal.call(self.bench.watch(node.index, [job.name for job in jobs], every_s, for_s))
+        return self.live.watch(node.index, [job.name for job in jobs], every_s, for_s)
 
     def guest(
         self,
         *,
         memory_mib: int = 0,
         cpu_cores: float = 0.0,
-        nodes: Sequence[int | NodeUnderTest] = (),
-        program: str = "",
-        work_s: float = 1e6,
-        **details: object,
-    ) -> Guest:
+        nodes: Sequence[int | str | NodeUnderTest] = (),
+        **details: Any,
+    ) -> BlockingLabJob:
         """Return a job that is not started yet, with a task on each of `nodes` (the first under test without any).
 
-        Without `memory_mib` it is small; without `cpu_cores` it can use all of the smallest node. Its work takes
-        `work_s` seconds at full speed. `details` are those of `Bench.specimen`: topology, message_bytes, iteration_s,
-        imbalance, touched_frac.
+        Without `memory_mib` it is small; without `cpu_cores` each task can use all of the smallest node. `details` are
+        those of `Lab.job`: program, work_s, topology, message_bytes, iteration_s, imbalance, touched_frac.
         """
-        where = [node if isinstance(node, int) else node.index for node in nodes] or [self.nodes[0].index]
-        specimen = self.bench.specimen(
-            memory_mib=memory_mib or self.small_mib,
-            cpu_cores=cpu_cores or self.cpus,
-            nodes=where,
-            program=program,
-            work_s=work_s,
-            **details,  # type: ignore[arg-type]  # handed on as they come; a wrong one is a TypeError there
+        where = [node.index if isinstance(node, NodeUnderTest) else node for node in nodes] or [self.nodes[0].index]
+        return self.live.job(
+            memory_mib=memory_mib or self.small_mib, cpu_cores=cpu_cores or self.cpus, nodes=where, **details
         )
-        return Guest(self.portal, self.bench, specimen)

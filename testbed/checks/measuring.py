@@ -9,7 +9,7 @@ from testbed.checks.figures import Figure, find_figure
 from testbed.checks.findings import Finding
 from testbed.checks.interval import MedianInterval, median_interval
 from testbed.checks.judge import Verdict, judge
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
 from testbed.checks.machine import testbed_version
 from testbed.checks.references import Stored, load_references, update_file
 from testbed.checks.settings import Settings
@@ -18,7 +18,7 @@ Trial = Callable[[], Mapping[str, float]]
 
 
 def measure_figures(
-    names: Sequence[str], trial: Trial, condition: str, lab: Lab, node: NodeUnderTest, settings: Settings
+    names: Sequence[str], trial: Trial, condition: str, lab: LabUnderTest, node: NodeUnderTest, settings: Settings
 ) -> list[Finding]:
     """Run `trial`, each time with fresh guests, as often as `settings` say; return what its figures come to.
 

@@ -13,7 +13,7 @@ import pytest
 
 from testbed.checks.findings import CheckRecord, Finding, of_verdict
 from testbed.checks.judge import Verdict
-from testbed.checks.lab import Lab
+from testbed.checks.lab import LabUnderTest
 from testbed.checks.machine import accelerator_of, testbed_version
 from testbed.checks.settings import Settings
 from testbed.errors import TestbedError
@@ -37,7 +37,7 @@ class CheckSession:
 
     def __init__(self, settings: Settings, json_path: Path | None) -> None:
         self.settings = settings
-        self.lab: Lab | None = None
+        self.lab: LabUnderTest | None = None
         self.failed_to_open = ""
         self.provenance: dict[str, str] = {}
         self.machines: dict[str, str] = {}
@@ -67,7 +67,7 @@ class CheckSession:
         """Why no more checks can run, or an empty text."""
         return self.failed_to_open or (self.lab.broken if self.lab is not None else "")
 
-    def opened(self, lab: Lab) -> None:
+    def opened(self, lab: LabUnderTest) -> None:
         """The lab is there."""
         self.lab = lab
         self.machines = {node.name: lab.machine(node) for node in lab.nodes}

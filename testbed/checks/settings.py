@@ -8,9 +8,9 @@ from pathlib import Path
 from testbed.checks.interval import LEAST_VALUES
 from testbed.checks.lab import choose_nodes
 from testbed.checks.references import load_references
-from testbed.control.scenario import Scenario, load_scenario
 from testbed.errors import UserError
 from testbed.packaged import find_scenario
+from testbed.scenario.schema import Scenario, load_scenario
 
 
 @dataclass(frozen=True, slots=True)

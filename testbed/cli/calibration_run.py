@@ -18,11 +18,11 @@ from testbed.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calib
 from testbed.calibration.trials import Trials, read_trials
 from testbed.cli.interrupts import run_interruptible
 from testbed.cli.progress import Progress, duration
-from testbed.control.labs import dry_lab, live_lab
-from testbed.control.scenario import Scenario, check_scenario, load_lab
 from testbed.errors import UserError
+from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.packaged import find_scenario
 from testbed.report.text import wide_console
+from testbed.scenario.schema import Scenario, check_scenario, load_lab
 
 _NODE_MIB = 1024
 

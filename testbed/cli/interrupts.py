@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from testbed.control.virtual_time import VirtualTimeLoop
+from testbed.lab.virtual_time import VirtualTimeLoop
 
 T = TypeVar("T")
 

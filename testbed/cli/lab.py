@@ -46,9 +46,9 @@ def up(*, scenario: Path, as_json: bool) -> int:
     from testbed.box.state import only_command  # noqa: PLC0415  # as above
     from testbed.box.status import report  # noqa: PLC0415  # as above
     from testbed.box.up import bring_up  # noqa: PLC0415  # as above
-    from testbed.control.boxes import spec_of  # noqa: PLC0415  # as above
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
+    from testbed.lab.boxes import spec_of  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
 
     path = find_scenario(scenario)
     spec = spec_of(load_scenario(path))
@@ -153,8 +153,8 @@ def _which(given: str | None) -> str | None:
     """Return the name of the lab that is meant, None if there is none at all."""
     from testbed.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
 
     known = known_labs()
     if given is None:

@@ -11,7 +11,7 @@ from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.bus.address import BrokerAddress
-    from testbed.control.inventory import Survey
+    from testbed.lab.inventory import Survey
 
 _TOLD = ("holder", "since_unix_s", "on_controller_loss")
 _LISTEN_S = 1.5  # agents tell their guests once a second
@@ -32,7 +32,7 @@ def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
     import asyncio  # noqa: PLC0415  # --help stays quick
     import json  # noqa: PLC0415  # as above
 
-    from testbed.control.inventory import survey  # noqa: PLC0415  # as above
+    from testbed.lab.inventory import survey  # noqa: PLC0415  # as above
 
     address, lab = find_broker(which, broker)
     found = asyncio.run(survey(address, lab, _LISTEN_S))
@@ -76,8 +76,8 @@ def take(*, which: str | None, broker: str | None, force: bool, as_json: bool) -
     import asyncio  # noqa: PLC0415  # --help stays quick
     import json  # noqa: PLC0415  # as above
 
-    from testbed.control import takeover  # noqa: PLC0415  # as above
-    from testbed.control.inventory import survey  # noqa: PLC0415  # as above
+    from testbed.lab import takeover  # noqa: PLC0415  # as above
+    from testbed.lab.inventory import survey  # noqa: PLC0415  # as above
 
     address, lab = find_broker(which, broker)
 
@@ -115,8 +115,8 @@ def find_broker(which: str | None, broker: str | None) -> tuple[BrokerAddress, s
     from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
 
     by_name = broker is None and which not in known_labs() and which in packaged_scenarios()
     if which is not None and (by_name or which.endswith(".toml") or "/" in which):

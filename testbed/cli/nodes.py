@@ -28,7 +28,7 @@ def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     from rich.text import Text  # noqa: PLC0415  # --help stays quick
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # --help stays quick
-    from testbed.control.inventory import survey  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.inventory import survey  # noqa: PLC0415  # --help stays quick
 
     def told(text: str) -> Text:
         return Text(printable(text))  # a node's words are no markup of ours

@@ -11,9 +11,9 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.control.scenario import Scenario
     from testbed.control.session import RunResult
     from testbed.policies.view import Policy
+    from testbed.scenario.schema import Scenario
     from testbed.workload.jobs import Job
 
 
@@ -64,11 +64,11 @@ def run(
       testbed run quickstart --policy EASY --policy "GreedyPM */per/OPT=MIN/MINVT=600"
     """  # noqa: D301  # \b keeps click from wrapping the examples
     from testbed.cli.launch import launch  # noqa: PLC0415  # --help stays quick
-    from testbed.control.jobs import load_jobs  # noqa: PLC0415  # --help stays quick
-    from testbed.control.scenario import load_scenario, override  # noqa: PLC0415  # --help stays quick
     from testbed.measure.recorders import find_recorders  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
     from testbed.policies.catalogue import parse  # noqa: PLC0415  # --help stays quick
+    from testbed.scenario.jobs import load_jobs  # noqa: PLC0415  # --help stays quick
+    from testbed.scenario.schema import load_scenario, override  # noqa: PLC0415  # --help stays quick
 
     if list_packaged:
         _list()
@@ -87,8 +87,8 @@ def run(
 
 
 def _list() -> None:
-    from testbed.control.scenario import load_scenario  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import packaged_scenarios  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # --help stays quick
 
     known = packaged_scenarios()
     width = max(map(len, known))

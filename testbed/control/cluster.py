@@ -8,25 +8,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from testbed.bus.messages import GuestSpec, ImageRef
-from testbed.control.job_guests import JobGuests
+from testbed.bus.messages import ImageRef
 from testbed.control.planner import JobStatus, Target, Verb
 from testbed.control.progress import Progress
+from testbed.lab.guests import PreparedJob
+from testbed.lab.job_guests import JobGuests
 from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, JobState
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedJob:
-    """A job of the trace with the guests of its tasks, and the trace seconds that a work unit of one stands for."""
-
-    job: Job
-    specs: tuple[GuestSpec, ...]
-    trace_s_per_unit: float
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

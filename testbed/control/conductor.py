@@ -12,20 +12,20 @@ from functools import partial
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
-from testbed.control.decisions import decision_event
-from testbed.control.ended_by import ended_by
 from testbed.control.executor import Executor
-from testbed.control.fleet import Node
-from testbed.control.live_migration import LiveMigration
 from testbed.control.losses import Losses
-from testbed.control.operations import Operations
 from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
-from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
+from testbed.lab.ended_by import ended_by
+from testbed.lab.fleet import Node
+from testbed.lab.live_migration import LiveMigration
+from testbed.lab.operations import Operations
 from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
 from testbed.run import events
+from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
+from testbed.scenario.schema import DeadlinesTable
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 

@@ -11,12 +11,12 @@ from testbed.bus.guest_details import Done, Progress
 from testbed.bus.messages import ImageRef
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
-from testbed.control.live_migration import LiveMigration, LostError, StaysError
-from testbed.control.operations import NoRoomThereError, Operations, SaveError
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
 from testbed.errors import TestbedError
 from testbed.failure_codes import Failure, FailureCode
+from testbed.lab.live_migration import LiveMigration, LostError, StaysError
+from testbed.lab.operations import NoRoomThereError, Operations, SaveError
 from testbed.run import events
 from testbed.run.interruptions import MIGRATION, PREEMPTION, Interruption
 from testbed.run.phases import Phase

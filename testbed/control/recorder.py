@@ -11,11 +11,11 @@ from typing import Any, Literal
 from testbed.bus.messages import AgentLimit, ImageRef
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
-from testbed.control.liveness import Standing
 from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.errors import RunError
 from testbed.failure_codes import Failure
+from testbed.lab.liveness import Standing
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from testbed.control.decisions import choice, read_event, read_view, same_bits
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
 from testbed.policies.catalogue import parse
 from testbed.policies.view import Policy
+from testbed.run.decisions import choice, read_event, read_view, same_bits
 from testbed.run.events import Choice, Decision
 from testbed.run.journal import read_events
 

@@ -19,45 +19,42 @@ import msgspec
 import psutil
 
 from testbed import __version__
-from testbed.bus.lease import new_token
-from testbed.bus.messages import Calibrate, NodeFacts
+from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
-from testbed.bus.requests import Requester
-from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob, PreparedJob
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
-from testbed.control.dedicated import Shape, core_rate, measure, representatives
-from testbed.control.ended_by import ended_by
-from testbed.control.fleet import Fleet, limit_text, rule_of
-from testbed.control.guests import check_floor, check_images, prepare_jobs
-from testbed.control.labs import OpenLab, dry_lab
-from testbed.control.lease import hold_lease
-from testbed.control.live_migration import LiveMigration
-from testbed.control.local_agents import last_words
-from testbed.control.migration_targets import migration_targets
-from testbed.control.node_facts import check_alike
-from testbed.control.operations import Operations
+from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.recorder import Recorder
 from testbed.control.result_checks import Verdicts, check_results
 from testbed.control.results import job_row, summarize
-from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
 from testbed.errors import RunError, TestbedError, UserError, nearest
 from testbed.failure_codes import Failure, FailureCode
+from testbed.lab.bring_up import BringUp, dry_lab
+from testbed.lab.core_speed import measure_core
+from testbed.lab.ended_by import ended_by
+from testbed.lab.fleet import Fleet, limit_text
+from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
+from testbed.lab.lab import Lab, addresses_of
+from testbed.lab.leased import lease_scenario
+from testbed.lab.live_migration import LiveMigration
+from testbed.lab.migration_targets import migration_targets
+from testbed.lab.node_facts import check_alike
+from testbed.lab.operations import Operations
 from testbed.limits import MOST_EVENTS
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.run import events
+from testbed.scenario.schema import Scenario
 from testbed.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
 _log = logging.getLogger(__name__)
-CORE_CPU_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[st
 
 
 async def run_session(
-    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: OpenLab, display: Display
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: BringUp, display: Display
 ) -> RunResult:
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
 
@@ -242,7 +239,7 @@ class _Session:
         self._recorder = recorder
         self._display = display
         self._headline = headline
-        self._addresses = guest_addresses((scenario.box or BoxTable()).guest_network)
+        self._addresses = addresses_of(scenario)
         self.cluster: Cluster | None = None
         self.replays = False  # whether anything is measured
         self._measured: MeasuredRates | None = None
@@ -251,30 +248,18 @@ class _Session:
     async def drive(self, bus: Bus) -> None:
         """Take the lab and replay the jobs."""
         scenario = self._scenario
-        token = new_token()
-        requester = Requester(bus, scenario.lab, f"controller-{self._run_tag}", lambda: token)
-        requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
-            "bus", {"node": node}, {"round_trip_s": round_trip_s}
-        )
-        acts = self._recorder.acts
-        requester.on_bad_reply = acts.note
-        names = [node.name for node in scenario.nodes]
-        fleet = Fleet(bus, scenario.lab, names, requester, rule_of(scenario.deadlines), scenario.nodes, acts)
-        holding = hold_lease(
-            bus, scenario.lab, token, scenario.deadlines.lease_ttl_s, on_controller_loss=scenario.on_controller_loss
-        )
-        fleet.on_limit = lambda node, limit: self._recorder.limit(node.name, limit, limit_text(node.name, limit))
+        client = f"controller-{self._run_tag}"
         async with (
-            holding,
-            requester,
+            lease_scenario(bus, scenario, client, acts=self._recorder.acts) as leased,
             _ended_by_failure(self._recorder.directory),
         ):
-            await fleet.open()
-            try:
-                await fleet.wait_for_all(scenario.deadlines.announce_s)
-            except UserError as error:
-                raise UserError(f"{error}{last_words(self._path)}") from error
-            await fleet.wait_until_empty(scenario.deadlines.announce_s)
+            fleet = leased.fleet
+            leased.requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
+                "bus", {"node": node}, {"round_trip_s": round_trip_s}
+            )
+            fleet.on_limit = lambda node, limit: self._recorder.limit(node.name, limit, limit_text(node.name, limit))
+            await leased.ready(self._path)
+            names = [node.name for node in fleet.nodes]
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_alike(dict(zip(names, facts, strict=True)))
             for name, fact in zip(names, facts, strict=True):
@@ -296,16 +281,11 @@ class _Session:
             self._recorder.calibration(_by_name(rates))
             return rates
         self._display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
-        core = await fleet.call(
-            0, Calibrate(cpu_s=CORE_CPU_S), CORE_CPU_S * 10 + max(20.0, self._scenario.deadlines.command_s)
-        )
-        core_units_per_s = core_rate(fleet.nodes[0].name, core)
-        operations = Operations(fleet, self._scenario.deadlines)
+        core_units_per_s = await measure_core(fleet, self._scenario.deadlines.command_s)
+        lab = Lab(self._scenario, fleet, self._run_tag, core_units_per_s, self._addresses)
         speeds: list[float] = []
         fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
-        rates = await measure(
-            kinds, fleet, operations, self._scenario, self._run_tag, core_units_per_s, self._addresses
-        )
+        rates = await measure(lab, kinds)
         told = [speed for speed in speeds if speed > 0.0]
         probed_units_per_s = sum(told) / len(told) if told else None
         by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}

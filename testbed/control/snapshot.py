@@ -7,7 +7,8 @@ from typing import Protocol
 
 from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
-from testbed.control.fleet import Fleet
+from testbed.lab.fleet import Fleet
+from testbed.lab.guest_specs import cap_at
 from testbed.run.phases import Phase
 
 
@@ -130,7 +131,7 @@ def take_snapshot(
                 used = 0.0
                 if sample is not None and node.telemetry is not None:
                     used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
-                cap = live.status().yield_frac * live.specs[task].cpu_cores
+                cap = cap_at(live.specs[task], live.status().yield_frac)
                 guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0

@@ -9,10 +9,10 @@ from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
-from testbed.control.fleet import Node
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
+from testbed.lab.fleet import Node
 from testbed.run import events
 from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind

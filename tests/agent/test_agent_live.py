@@ -31,8 +31,8 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
+from testbed.lab.virtual_time import run_in_virtual_time
 
 MEMORY_MIB = 100
 

@@ -33,10 +33,9 @@ from testbed.bus.guest_details import GuestReport
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestSpec, ProgramSpec, decode
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.fleet import Fleet, Node, rule_of
-from testbed.control.lease import hold_lease
+from testbed.lab.fleet import Node
+from testbed.lab.leased import lease_lab
 
 TOPIC = topics.node_topic("t", "n0", "telemetry")
 
@@ -248,18 +247,17 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(mosquitto.stop)
             controller = await stack.enter_async_context(MqttBus(address, "controller"))
-            await stack.enter_async_context(hold_lease(controller, "t", "secret", 30.0))
-            requester = await stack.enter_async_context(Requester(controller, "t", "controller", lambda: "secret"))
-            fleet = Fleet(controller, "t", ["n0"], requester, rule_of(PATIENT_DEADLINES))
+            leasing = lease_lab(controller, "t", ["n0"], "controller", deadlines=PATIENT_DEADLINES)
+            leased = await stack.enter_async_context(leasing)
+            fleet = leased.fleet
 
             def take(_node: Node, record: Telemetry, taken_ns: int) -> None:
                 got.append(Got(record, taken_ns, time.monotonic_ns()))
 
             fleet.on_telemetry = take
             fleet.on_guest_event = lambda _node, event: events.append(event)
-            await fleet.open()
             running = asyncio.create_task(agent.run())
-            await fleet.wait_for_all(HANG_S)
+            await leased.ready()
             await driver.start(SPEC, 0.5, None)
             await until(lambda: len(got) > 50 and events, "samples and an event")
             if not forget:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deadlines import PATIENT_DEADLINES
 from test_agent_options import node_agent
 
 from node_agent import bounds
@@ -36,10 +37,10 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.requests import CommandFailedError, Requester
-from testbed.control.fleet import Fleet, Node, limit_text, rule_of
-from testbed.control.lease import hold_lease
-from testbed.control.scenario import DeadlinesTable
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.fleet import Fleet, Node, limit_text, rule_of
+from testbed.lab.leased import lease_lab
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import DeadlinesTable
 
 SPEC = GuestSpec(
     guest="dfrs-a", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=10,
@@ -108,14 +109,12 @@ def test_a_controller_is_told_and_its_commands_that_end_things_are_obeyed(
         told: list[AgentLimit] = []
         async with (
             hub.client("c") as bus,
-            hold_lease(bus, "t", "token", 900.0),
-            Requester(bus, "t", "c", lambda: "token") as requester,
+            lease_lab(bus, "t", ["n1"], "c", deadlines=PATIENT_DEADLINES) as leased,
         ):
-            fleet = Fleet(bus, "t", ["n1"], requester, rule_of(DeadlinesTable()))
+            fleet = leased.fleet
             fleet.on_limit = lambda _node, limit: told.append(limit)
-            await fleet.open()
             running = asyncio.create_task(agent.run())
-            await fleet.wait_for_all(60.0)
+            await leased.ready()
             await fleet.call(0, Start(spec=SPEC, cap_cores=1.0, verify=False), 60.0)
             mib = 700.0
             await asyncio.sleep(3)
@@ -179,7 +178,7 @@ def test_what_a_user_reads_is_one_line_with_the_node(
     assert text.startswith("node n7: ")
     assert re.search(words, text)
     assert "\n" not in text
-    from testbed.control.fleet import _log_limit
+    from testbed.lab.fleet import _log_limit
 
     _log_limit(Node(0, "n7"), limit)
     assert caplog.messages == [text]

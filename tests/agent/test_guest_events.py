@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.deadlines import PATIENT_DEADLINES
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
@@ -14,13 +15,11 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestSpec, ListGuests, ProgramSpec, Start
 from testbed.bus.outbox import Outbox, Parcel
 from testbed.bus.protocol import FullError, Message, Presence
-from testbed.bus.requests import Requester
 from testbed.bus.telemetry import Telemetry
-from testbed.control.fleet import Fleet, Node, rule_of
-from testbed.control.lease import hold_lease
-from testbed.control.replies import Guests, ask
-from testbed.control.scenario import DeadlinesTable
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.fleet import Node
+from testbed.lab.leased import lease_lab
+from testbed.lab.replies import Guests, ask
+from testbed.lab.virtual_time import run_in_virtual_time
 
 
 class FullOutbox(Outbox):
@@ -59,19 +58,17 @@ def test_a_full_outbox_neither_ends_an_agent_nor_loses_an_end(
         samples: list[Telemetry] = []
         async with (
             hub.client("c") as bus,
-            hold_lease(bus, "t", "token", 900.0),
-            Requester(bus, "t", "c", lambda: "token") as requester,
+            lease_lab(bus, "t", ["n1"], "c", deadlines=PATIENT_DEADLINES) as leased,
         ):
-            fleet = Fleet(bus, "t", ["n1"], requester, rule_of(DeadlinesTable()))
+            fleet = leased.fleet
             fleet.on_guest_event = lambda _node, event: events.append(event)
 
             def sampled(_node: Node, record: Telemetry, _taken_ns: int) -> None:
                 samples.append(record)
 
             fleet.on_telemetry = sampled
-            await fleet.open()
             running = asyncio.create_task(agent.run())
-            await fleet.wait_for_all(60.0)
+            await leased.ready()
             for each in (spec("dfrs-short", 100), spec("dfrs-long", 10**12)):
                 await fleet.call(0, Start(spec=each, cap_cores=1.0, verify=False), 60.0)
                 if each.guest == "dfrs-short":

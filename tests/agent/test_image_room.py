@@ -37,7 +37,7 @@ from testbed.bus.messages import (
 )  # fmt: skip
 from testbed.bus.no_room import NoRoom, NoRoomError, no_room_in
 from testbed.bus.topics import lease_topic
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 
 DISK_MIB = 20
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from support.killed_guests import Killed, check_killed
 from support.libvirt_box import libvirt_box, needs_hypervisor
 
 from testbed.calibration.session import Order, calibrate
-from testbed.control.labs import live_lab
-from testbed.control.scenario import load_scenario
+from testbed.lab.bring_up import live_lab
+from testbed.scenario.schema import load_scenario
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
 

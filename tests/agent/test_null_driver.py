@@ -12,8 +12,8 @@ from driver_suite import Node
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from node_agent.drivers.protocol import Driver
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
+from testbed.lab.virtual_time import run_in_virtual_time
 
 
 class TestNullDriver(DriverConformance):

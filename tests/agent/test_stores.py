@@ -28,7 +28,7 @@ from testbed.bus.messages import (
     Start,
     Watch,
 )
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 
 needs_tmpfs = pytest.mark.skipif(tmpfs() is None, reason="this machine has no tmpfs to write to")
 HOLD = """

@@ -20,12 +20,12 @@ from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.losses import Losses
-from testbed.control.operations import Operations
-from testbed.control.scenario import DeadlinesTable
 from testbed.control.tracker import Tracker
 from testbed.failure_codes import Failure
+from testbed.lab.operations import Operations
 from testbed.run import events
 from testbed.run.phases import Phase
+from testbed.scenario.schema import DeadlinesTable
 from testbed.suspicious_acts import ActKind
 from testbed.workload.jobs import Job
 

@@ -15,7 +15,7 @@ from support.live import HANG_S
 from node_agent.drivers.protocol import DriverError, Reading
 from node_agent.watch import check, watch
 from testbed.bus.messages import MAX_WATCH_SAMPLES, CapChange, Command, Watch, decode, encode
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 
 
 async def no_cap(guest: str, cap_cores: float) -> float:

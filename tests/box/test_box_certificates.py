@@ -16,9 +16,9 @@ from testbed.box.plan import layers_of
 from testbed.box.services import arguments
 from testbed.box.spec import BoxSpec
 from testbed.box.state import BoxState, Journal
-from testbed.control.boxes import spec_of
-from testbed.control.scenario import check_scenario
 from testbed.errors import UserError
+from testbed.lab.boxes import spec_of
+from testbed.scenario.schema import check_scenario
 from testbed.secure.authority import Authority
 from testbed.secure.hypervisor import FILES
 

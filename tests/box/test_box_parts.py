@@ -17,9 +17,9 @@ from testbed.box.control_group import ControlGroup, control_groups
 from testbed.box.order import make_in_order, remove_in_order
 from testbed.box.partition import Hierarchies, Partition, hierarchies
 from testbed.cli import lab as command
-from testbed.control.boxes import spec_of
-from testbed.control.scenario import check_scenario, load_scenario
 from testbed.errors import RunError, UserError
+from testbed.lab.boxes import spec_of
+from testbed.scenario.schema import check_scenario, load_scenario
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = {
@@ -231,7 +231,7 @@ def test_the_scenario_of_the_box_is_whole():
     chosen = load_scenario(ROOT / "scenarios" / "kvm-two-nodes.toml")
     spec = spec_of(chosen)
     assert {node.driver for node in spec.nodes} == {"libvirt"}
-    from testbed.control.jobs import load_jobs
+    from testbed.scenario.jobs import load_jobs
 
     jobs = load_jobs(chosen, ROOT / "scenarios" / "kvm-two-nodes.toml")
     assert len(jobs) >= 12

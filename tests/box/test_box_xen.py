@@ -34,10 +34,10 @@ from testbed.box.xen.dom0 import Dom0, read_guests
 from testbed.box.xen.hardware import TAP_FD, Files, Shape, command_line
 from testbed.box.xen.image import XenImage, build_key, current, remove_others
 from testbed.box.xen.monitor import Monitor
-from testbed.control.boxes import spec_of
-from testbed.control.jobs import load_jobs
-from testbed.control.scenario import check_scenario, load_scenario
 from testbed.errors import RunError, UserError
+from testbed.lab.boxes import spec_of
+from testbed.scenario.jobs import load_jobs
+from testbed.scenario.schema import check_scenario, load_scenario
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeSpec("x", "a", 0.8, 1024, "xen", "10.77.255.1/16")

@@ -33,11 +33,11 @@ from testbed.bus.requests import CommandFailedError, Requester
 from testbed.bus.responder import Responder
 from testbed.bus.telemetry import Telemetry
 from testbed.bus.version import PROTOCOL, named
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.lease import hold_lease
-from testbed.control.scenario import DeadlinesTable
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
+from testbed.lab.fleet import Fleet, rule_of
+from testbed.lab.lease import hold_lease
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import DeadlinesTable
 
 FACTS = NodeFacts(
     cpus=1.0, memory_mib=1024, machine_cores=2, machine_memory_mib=24_105, cpu_model="any", kernel="6",

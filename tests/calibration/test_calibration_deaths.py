@@ -16,10 +16,10 @@ from testbed.bus.messages import DropImage, Stop
 from testbed.calibration.registry import find_experiments
 from testbed.calibration.session import MOST_FAILURES, Order, calibrate
 from testbed.calibration.trials import read_trials
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import load_lab
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import load_lab
 
 DIED = "its machine is gone: QEMU ended"
 MOMENTS = 12

@@ -12,8 +12,8 @@ from support.deadlines import PATIENT
 from support.killed_guests import Killed, check_killed
 
 from testbed.calibration.session import Order, calibrate
-from testbed.control.labs import live_lab
-from testbed.control.scenario import check_scenario
+from testbed.lab.bring_up import live_lab
+from testbed.scenario.schema import check_scenario
 
 pytestmark = pytest.mark.slow
 PROGRAM = ["-P", "-m", "node_agent.programs"]

@@ -9,10 +9,10 @@ import pytest
 from testbed.calibration.experiments.bus import BusLatency
 from testbed.calibration.session import MOST_FAILURES, Order, calibrate
 from testbed.calibration.trials import FILE, read_trials
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import load_lab
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError, UserError
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import load_lab
 
 
 class Starts:
@@ -37,7 +37,7 @@ class Starts:
 
     async def run(self, bench, condition):
         self.calls += 1
-        async with bench.specimen(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
+        async with bench.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
             self.guests += guest.guests
             if self._fails(self.calls):
                 raise RunError("broken")

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.null import MIGRATION_DOWNTIME_S, MIGRATION_MIB_PER_S, NullDriver
 from testbed.bus.messages import NodeFacts
-from testbed.calibration.bench import open_bench
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.experiments import decision, felt
 from testbed.calibration.plan import key
 from testbed.calibration.registry import find_experiments
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import check_scenario
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.opening import open_lab
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.policies.catalogue import parse
 from testbed.policies.view import JobState
+from testbed.scenario.schema import check_scenario
 
 SAVE = {
     "save_s", "hold_s", "write_reported_s", "sync_reported_s", "image_mib", "pause_s", "restore_s", "first_progress_s",
@@ -78,7 +78,7 @@ def try_all(name, scenario, *, quick):
     (experiment,) = find_experiments([name])
 
     async def main():
-        async with open_bench(scenario, Path(), dry_lab) as bench:
+        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench:
             lab = LabFacts(scenario, bench.facts)
             assert experiment.why_not(lab) == ""
             return [(one, await experiment.run(bench, one)) for one in experiment.conditions(lab, quick=quick)]
@@ -141,7 +141,7 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
     scenario = lab_scenario()
 
     async def main():
-        async with open_bench(scenario, Path(), dry_lab) as bench:
+        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench:
             condition = {
                 "memory_mib": 100, "touched_frac": 1.0, "storage": "disk", "concurrent": 2, "cache": "warm",
                 "program": "eatcpu",
@@ -162,7 +162,10 @@ def test_a_job_that_stands_still_ends_the_trial():
     scenario = lab_scenario(deadlines={"command_s": 3})
 
     async def main():
-        async with open_bench(scenario, Path(), dry_lab) as bench, bench.specimen(memory_mib=99, cpu_cores=0.5) as job:
+        async with (
+            open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench,
+            bench.job(memory_mib=99, cpu_cores=0.5) as job,
+        ):
             await job.start()
             await job.hold()
             await felt.Pace.of(job)

@@ -11,11 +11,11 @@ from support.deadlines import PATIENT
 from support.live import HANG_S
 
 from testbed.bus.messages import ListGuests
-from testbed.calibration.bench import open_bench
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.registry import find_experiments
-from testbed.calibration.specimen import Specimen
-from testbed.control.scenario import check_scenario
+from testbed.lab.job import LabJob
+from testbed.lab.opening import open_lab
+from testbed.scenario.schema import check_scenario
 
 NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
 
@@ -30,16 +30,16 @@ def smallest(condition):
 def edges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     """Return the moments at which jobs were seen to progress, as (time, units), as the experiments take them."""
     found: list[tuple[float, int]] = []
-    edge = Specimen.edge
+    edge = LabJob.edge
 
-    async def note(self: Specimen) -> tuple[float, int]:
+    async def note(self: LabJob) -> tuple[float, int]:
         clock = asyncio.get_running_loop().time
         begin_s = clock()
         found.append(await edge(self))
         assert begin_s <= found[-1][0] <= clock()
         return found[-1]
 
-    monkeypatch.setattr(Specimen, "edge", note)
+    monkeypatch.setattr(LabJob, "edge", note)
     return found
 
 
@@ -59,7 +59,7 @@ def test_experiments_on_real_processes(tmp_path, edges):
 
     async def main():
         loop = asyncio.get_running_loop()
-        async with open_bench(scenario, tmp_path) as bench:
+        async with open_lab(scenario, folder=tmp_path) as bench:
             lab = LabFacts(scenario, bench.facts)
             for experiment in find_experiments(NAMES):
                 assert experiment.why_not(lab) == ""

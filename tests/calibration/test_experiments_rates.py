@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from testbed.bus.messages import NodeFacts
-from testbed.calibration.bench import open_bench
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.from_trials import calibrate_from
 from testbed.calibration.plan import plan
 from testbed.calibration.trials import Outcome, Trials
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import check_scenario
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.opening import open_lab
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.scenario.schema import check_scenario
 
 NAMES = ("cap_accuracy", "cap_response", "proportionality", "isolation", "virtualisation")
 EXPERIMENTS = {name: importlib.import_module(f"testbed.calibration.experiments.{name}").EXPERIMENT for name in NAMES}
@@ -43,7 +43,7 @@ def in_the_dry(name, choose=lambda _condition: True, driver=NullDriver, quick=Fa
     async def main():
         clock = asyncio.get_running_loop().time
         experiment, found = EXPERIMENTS[name], []
-        async with open_bench(scenario(**lab), Path(), dry_lab) as bench:
+        async with open_lab(scenario(**lab), folder=Path(), bring_up=dry_lab) as bench:
             facts = LabFacts(bench.scenario, bench.facts)
             assert not experiment.why_not(facts)
             for condition in experiment.conditions(facts, quick=quick):
@@ -109,7 +109,7 @@ def test_progress_is_in_proportion_to_the_yield(count):
 
 def test_yields_come_in_an_order_of_each_trials_own():
     async def main():
-        async with open_bench(scenario(), Path(), dry_lab) as bench:
+        async with open_lab(scenario(), folder=Path(), bring_up=dry_lab) as bench:
             experiment = EXPERIMENTS["proportionality"]
             facts = LabFacts(bench.scenario, bench.facts)
             condition = experiment.conditions(facts, quick=True)[0]

@@ -18,12 +18,13 @@ from support.accuracy import Accuracy, Window
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
-from testbed.calibration.bench import Bench, Watched, open_bench
 from testbed.calibration.experiment import LabFacts, Observation
 from testbed.calibration.watched import RESPONSE_WINDOW_S
-from testbed.control.labs import live_lab
-from testbed.control.scenario import check_scenario
 from testbed.errors import RunError
+from testbed.lab.lab import Lab
+from testbed.lab.opening import open_lab
+from testbed.lab.outcomes import Watched
+from testbed.scenario.schema import check_scenario
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +59,13 @@ async def undisturbed(trial: Callable[[], Awaitable[list[Observation]]]) -> list
 def watches(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     """Return what the experiments get to see of guests."""
     found: list[Watched] = []
-    watch = Bench.watch
+    watch = Lab.watch
 
-    async def note(self: Bench, *given: object) -> Watched:
+    async def note(self: Lab, *given: object) -> Watched:
         found.append(await watch(self, *given))
         return found[-1]
 
-    monkeypatch.setattr(Bench, "watch", note)
+    monkeypatch.setattr(Lab, "watch", note)
     return found
 
 
@@ -76,7 +77,7 @@ def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches,
 
     async def main():
         found = {}
-        async with open_bench(check_scenario(table, Path("rates.toml")), tmp_path, live_lab) as bench:
+        async with open_lab(check_scenario(table, Path("rates.toml")), folder=tmp_path) as bench:
             lab = LabFacts(bench.scenario, bench.facts)
 
             async def run(name, condition):

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.calibration.bench import Watched
-from testbed.calibration.specimen import Progress
 from testbed.checks.suite import test_caps
+from testbed.lab.outcomes import Progress, Watched
 
 CORES = 1.0
 
 
-class Guest:
+class CappedJob:
     """Uses exactly what its cap allows; `found` is what its node reads back."""
 
     name = "g"
@@ -46,8 +45,8 @@ class Guest:
 @pytest.mark.parametrize(("found", "well"), [(0.3, True), (0.305, True), (0.6, False), (1.0, False), (None, False)])
 def test_the_cap_in_force_is_checked(check: str, found: float | None, *, well: bool) -> None:
     @contextlib.contextmanager
-    def guest() -> Iterator[Guest]:
-        yield Guest(found)
+    def guest() -> Iterator[CappedJob]:
+        yield CappedJob(found)
 
     node, lab = SimpleNamespace(name="n1"), SimpleNamespace(idle_cores=lambda _node: 1.0)
 

@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "control"))
 from rehearsal import BEST, five_jobs, rehearse
 from support.entries import whole
 
-from testbed.control.jobs import load_jobs
-from testbed.control.scenario import load_scenario
+from testbed.scenario.jobs import load_jobs
+from testbed.scenario.schema import load_scenario
 from testbed.workload.jobs import Job
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.toml"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from testbed.control.ended_by import ended_by
 from testbed.errors import RunError
+from testbed.lab.ended_by import ended_by
 
 
 def test_the_reason_takes_the_place_of_the_cancellation() -> None:

@@ -12,10 +12,10 @@ from test_outages import Disturbed
 
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
-from testbed.control.job_guests import JobGuests
-from testbed.control.operations import Operations
 from testbed.control.snapshot import Snapshot
 from testbed.errors import RunError
+from testbed.lab.job_guests import JobGuests
+from testbed.lab.operations import Operations
 
 LONG_TRACE_S = 100_000.0  # virtual: the jobs of a rehearsal are done long before
 

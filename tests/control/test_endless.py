@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from rehearsal import scenario
 
-from testbed.control import virtual_time
 from testbed.control.session import check_events
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
+from testbed.lab import virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.policies.catalogue import parse
 from testbed.simulation import fractional
 from testbed.simulation.simulate import simulate

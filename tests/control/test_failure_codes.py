@@ -23,11 +23,11 @@ from node_agent.verifier import Answer, compare
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.messages import ImageRef, Ping, Reply, decode, encode
 from testbed.bus.requests import CommandFailedError, NoAnswerError
-from testbed.control.fleet import NodeLostError
-from testbed.control.operations import SaveError
 from testbed.control.recorder import Recorder
 from testbed.control.result_checks import Verdicts
 from testbed.failure_codes import MEANINGS, Failure, FailureCode
+from testbed.lab.fleet import NodeLostError
+from testbed.lab.operations import SaveError
 from testbed.measure.reasons import reason_of
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events

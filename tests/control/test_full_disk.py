@@ -18,10 +18,10 @@ from support.live import HANG_S
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
 from testbed.bus.messages import GuestSpec
-from testbed.control.labs import dry_lab
 from testbed.control.session import run_session
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError, UserError
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.append_file import AppendFile
 from testbed.measure.rundir import JOB_COLUMNS, RunDirectory, read_journal
 from testbed.measure.spool import read_lines

@@ -12,7 +12,7 @@ from rehearsal import Watcher, five_jobs, rehearse
 from test_endings import give_up
 
 from testbed.control.cluster import LiveJob
-from testbed.control.operations import Operations
+from testbed.lab.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.errors import RunError
 from testbed.measure.rundir import RunDirectory, read_journal

@@ -16,9 +16,9 @@ from test_outages import Disturbed
 
 from node_agent.agent import Agent
 from testbed.bus.messages import AnyAction, Hold, ListGuests, Migrate, Ping, Release, Save, SetCaps, Start
-from testbed.control.live_migration import Moved
-from testbed.control.operations import _Caps, _Held, _Released, _Saved, _Started
-from testbed.control.replies import Guests, ReplyError, read_reply
+from testbed.lab.live_migration import Moved
+from testbed.lab.operations import _Caps, _Held, _Released, _Saved, _Started
+from testbed.lab.replies import Guests, ReplyError, read_reply
 from testbed.workload.jobs import Job
 
 LIAR = "node-1"

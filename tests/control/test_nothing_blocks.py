@@ -19,8 +19,8 @@ from node_agent.drivers.process import ProcessDriver
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
 from testbed.bus.protocol import Bus
-from testbed.control.scenario import Scenario
 from testbed.control.session import run_session
+from testbed.scenario.schema import Scenario
 from testbed.workload.jobs import Job
 
 # Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before

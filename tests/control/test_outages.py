@@ -79,7 +79,7 @@ class Disturbed:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Agent, "run", lambda agent: self._run(agent, run))
-            patch.setattr("testbed.control.labs.MemoryHub", lambda: self.hub)
+            patch.setattr("testbed.lab.bring_up.MemoryHub", lambda: self.hub)
             patch.setattr(asyncio, "to_thread", at_once)
             result, journal = rehearse(tmp_path, jobs, watcher=Watcher(look), **changes)
         assert self._begun

@@ -11,12 +11,12 @@ import pytest
 from rehearsal import BEST, Watcher, five_jobs, scenario
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.control import local_agents as agents_module
-from testbed.control.labs import dry_lab
-from testbed.control.local_agents import check_drivers, local_agents
 from testbed.control.session import check_disk, run_session
-from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import InputError, UserError
+from testbed.lab import local_agents as agents_module
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.local_agents import check_drivers, local_agents
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory
 from testbed.policies.catalogue import parse
 

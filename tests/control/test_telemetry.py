@@ -19,16 +19,16 @@ from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, P
 from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster
-from testbed.control.fleet import Fleet, Node, rule_of
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
-from testbed.control.sample_clock import SampleClock
-from testbed.control.scenario import DeadlinesTable
 from testbed.control.step_meter import StepMeter
 from testbed.control.tracker import Tracker
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.fleet import Fleet, Node, rule_of
+from testbed.lab.sample_clock import SampleClock
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.run.phases import Phase
+from testbed.scenario.schema import DeadlinesTable
 from testbed.workload.jobs import Job
 
 FACTS = NodeFacts(

@@ -20,12 +20,12 @@ from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import TOPOLOGIES, Task
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
-from testbed.calibration.specimen import Specimen
 from testbed.control import session
 from testbed.control.cluster import LiveJob
-from testbed.control.dedicated import _waiter
 from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
 from testbed.control.work_rates import TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
+from testbed.lab.guest_events import GuestEvents
+from testbed.lab.job import LabJob
 from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 
@@ -251,22 +251,24 @@ def test_a_node_that_tells_its_guests_done_at_once_is_doubted_and_honest_ones_ar
 
 def test_progress_of_a_job_alone_counts_from_its_own_nodes() -> None:
     async def main() -> None:
-        done = asyncio.Event()
-        hear = _waiter({(0, "a"), (1, "b")}, done)
-        event = report_of(GuestEvent(node="n", guest="a", event="progress", mono_ns=1))
-        hear(0, event)
+        job = LabJob(SimpleNamespace(guest_events=GuestEvents()), specs_of(1, 2), (0, 1), verified=False)
+        job._expect_progress()
+        first, second = (
+            report_of(GuestEvent(node="n", guest=guest, event="progress", mono_ns=1)) for guest in job.guests
+        )
+        job._hear(0, first)
         for node in (0, 2):
-            hear(node, msgspec.structs.replace(event, guest="b"))
-        assert not done.is_set()
-        hear(1, msgspec.structs.replace(event, guest="b"))
-        assert done.is_set()
+            job._hear(node, second)
+        assert not job._progressed.is_set()
+        job._hear(1, second)
+        assert job._progressed.is_set()
 
     asyncio.run(main())
 
 
 def test_the_end_of_a_measured_guest_is_told_by_its_own_node() -> None:
     async def main() -> None:
-        job = Specimen(SimpleNamespace(), specs_of(1, 2), (0, 2), verified=True)
+        job = LabJob(SimpleNamespace(), specs_of(1, 2), (0, 2), verified=True)
         said: dict[str, object] = {"reason": "I say so"}
         end = report_of(GuestEvent(node="n", guest="g1-1", event="failed", mono_ns=1, detail=said))
         for node in (0, 1):

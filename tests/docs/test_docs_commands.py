@@ -26,7 +26,7 @@ ELSEWHERE = {
     "dashboard": ("tests/report/test_dashboard_page.py", "sys.exit(dashboard("),
     "lab down": ("tests/box/test_box_lab.py", 'run("down",'),
     "lab up": ("tests/box/test_box_lab.py", 'run("up",'),
-    "lab who": ("tests/control/test_takeover.py", 'command("who",'),
+    "lab who": ("tests/lab/test_takeover.py", 'command("who",'),
     "node": ("tests/ansible/test_node_command.py", '"node", "add"'),
     "node-agent": ("tests/secure/test_cleanup.py", '"-m", "node_agent"'),
     "nodes": ("tests/ansible/test_node_command.py", 'run("nodes",'),

@@ -12,8 +12,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from testbed.cli.trace import trace as trace_command
-from testbed.control.jobs import load_jobs
-from testbed.control.scenario import load_scenario
+from testbed.scenario.jobs import load_jobs
+from testbed.scenario.schema import load_scenario
 from testbed.workload.jobs import Job
 from testbed.workload.readings import find_reading
 from testbed.workload.segments import WEEK_S, Week, Window, cut

@@ -12,9 +12,9 @@ from support.live import HANG_S
 from testbed.checks.settings import Settings
 from testbed.cli.lab import _which
 from testbed.cli.lease import find_broker
-from testbed.control.scenario import load_scenario
 from testbed.errors import UserError
 from testbed.packaged import find_campaign, find_scenario, packaged_campaigns, packaged_folder, packaged_scenarios
+from testbed.scenario.schema import load_scenario
 
 NAMES = {"hpc2n-hour", "kvm-two-nodes", "quickstart", "xen-nested"}
 ROOT = Path(__file__).parents[2]

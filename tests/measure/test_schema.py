@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from support.live_jobs import live_job
 
 from testbed.cli.schema import schema
-from testbed.control.liveness import Standing
 from testbed.control.planner import Target, Verb
 from testbed.control.recorder import Recorder
 from testbed.errors import UserError
+from testbed.lab.liveness import Standing
 from testbed.measure.points import PointError, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.rundir import RunDirectory, read_journal

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S
 
-from testbed.control.scenario import check_scenario
 from testbed.errors import InputError, RunError, UserError
 from testbed.measure.influx import InfluxRecorder
 from testbed.measure.influx_address import Address, find_address, is_url
@@ -33,6 +32,7 @@ from testbed.measure.shipper import MOST_WAIT_S, BackOff, Shipper
 from testbed.measure.shipping import ship
 from testbed.measure.shipping_batches import bytes_left, halves, next_batch, points_left
 from testbed.measure.shipping_position import BusyError, Shipped, ShippingPosition, read_shipped
+from testbed.scenario.schema import check_scenario
 
 HERE = Address("http://127.0.0.1:1", "lab", "testbed")
 QUICK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  # many examples, each with many fsyncs

@@ -7,12 +7,12 @@ import re
 import time
 from pathlib import Path
 
-from testbed.control.jobs import load_jobs
-from testbed.control.labs import dry_lab
-from testbed.control.scenario import load_scenario
 from testbed.control.session import run_session
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.bring_up import dry_lab
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.policies.catalogue import parse
+from testbed.scenario.jobs import load_jobs
+from testbed.scenario.schema import load_scenario
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.toml"
 

@@ -48,9 +48,9 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.lease import hold_lease
 from testbed.errors import shown
+from testbed.lab.fleet import Fleet
+from testbed.lab.leased import lease_lab
 from testbed.secure.broker_log import acts_of
 from testbed.suspicious_acts import FILE, ActFile, ActKind, ActLog
 
@@ -107,18 +107,16 @@ class World:
 @asynccontextmanager
 async def world(doors: Doors, folder: Path, driver: Driver, memory_mib: int) -> AsyncIterator[World]:
     """Have an agent of n2 at work on one guest; it must be at work on that guest alone in the end."""
-    token, seen = new_token(), ActLog()
+    seen = ActLog()
     config = AgentConfig(LAB, "n2", 2.0, 8 * memory_mib, folder / "n2", folder / "n2" / "images", telemetry_s=0.2)
     agent = Agent(config, driver, lambda presence: MqttBus(doors.agent("n2"), "n2", presence))
     async with (
         asyncio.timeout(HANG_S),
         MqttBus(doors.controller(), "alice", keep_session=False) as controller,
         MqttBus(doors.agent("n1"), "n1", keep_session=False) as attacker,
-        hold_lease(controller, LAB, token, HANG_S),
-        Requester(controller, LAB, "alice", lambda: token) as requester,
+        lease_lab(controller, LAB, ["n2", "n1"], "alice", deadlines=PATIENT_DEADLINES, acts=seen) as leased,
     ):
-        requester.on_bad_reply = seen.note
-        fleet = Fleet(controller, LAB, ["n2", "n1"], requester, rule_of(PATIENT_DEADLINES), acts=seen)
+        fleet, requester, token = leased.fleet, leased.requester, leased.token
         await fleet.open()
         running = asyncio.create_task(agent.run())
         try:

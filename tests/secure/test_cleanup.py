@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 from doors import LAB, Doors, open_doors
+from support.deadlines import PATIENT_DEADLINES
 from support.live import HANG_S
 
 from node_agent.claims import claims
 from node_agent.drivers.procs.records import start_ticks
 from testbed.bus.client import MqttBus
-from testbed.bus.lease import new_token
 from testbed.bus.messages import GuestSpec, ProgramSpec, Start
-from testbed.bus.requests import Requester
-from testbed.control.fleet import Fleet
-from testbed.control.lease import hold_lease
+from testbed.lab.leased import lease_lab
 
 pytestmark = pytest.mark.slow
 SPEC = GuestSpec(
@@ -79,17 +77,12 @@ class Lab:
     @contextlib.asynccontextmanager
     async def driven(self) -> AsyncIterator[int]:
         """Hold the lab's lease with a guest at work; yields its process id."""
-        token = new_token()
         async with (
             MqttBus(self.doors.controller(), "alice", keep_session=False) as bus,
-            hold_lease(bus, LAB, token, HANG_S),
-            Requester(bus, LAB, "alice", lambda: token) as requester,
+            lease_lab(bus, LAB, ["n1"], "alice", deadlines=PATIENT_DEADLINES) as leased,
         ):
-            fleet = Fleet(bus, LAB, ["n1"], requester, HANG_S)
-            await fleet.open()
-            await fleet.wait_for_all(HANG_S)
-            await fleet.wait_until_empty(HANG_S)
-            await fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), HANG_S)
+            await leased.ready()
+            await leased.fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), HANG_S)
             started = json.loads((self.state / "processes.json").read_text())["started"]
             (pid,) = map(int, started)
             yield pid

@@ -31,7 +31,6 @@ from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.process import ProcessDriver
 from testbed.bus import messages, topics
 from testbed.bus.client import MqttBus
-from testbed.bus.lease import new_token
 from testbed.bus.messages import (
     Adopt,
     AnyAction,
@@ -64,10 +63,8 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
-from testbed.bus.requests import Requester
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
-from testbed.control.fleet import Fleet, rule_of
-from testbed.control.lease import hold_lease
+from testbed.lab.leased import lease_lab
 from testbed.suspicious_acts import FILE, ActFile, ActKind
 
 pytestmark = pytest.mark.slow
@@ -168,16 +165,13 @@ def test_an_agent_bears_nonsense_that_carries_the_live_token(tmp_path: Path) -> 
     outside.write_bytes(b"precious")
 
     async def main(doors: Doors, child: subprocess.Popen[bytes], log: Path) -> None:
-        token = new_token()
         async with (
             asyncio.timeout(HANG_S),
             MqttBus(doors.controller(), "alice", keep_session=False) as bus,
-            hold_lease(bus, LAB, token, HANG_S),
-            Requester(bus, LAB, "alice", lambda: token) as requester,
+            lease_lab(bus, LAB, ["n2"], "alice", deadlines=PATIENT_DEADLINES) as leased,
         ):
-            fleet = Fleet(bus, LAB, ["n2"], requester, rule_of(PATIENT_DEADLINES))
-            await fleet.open()
-            await fleet.wait_for_all(HANG_S)
+            fleet, token = leased.fleet, leased.token
+            await leased.ready()
             await fleet.call(0, Start(spec=spec("dfrs-a"), cap_cores=0.05, verify=False), HANG_S)
             watch = Watch(child.pid, log)
             seeds = [

@@ -32,7 +32,7 @@ from testbed.bus.messages import (
     Stop,
 )
 from testbed.bus.tls import client_context
-from testbed.control.lease import hold_lease
+from testbed.lab.lease import hold_lease
 from testbed.secure.authority import Authority
 from testbed.suspicious_acts import ActKind
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.live import HANG_S
-from testbed.control.scenario import DeadlinesTable
+from testbed.scenario.schema import DeadlinesTable
 
 PATIENT = dict.fromkeys(("announce_s", "command_s", "node_silence_s", "node_lost_s", "lease_ttl_s"), HANG_S)
 PATIENT_DEADLINES = DeadlinesTable(**PATIENT)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from support.live import until
-from testbed.calibration.bench import Bench
-from testbed.calibration.specimen import Specimen
 from testbed.calibration.trials import Trials
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
 
 MOMENTS = ("working", "watched", "held", "restored")
 
@@ -34,11 +34,11 @@ class Killed:
     def expected_s(self, _condition: object, _lab: object) -> float:
         return 1.0
 
-    async def run(self, bench: Bench, _condition: object) -> list[dict[str, float]]:
+    async def run(self, bench: Lab, _condition: object) -> list[dict[str, float]]:
         at = self._moments[self._calls // 2] if self._calls % 2 else ""
         self._calls += 1
         memory_mib = max(64, bench.facts[0].guest_floor_mib)
-        async with bench.specimen(memory_mib=memory_mib, cpu_cores=0.5) as guest:
+        async with bench.job(memory_mib=memory_mib, cpu_cores=0.5) as guest:
             await guest.start()
             if at == "working":
                 self._kill(guest.guests[0])
@@ -55,7 +55,7 @@ class Killed:
                 await until(lambda: guest.ends, "the end of a guest that was killed")
         return [{"save_s": saved.save_s}]
 
-    async def _watch(self, bench: Bench, guest: Specimen, *, killed: bool) -> None:
+    async def _watch(self, bench: Lab, guest: LabJob, *, killed: bool) -> None:
         watching = asyncio.create_task(bench.watch(guest.nodes[0], guest.guests, 0.05, 60.0 if killed else 0.5))
         if killed:
             self._kill(guest.guests[0])

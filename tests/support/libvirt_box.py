@@ -52,8 +52,8 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
     from testbed.box.down import remove_lab
     from testbed.box.state import Journal
     from testbed.box.up import bring_up
-    from testbed.control.boxes import spec_of
-    from testbed.control.scenario import load_scenario
+    from testbed.lab.boxes import spec_of
+    from testbed.scenario.schema import load_scenario
 
     build()
     path = folder / f"{lab}.toml"

@@ -106,7 +106,7 @@ def test_a_near_miss_is_not_found(what: str, tmp_path: Path, capsys: pytest.Capt
 
 VIRTUAL = """\
 import asyncio
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 from helper import Slow, rehearse
 
 class Fake:
@@ -130,7 +130,7 @@ def test_b():
 """
 HELPER_OF_VIRTUAL = """\
 import asyncio
-from testbed.control.virtual_time import run_in_virtual_time
+from testbed.lab.virtual_time import run_in_virtual_time
 
 class Slow:
     async def start(self):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.lab.lab import Lab
 
 _PINGS = 50
 
@@ -26,7 +26,7 @@ class BusLatency:
         """Return about how long a trial takes."""
         return 0.5
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:  # noqa: ARG002  # nothing is varied
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:  # noqa: ARG002  # nothing is varied
         """Ping every node."""
         nodes = len(bench.facts)
         return [{"round_trip_s": await bench.ping(index % nodes)} for index in range(_PINGS)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.room import guest_mib, room_cores, vcpu_counts, why_no_caps
 from testbed.calibration.watched import window_use
 from testbed.errors import RunError
+from testbed.lab.lab import Lab
 
 WINDOWS_S = (0.1, 1.0, 10.0)
 _EVERY_S = 0.02
@@ -49,7 +49,7 @@ class CapAccuracy:
         boot_s = 6.0 if lab.able("whole") else 1.0
         return boot_s + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a window: `used_cores` is the median over all windows of that length.
 
         `worst_error_frac` and `p95_error_frac` are errors of single windows, of either sign, in parts of the guest's
@@ -59,11 +59,11 @@ class CapAccuracy:
         vcpus, longest_s = int(condition["vcpus"]), float(condition["longest_window_s"])
         requested_cores = float(condition["cap_frac"]) * vcpus
         cpu_cores = min(float(vcpus), room_cores(lab))
-        async with bench.specimen(
+        async with bench.job(
             memory_mib=guest_mib(lab), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:
             await job.start()
-            capped = await job.set_yield(requested_cores / cpu_cores)
+            capped = await job.cap(requested_cores / cpu_cores)
             watched = await bench.watch(job.nodes[0], job.guests, _EVERY_S, _SETTLE_S + _for_s(longest_s))
         first = next((index for index, t_s in enumerate(watched.t_s) if t_s >= _SETTLE_S), len(watched.t_s))
         t_s, cpu_s = watched.t_s[first:], watched.cpu_s[job.guests[0]][first:]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from testbed.bus.messages import CapChange
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.room import down, guest_mib, room_cores, vcpu_counts, why_no_caps
 from testbed.calibration.watched import response_s
 from testbed.errors import RunError
+from testbed.lab.lab import Lab
 
 _EVERY_S = 0.01
 _SETTLE_S = 0.5
@@ -45,7 +45,7 @@ class CapResponse:
         """See `Experiment.expected_s`."""
         return (6.0 if lab.able("whole") else 1.0) + _watch_s()
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a change of the cap that was followed; raises `RunError` if none was.
 
         `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
@@ -56,12 +56,12 @@ class CapResponse:
         vcpus = int(condition["vcpus"])
         from_cores, to_cores = (float(condition[key]) * vcpus for key in ("from_frac", "to_frac"))
         cpu_cores = min(float(vcpus), room_cores(lab))
-        async with bench.specimen(
+        async with bench.job(
             memory_mib=guest_mib(lab), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:
             guest = job.guests[0]
             await job.start()
-            await job.set_yield(from_cores / cpu_cores)
+            await job.cap(from_cores / cpu_cores)
             cycle_s = _HOLDS_S + _BACK_S
             caps = [
                 CapChange(after_s=_SETTLE_S + cycle * cycle_s + later_s, caps={guest: cores})

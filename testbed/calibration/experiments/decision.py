@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.lab.lab import Lab
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
@@ -50,7 +50,7 @@ class Decision:
         """Return about how long a trial takes."""
         return 0.02 + int(condition["nodes"]) / 500
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; what it decides on is the same in each. The first decision is thrown away."""
         if can_load():
             use_compiled()  # as a run does that finds the machine code; at once if it was done before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -16,7 +15,8 @@ from testbed.calibration.experiments.felt import (
     least_mib,
     most_mib,
 )
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
 
 _COMMANDS = ("cap", "hold", "release")
 _REPEATS = 8
@@ -50,10 +50,10 @@ class Enactment:
         """Return about how long a trial takes."""
         return 1.5 + boot_s(lab) * sqrt(float(condition["guests"]))
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial: the order some times over, of which the first is thrown away."""
         lab = lab_of(bench)
-        job = bench.specimen(
+        job = bench.job(
             memory_mib=least_mib(lab),
             cpu_cores=cores_of(lab),
             nodes=(0,) * int(condition["guests"]),
@@ -65,9 +65,9 @@ class Enactment:
         return [{"round_trip_s": one_s} for one_s in took_s[1:]]
 
 
-async def _order(job: Specimen, command: str, repeat: int) -> float:
+async def _order(job: LabJob, command: str, repeat: int) -> float:
     if command == "cap":
-        return (await job.set_yield(_YIELDS[repeat % len(_YIELDS)])).round_trip_s
+        return (await job.cap(_YIELDS[repeat % len(_YIELDS)])).round_trip_s
     hold_s = (await job.hold()).hold_s
     release_s = await job.release()
     return hold_s if command == "hold" else release_s

@@ -23,9 +23,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import LabFacts
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
 
 MOST_CONCURRENT = 4
 WINDOW_S = 1.4
@@ -98,7 +98,7 @@ def boot_s(lab: LabFacts) -> float:
     return 6.0 if emulated(lab) else 2.0 if lab.able("whole") else 0.5
 
 
-def lab_of(bench: Bench) -> LabFacts:
+def lab_of(bench: Lab) -> LabFacts:
     """Return what is known of the lab of a bench."""
     return LabFacts(bench.scenario, bench.facts)
 
@@ -115,7 +115,7 @@ async def together(works: Sequence[Awaitable[T]]) -> list[T]:
 
 
 @asynccontextmanager
-async def group(specimens: Sequence[Specimen]) -> AsyncIterator[tuple[Specimen, ...]]:
+async def group(specimens: Sequence[LabJob]) -> AsyncIterator[tuple[LabJob, ...]]:
     """Hold several specimens; at the end they are all stopped side by side, whatever happened."""
     async with AsyncExitStack() as stack:
         for specimen in specimens:
@@ -135,14 +135,14 @@ class Pace:
     units: int
 
     @classmethod
-    async def of(cls, specimen: Specimen) -> Self:
+    async def of(cls, specimen: LabJob) -> Self:
         """Watch a job work for a while."""
         from_s, before = await specimen.edge()
         await asyncio.sleep(WINDOW_S)
         at_s, units = await specimen.edge()
         return cls((units - before) / (at_s - from_s), at_s, units)
 
-    async def felt_s(self, specimen: Specimen, pause_s: float = 0.0) -> float:
+    async def felt_s(self, specimen: LabJob, pause_s: float = 0.0) -> float:
         """Let an interrupted job work for a while, and return what it felt beyond `pause_s`; see above."""
         await asyncio.sleep(SETTLE_S)
         at_s, units = await specimen.edge()

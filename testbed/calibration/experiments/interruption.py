@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from testbed.calibration.experiment import Observation
 from testbed.calibration.experiments.felt import Pace, together
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
 
 SKEWS = ("hold_skew_s", "release_skew_s")
 
 
 async def interrupt(
-    specimens: Sequence[Specimen], *, store: str = "", cold: bool = False, nodes: Sequence[int] | None = None
+    specimens: Sequence[LabJob], *, store: str = "", cold: bool = False, nodes: Sequence[int] | None = None
 ) -> list[Observation]:
     """Save running jobs side by side and restore them so, on `nodes` if given; return what each took and felt.
 
@@ -22,7 +22,7 @@ async def interrupt(
     loop = asyncio.get_running_loop()
     paces = await together([Pace.of(specimen) for specimen in specimens])
 
-    async def save(specimen: Specimen) -> tuple[Observation, float]:
+    async def save(specimen: LabJob) -> tuple[Observation, float]:
         saved = await specimen.save(store)
         observation: Observation = {
             "save_s": saved.save_s,
@@ -34,7 +34,7 @@ async def interrupt(
         }
         return observation, loop.time()
 
-    async def restore(specimen: Specimen, observation: Observation, saved_s: float) -> Observation:
+    async def restore(specimen: LabJob, observation: Observation, saved_s: float) -> Observation:
         pause_s = loop.time() - saved_s
         restored = await specimen.restore(cold=cold)
         if restored.cached_frac >= 0.0:  # not so for NaN

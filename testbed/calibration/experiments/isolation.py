@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
-from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
+from testbed.lab.rates import SETTLE_S, WINDOW_S
 
 _MOST = 3
 _WINDOW_S = 1.5 * WINDOW_S
@@ -47,7 +47,7 @@ class Isolation:
         boot_s = 6.0 if lab.able("whole") else 1.0
         return boot_s * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.
 
         `drift_frac` is how much greater the second was than the first. `relative_used` is the CPU time used next to
@@ -56,19 +56,19 @@ class Isolation:
         lab = LabFacts(bench.scenario, bench.facts)
         cap_cores, neighbours = float(condition["cap_frac"]), int(condition["neighbours"])
 
-        def guest() -> Specimen:
-            return bench.specimen(
+        def guest() -> LabJob:
+            return bench.job(
                 memory_mib=guest_mib(lab), cpu_cores=cap_cores, program="eatcpu", iteration_s=_ITERATION_S / cap_cores
             )
 
         async with guest() as job:
             await job.start()
-            before = await measure_rate(bench, job, _WINDOW_S)
+            before = await job.rate_and_use(_WINDOW_S)
             async with contextlib.AsyncExitStack() as stack:
                 others = [await stack.enter_async_context(guest()) for _ in range(neighbours)]
                 await asyncio.gather(*(other.start() for other in others))
-                among = await measure_rate(bench, job, _WINDOW_S)
-            after = await measure_rate(bench, job, _WINDOW_S)
+                among = await job.rate_and_use(_WINDOW_S)
+            after = await job.rate_and_use(_WINDOW_S)
         alone = (before.units_per_s + after.units_per_s) / 2
         return [
             {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     SETTLE_S,
@@ -16,9 +15,10 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.moved import conditions, guests_of
-from testbed.calibration.specimen import Specimen
-from testbed.control.migration_targets import migration_targets
 from testbed.errors import UserError
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
+from testbed.lab.migration_targets import migration_targets
 
 
 class LiveMigration:
@@ -51,7 +51,7 @@ class LiveMigration:
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a guest.
 
         `migrate_s` is all of it as a run counts it, until the guest was taken over at its new node; `reported_s` and
@@ -67,7 +67,7 @@ class LiveMigration:
         return [{**observation, "felt_s": felt_s} for observation, felt_s in zip(moved, felt, strict=True)]
 
 
-async def _move(specimen: Specimen) -> Observation:
+async def _move(specimen: LabJob) -> Observation:
     moved = await specimen.migrate((1,))
     return {
         "migrate_s": moved.migrate_s,

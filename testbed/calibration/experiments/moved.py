@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import cores_of, emulated, lab_of, levels_mib
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
 
 
 def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:
@@ -18,11 +18,11 @@ def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:
     return found
 
 
-def guests_of(bench: Bench, condition: Condition) -> list[Specimen]:
+def guests_of(bench: Lab, condition: Condition) -> list[LabJob]:
     """Return the guests of a condition on the first node, not started yet."""
     cores = cores_of(lab_of(bench))
     return [
-        bench.specimen(
+        bench.job(
             memory_mib=int(condition["memory_mib"]),
             cpu_cores=cores,
             touched_frac=float(condition["touched_frac"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -19,6 +18,7 @@ from testbed.calibration.experiments.felt import (
     levels_mib,
 )
 from testbed.calibration.experiments.interruption import interrupt
+from testbed.lab.lab import Lab
 
 
 class MpiSaveRestore:
@@ -48,14 +48,14 @@ class MpiSaveRestore:
         each_s = 2 * boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["tasks"]) / 2)
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation of the job, whose phases end with its slowest guest.
 
         What the job felt is told by the progress of its first task; `pause_s` holds the transfer of images if it moved.
         """
         tasks, count = int(condition["tasks"]), len(bench.facts)
         nodes = placed(tasks, count)
-        job = bench.specimen(
+        job = bench.job(
             memory_mib=int(condition["memory_mib"]),
             cpu_cores=cores_of(lab_of(bench)),
             nodes=nodes,

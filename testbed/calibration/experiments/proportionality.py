@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
-from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, need_cores, why_no_caps
+from testbed.lab.lab import Lab
+from testbed.lab.rates import SETTLE_S, WINDOW_S
 
 YIELDS = (0.1, 0.25, 0.5, 0.75, 1.0)
 _SERIAL_ITERATION_S = 0.005
@@ -55,7 +55,7 @@ class Proportionality:
         looks_s = [_window_s(lab, float(condition["iteration_s"]), at) for at in (1.0, *YIELDS, 1.0)]
         return boot_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.
 
         `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job;
@@ -67,9 +67,9 @@ class Proportionality:
         tasks, iteration_s = int(condition["tasks"]), float(condition["iteration_s"])
         cores = need_cores(lab, nodes=tasks)
         job = (
-            bench.specimen(memory_mib=guest_mib(lab), cpu_cores=cores, program="eatcpu", iteration_s=iteration_s)
+            bench.job(memory_mib=guest_mib(lab), cpu_cores=cores, program="eatcpu", iteration_s=iteration_s)
             if serial
-            else bench.specimen(
+            else bench.job(
                 memory_mib=guest_mib(lab), cpu_cores=cores, nodes=tuple(range(tasks)), program="patterns",
                 topology=str(condition["topology"]), message_bytes=int(condition["message_bytes"]),
                 iteration_s=iteration_s,
@@ -81,8 +81,8 @@ class Proportionality:
             await job.start()
             looks = []
             for yield_frac in (1.0, *order, 1.0):
-                await job.set_yield(yield_frac)
-                looks.append((yield_frac, await measure_rate(bench, job, _window_s(lab, iteration_s, yield_frac))))
+                await job.cap(yield_frac)
+                looks.append((yield_frac, await job.rate_and_use(_window_s(lab, iteration_s, yield_frac))))
         before, after = looks[0][1].units_per_s, looks[-1][1].units_per_s
         dedicated = (before + after) / 2
         return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -20,6 +19,7 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.interruption import SKEWS, interrupt
+from testbed.lab.lab import Lab
 
 _PROGRAM = "eatcpu"
 
@@ -68,7 +68,7 @@ class SaveRestore:
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 200
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a guest.
 
         `pause_s`, until the last of the others was saved, is no part of `penalty_s` and `felt_s`. What a guest still
@@ -77,7 +77,7 @@ class SaveRestore:
         """
         cores = cores_of(lab_of(bench))
         guests = [
-            bench.specimen(
+            bench.job(
                 memory_mib=int(condition["memory_mib"]),
                 cpu_cores=cores,
                 program=str(condition["program"]),

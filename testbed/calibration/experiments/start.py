@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import sqrt
 from weakref import WeakSet
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
@@ -21,7 +20,8 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.mpi_save_restore import placed
-from testbed.calibration.specimen import Specimen
+from testbed.lab.job import LabJob
+from testbed.lab.lab import Lab
 
 
 class Start:
@@ -35,7 +35,7 @@ class Start:
     about = "from the order to start until progress, serial and MPI: memory, tasks, jobs at once"
 
     def __init__(self) -> None:
-        self._warm: WeakSet[Bench] = WeakSet()
+        self._warm: WeakSet[Lab] = WeakSet()
 
     def why_not(self, lab: LabFacts) -> str:
         """Return why no guest can be started here."""
@@ -57,18 +57,18 @@ class Start:
         guests = int(condition["concurrent"]) * int(condition["tasks"])
         return (boot_s(lab) + float(condition["memory_mib"]) / 300) * sqrt(guests)
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a job."""
         lab = lab_of(bench)
         cores, count = cores_of(lab), len(bench.facts)
         if bench not in self._warm:
             async with group(
-                [bench.specimen(memory_mib=least_mib(lab), cpu_cores=cores, nodes=(node,)) for node in range(count)]
+                [bench.job(memory_mib=least_mib(lab), cpu_cores=cores, nodes=(node,)) for node in range(count)]
             ) as throwaways:
                 await together([specimen.start() for specimen in throwaways])
             self._warm.add(bench)
         jobs = [
-            bench.specimen(
+            bench.job(
                 memory_mib=int(condition["memory_mib"]),
                 cpu_cores=cores,
                 nodes=placed(int(condition["tasks"]), count),
@@ -79,7 +79,7 @@ class Start:
             return await together([_start(specimen) for specimen in specimens])
 
 
-async def _start(specimen: Specimen) -> Observation:
+async def _start(specimen: LabJob) -> Observation:
     started = await specimen.start()
     return {
         "start_s": started.start_s,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import sqrt
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
 from testbed.calibration.experiments.felt import boot_s, group, lacks, together
 from testbed.calibration.experiments.moved import conditions, guests_of
+from testbed.lab.lab import Lab
 
 
 class Transfer:
@@ -28,7 +28,7 @@ class Transfer:
         """Return about how long a trial takes."""
         return (boot_s(lab) + float(condition["memory_mib"]) / 150) * sqrt(float(condition["concurrent"]))
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation an image, which was just written and is in the page cache of its node."""
         async with group(guests_of(bench, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])

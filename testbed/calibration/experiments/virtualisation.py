@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation, Value
-from testbed.calibration.progress_rate import WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, most_guests, need_cores, why_no_caps
+from testbed.lab.lab import Lab
+from testbed.lab.rates import WINDOW_S
 
 _WINDOW_S = 1.5 * WINDOW_S
 _SERIAL_ITERATION_S = 0.02
@@ -44,7 +44,7 @@ class Virtualisation:
         boots = condition["where"] != "native" and lab.able("whole")
         return _WINDOW_S + 1.5 + (6.0 if boots else 0.5) * int(condition["ranks"])
 
-    async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
+    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation, of the slowest rank; `need_cores` is what a rank has without a further cap."""
         lab = LabFacts(bench.scenario, bench.facts)
         program, ranks = str(condition["program"]), int(condition["ranks"])
@@ -56,12 +56,12 @@ class Virtualisation:
                 iteration_s=iteration_s, cpu_cores=cores,
             )  # fmt: skip
             return [_observation(run.units / run.elapsed_s, run.units / run.cpu_s, cores)]
-        async with bench.specimen(
+        async with bench.job(
             memory_mib=guest_mib(lab), cpu_cores=cores, nodes=(0,) * ranks, program=program, iteration_s=iteration_s
         ) as job:
             await job.start()
-            await job.set_yield(float(condition["cap_frac"]))
-            rate = await measure_rate(bench, job, _WINDOW_S)
+            await job.cap(float(condition["cap_frac"]))
+            rate = await job.rate_and_use(_WINDOW_S)
         return [_observation(rate.units_per_s, rate.units_per_cpu_s, cores)]
 
 

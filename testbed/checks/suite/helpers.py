@@ -10,8 +10,8 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from testbed.calibration.bench import Watched
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
+from testbed.lab.outcomes import Watched
 
 T = TypeVar("T")
 CAP_SLACK_CORES = 0.03  # a quota's slices, and the emulator's own threads
@@ -38,13 +38,13 @@ def most_cores(cap_cores: float) -> float:
     return cap_cores + max(CAP_SLACK_CORES, CAP_SLACK_FRAC * cap_cores)
 
 
-def is_local(lab: Lab, node: NodeUnderTest) -> bool:
+def is_local(lab: LabUnderTest, node: NodeUnderTest) -> bool:
     """Whether a node's files and processes can be looked at from here."""
     folder = lab.image_folder(node)
     return folder is not None and folder.is_dir()
 
 
-def local_images(lab: Lab, node: NodeUnderTest) -> Path:
+def local_images(lab: LabUnderTest, node: NodeUnderTest) -> Path:
     """Return the folder of a node's saved guests; the check is skipped where that is not on this machine."""
     folder = lab.image_folder(node)
     if folder is None or not folder.is_dir():
@@ -57,7 +57,7 @@ def files_of(folder: Path, guests: Sequence[str]) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(tuple(f"{name}-" for name in guests))]
 
 
-def processes_of(lab: Lab, node: NodeUnderTest, guest: str) -> list[psutil.Process]:
+def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psutil.Process]:
     """Return the processes on this machine that are a guest of a node of this very lab.
 
     A virtual machine tells its guest's name in its command line. The processes below the node's agent, which tells the

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
 from testbed.checks.suite.helpers import check_use, most_cores, used_cores
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 Doubt = Callable[[str], None]
@@ -25,7 +25,7 @@ SETTLED_S = 0.5  # after a change, of a cap or of a guest's life
 
 @pytest.mark.parametrize("yield_frac", [0.2, 0.6])
 def test_a_cap_is_honoured(
-    guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab, doubt: Doubt, yield_frac: float
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt, yield_frac: float
 ) -> None:
     """A guest that would use all it can get uses what its cap allows.
 
@@ -42,7 +42,9 @@ def test_a_cap_is_honoured(
     check_use(used_cores(watched, job.name, SETTLED_S), cap_cores, idle_cores, doubt)
 
 
-def test_a_cap_follows_its_changes(guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab, doubt: Doubt) -> None:
+def test_a_cap_follows_its_changes(
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
+) -> None:
     """A cut takes CPU time away from a running guest, and a raise gives it back.
 
     Broken by: a setting that is written to the guest's configuration, and only comes into force at its next start.
@@ -63,7 +65,7 @@ def test_a_cap_follows_its_changes(guest: Callable[..., Guest], node: NodeUnderT
 
 
 def test_a_cap_is_kept_over_save_and_restore(
-    guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab, doubt: Doubt
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
     """A restored guest is under its cap from its first moment, not only once somebody sets it again.
 

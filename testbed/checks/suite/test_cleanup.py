@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
 from testbed.checks.suite.helpers import files_of, is_local, local_images, processes_of, still_there, until
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 GONE_WITHIN_S = 10.0
 
 
-def test_a_stopped_job_leaves_no_guest_and_no_image(guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab) -> None:
+def test_a_stopped_job_leaves_no_guest_and_no_image(
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
+) -> None:
     """A job that was saved, restored, saved again and stopped leaves neither process nor file.
 
     Broken by: a stop that forgets the image of an earlier save; a hypervisor that was told to vanish and did not.
@@ -24,17 +26,19 @@ def test_a_stopped_job_leaves_no_guest_and_no_image(guest: Callable[..., Guest],
     with guest() as job:
         job.start()
         job.save()
-        assert files_of(folder, job.names), "a saved job has an image"
+        assert files_of(folder, job.guests), "a saved job has an image"
         job.restore()
         running = processes_of(lab, node, job.name)
         assert running, "a running job is a process of this machine"
         job.save()
-    assert files_of(folder, job.names) == []
+    assert files_of(folder, job.guests) == []
     assert until(lambda: not still_there(running), GONE_WITHIN_S), still_there(running)
     assert job.name not in {found.guest for found in lab.guests_on(node)}
 
 
-def test_a_released_lease_leaves_no_guest(guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab) -> None:
+def test_a_released_lease_leaves_no_guest(
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
+) -> None:
     """A controller that goes without stopping its job: the node's agent destroys the guest.
 
     Broken by: agents that wait for the word of a controller that has ended; locks that never expire.

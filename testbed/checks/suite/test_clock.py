@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from testbed.bus.telemetry import GuestSample
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 PAUSE_S = 3.0
@@ -19,7 +19,7 @@ TOLD_S = 0.5  # how old what a guest told of itself may be
 APART_FRAC = 0.25  # two clocks over a window of a loaded machine, each read when a message came
 
 
-def sample(lab: Lab, node: NodeUnderTest, job: Guest) -> GuestSample:
+def sample(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob) -> GuestSample:
     """Return what the node's agent knows of the job's guest."""
     return next(found for found in lab.guests_on(node) if found.guest == job.name)
 
@@ -31,7 +31,7 @@ def worked_s(found: GuestSample) -> float:
     return found.supersteps.compute_s + found.supersteps.comm_s
 
 
-def test_no_work_is_lost_or_repeated_over_a_pause(guest: Callable[..., Guest], node: NodeUnderTest) -> None:
+def test_no_work_is_lost_or_repeated_over_a_pause(guest: Callable[..., BlockingLabJob], node: NodeUnderTest) -> None:
     """A saved job goes on where it was: with no unit of work less, and with none done while it did not run.
 
     Broken by: a guest that runs on after its memory was written (its work is repeated, and its messages come twice); a
@@ -52,7 +52,7 @@ def test_no_work_is_lost_or_repeated_over_a_pause(guest: Callable[..., Guest], n
 
 
 def test_the_guests_clock_leaves_the_pause_out_and_goes_on(
-    guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
     """What a program takes for working time is neither longer for a pause, nor does its clock stand after one.
 

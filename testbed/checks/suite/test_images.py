@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -11,10 +12,10 @@ import pytest
 import xxhash
 
 from testbed.bus.messages import ImageRef, Start
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
 from testbed.checks.suite.helpers import files_of, local_images, processes_of, until
 from testbed.errors import TestbedError
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 MOST_MIB = 512
@@ -28,13 +29,14 @@ def reference_of(path: Path) -> ImageRef:
     return ImageRef(image=path.name, bytes=len(content), digest=xxhash.xxh3_128_hexdigest(content))
 
 
-def kill_in_the_middle(lab: Lab, node: NodeUnderTest, job: Guest, folder: Path) -> bool:
+def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob, folder: Path) -> bool:
     """Save a job, and kill what runs its guest as soon as a part of the image is written; whether it came to that."""
     running = processes_of(lab, node, job.name)
     assert running, "a running job is a process of this machine"
-    with job.saving() as saving:
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        saving = beside.submit(job.save)
         begun = until(
-            lambda: saving.done() or any(path.stat().st_size for path in files_of(folder, job.names)),
+            lambda: saving.done() or any(path.stat().st_size for path in files_of(folder, job.guests)),
             BEGUN_WITHIN_S,
             0.001,
         )
@@ -44,11 +46,14 @@ def kill_in_the_middle(lab: Lab, node: NodeUnderTest, job: Guest, folder: Path) 
                 process.kill()
             except psutil.Error:  # it has ended by itself
                 continue
-        return saving.failed()
+        error = saving.exception()
+    if error is not None and not isinstance(error, TestbedError):
+        raise error
+    return error is not None
 
 
 def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
-    guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest
 ) -> None:
     """The hypervisor of a guest is killed while it writes the image: what is left of it never starts.
 
@@ -62,13 +67,13 @@ def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
             job.start()
             if not kill_in_the_middle(lab, node, job, folder):
                 continue
-            for path in files_of(folder, job.names):
+            for path in files_of(folder, job.guests):
                 if path.suffix == ".img":
                     order = Start(spec=job.specs[0], cap_cores=job.cpu_cores, image=reference_of(path))
                     with pytest.raises(TestbedError):
                         lab.call(node, order, 120.0)
             assert job.name not in {found.guest for found in lab.guests_on(node)}
-        assert files_of(folder, job.names) == [], "what the killed save left was not cleaned up"
+        assert files_of(folder, job.guests) == [], "what the killed save left was not cleaned up"
         break
     else:
         pytest.skip(f"{TRIES} saves of {memory_mib} MiB were over before they could be killed")
@@ -77,7 +82,9 @@ def test_a_save_that_is_killed_leaves_no_image_that_passes_for_whole(
 
 
 @pytest.mark.parametrize("damage", ["a bit", "its end"])
-def test_a_damaged_image_is_refused(guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab, damage: str) -> None:
+def test_a_damaged_image_is_refused(
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, damage: str
+) -> None:
     """An image with one bit of memory turned over, or cut short, does not become a guest that works.
 
     Broken by: a hypervisor that checks the header of its image, but not the memory in it.
@@ -86,7 +93,7 @@ def test_a_damaged_image_is_refused(guest: Callable[..., Guest], node: NodeUnder
     with guest() as job:
         job.start()
         job.save()
-        (path,) = files_of(folder, job.names)
+        (path,) = files_of(folder, job.guests)
         with path.open("r+b") as file:
             half = path.stat().st_size // 2
             if damage == "a bit":

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.checks.lab import LabUnderTest, NodeUnderTest
 from testbed.checks.suite.helpers import check_use, used_cores
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 EVERY_S = 0.1
@@ -17,7 +17,7 @@ Doubt = Callable[[str], None]
 
 
 def test_capped_neighbours_keep_to_their_own_caps(
-    guest: Callable[..., Guest], node: NodeUnderTest, lab: Lab, doubt: Doubt
+    guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
     """Two guests of one node, capped at a third and at half of it, get each its own, and neither that of the other.
 

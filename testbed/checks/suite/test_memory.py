@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from testbed.bus.guest_details import Done
-from testbed.checks.guests import Guest
 from testbed.checks.lab import NodeUnderTest
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 WORK_S = 8.0  # more than it gets to do before it is saved for the second time
 
 
-def test_memory_is_intact_over_save_and_restore(guest: Callable[..., Guest], node: NodeUnderTest) -> None:
+def test_memory_is_intact_over_save_and_restore(guest: Callable[..., BlockingLabJob], node: NodeUnderTest) -> None:
     """The guest's memory comes back as it was, twice.
 
     Its program fills its memory with words that it can compute again, digests all of them with its work at the end, and

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from testbed.bus.guest_details import Done
-from testbed.checks.guests import Guest
-from testbed.checks.lab import DriverUnderTest, Lab
+from testbed.checks.lab import DriverUnderTest, LabUnderTest
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = pytest.mark.hypervisor()
 WORK_S = 6.0
@@ -21,7 +21,7 @@ def _with_mpi(driver: DriverUnderTest) -> None:
         pytest.skip("guests of this lab cannot be members of an MPI job")
 
 
-def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., Guest], lab: Lab) -> None:
+def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., BlockingLabJob], lab: LabUnderTest) -> None:
     """Ranks on all nodes under test are saved at one point, restored where they were, and come to the right result.
 
     Their messages are in the checksum: one that was lost, doubled or reordered shows. Broken by: a save of one member
@@ -37,7 +37,7 @@ def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., Guest], lab
     assert all(isinstance(end.detail, Done) and end.detail.verified for end in ends.values())
 
 
-def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., Guest], lab: Lab) -> None:
+def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., BlockingLabJob], lab: LabUnderTest) -> None:
     """The images of two ranks change places, and the job goes on over connections between other machines.
 
     Broken by: addresses of guests that belong to their first node; an image server that sends a file that is not whole.
@@ -48,9 +48,8 @@ def test_an_mpi_job_is_restored_on_other_nodes(guest: Callable[..., Guest], lab:
     with guest(nodes=nodes, work_s=WORK_S, cpu_cores=lab.cpus / 2) as job:
         job.start()
         job.save()
-        job.transfer([node.index for node in reversed(nodes)])
-        job.restore()
-        assert job.nodes == tuple(node.index for node in reversed(nodes))
+        job.restore(nodes=[node.name for node in reversed(nodes)])
+        assert job.nodes == tuple(node.name for node in reversed(nodes))
         ends = job.wait_end()
     assert {end.event for end in ends.values()} == {"done"}
     assert all(isinstance(end.detail, Done) and end.detail.verified for end in ends.values())

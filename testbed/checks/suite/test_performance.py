@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from testbed.checks.fixtures import Measure
-from testbed.checks.guests import Guest
-from testbed.checks.lab import Lab
+from testbed.checks.lab import LabUnderTest
 from testbed.checks.suite.helpers import used_cores
+from testbed.lab.blocking import BlockingLabJob
 
 pytestmark = [pytest.mark.hypervisor(), pytest.mark.usefixtures("node")]
 EVERY_S = 0.02
@@ -17,7 +17,9 @@ WINDOW_S = 2.0
 
 
 @pytest.mark.reference("start_s", "save_mib_per_s", "restore_mib_per_s")
-def test_how_fast_guests_start_save_and_restore(guest: Callable[..., Guest], lab: Lab, measure: Measure) -> None:
+def test_how_fast_guests_start_save_and_restore(
+    guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure
+) -> None:
     """From the order to the first progress, for a new guest and for a saved one; and a save until it is durable.
 
     Broken by: QEMU that is probed anew for every guest (54 s a start); a page cache that is written back only when the
@@ -39,7 +41,9 @@ def test_how_fast_guests_start_save_and_restore(guest: Callable[..., Guest], lab
 
 
 @pytest.mark.reference("cap_error_points", "units_per_cpu_s")
-def test_how_exact_a_cap_is_and_what_a_cpu_second_does(guest: Callable[..., Guest], lab: Lab, measure: Measure) -> None:
+def test_how_exact_a_cap_is_and_what_a_cpu_second_does(
+    guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure
+) -> None:
     """CPU time used under a cap, away from it, in points of a core; and the work that a second of it does.
 
     Broken by: a quota's period that is long for the window; guests that are emulated where they had been accelerated.
@@ -60,7 +64,7 @@ def test_how_exact_a_cap_is_and_what_a_cpu_second_does(guest: Callable[..., Gues
 
 
 @pytest.mark.reference("cap_response_s")
-def test_how_soon_a_cap_is_in_force(guest: Callable[..., Guest], lab: Lab, measure: Measure) -> None:
+def test_how_soon_a_cap_is_in_force(guest: Callable[..., BlockingLabJob], lab: LabUnderTest, measure: Measure) -> None:
     """CPU time used beyond a cap after the order to cut it, as seconds at the rate of before.
 
     Broken by: a quota of a long period, whose old slice is used up first; an agent that answers before it has set it.

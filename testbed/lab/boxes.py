@@ -1,0 +1,49 @@
+"""The lab in a box that a scenario describes."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from testbed.box.spec import NESTED, BoxSpec, NodeSpec, prefix
+from testbed.errors import UserError
+from testbed.scenario.schema import Scenario
+
+_MOST_NAME_CHARS = 60  # a host name has at most 64, a socket's path at most 107
+_MOST_NODES = 250
+
+
+def spec_of(scenario: Scenario) -> BoxSpec:
+    """Return the lab that a scenario with a `[box]` describes; raises `UserError`."""
+    box = scenario.box
+    if box is None:
+        raise UserError(f"scenario {scenario.name}: it has no [box] table, so there is no lab to make")
+    if len(scenario.nodes) > _MOST_NODES:
+        raise UserError(f"scenario {scenario.name}: {len(scenario.nodes)} nodes; a box has at most {_MOST_NODES}")
+    for node in scenario.nodes:
+        name = prefix(scenario.lab) + node.name
+        if len(name) > _MOST_NAME_CHARS:
+            raise UserError(f"node {node.name}: {name} has {len(name)} characters; expected {_MOST_NAME_CHARS} at most")
+        if node.name in {"fabric", "broker"}:
+            raise UserError(
+                f"lab {scenario.lab}: a node named {node.name}; that is the name of another part of the lab"
+            )
+    network = ipaddress.IPv4Network(box.guest_network)
+    last = int(network.broadcast_address) & ~0xFF
+    nodes = tuple(
+        NodeSpec(
+            scenario.lab, node.name, node.cpus, node.memory_mib, node.driver,
+            f"{ipaddress.IPv4Address(last + number)}/{network.prefixlen}", node.image_budget_mib,
+            scenario.migration.transport,
+        )
+        for number, node in enumerate(scenario.nodes, start=1)
+    )  # fmt: skip
+    others = sorted({node.driver for node in nodes if node.has_libvirtd})
+    if others and any(node.is_nested for node in nodes):
+        raise UserError(
+            f"scenario {scenario.name}: nodes with driver {NESTED} and with driver {others[0]}: expected one of them "
+            "alone, as neither restores what the other saved"
+        )
+    kind = scenario.broker.kind
+    if kind is None:
+        raise UserError(f"scenario {scenario.name}: a [box] brings its own broker; leave broker.address out")
+    return BoxSpec(scenario.lab, nodes, kind, box.link_mbit_per_s, box.emulator_headroom_frac, box.xen_scheduler)

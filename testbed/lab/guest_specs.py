@@ -1,0 +1,55 @@
+"""What a guest is asked for: how much work its program gets, how many workers it has, and the cap at a yield."""
+
+from __future__ import annotations
+
+import math
+
+from testbed.bus.messages import GuestSpec, ProgramSpec
+
+_ROUNDING_CORES = 1e-9  # a CPU need that was computed may be a hair more than a whole number of cores
+
+
+def whole_cores(cpu_cores: float) -> int:
+    """Return how many cores are needed to use `cpu_cores` at once, at least one."""
+    return max(1, math.ceil(cpu_cores - _ROUNDING_CORES))
+
+
+def cap_at(spec: GuestSpec, yield_frac: float) -> float:
+    """Return the CPU cap of a guest at a yield, in cores."""
+    return spec.cpu_cores * yield_frac
+
+
+def program_spec(
+    name: str,
+    *,
+    units_per_core_s: float,
+    cpu_cores: float,
+    work_s: float,
+    iteration_s: float,
+    seed: int,
+    rank: int = 0,
+    ranks: int = 1,
+    topology: str = "ring",
+    imbalance: str = "uniform",
+    message_bytes: int = 4096,
+    touched_frac: float = 1.0,
+) -> ProgramSpec:
+    """Return a program whose work takes `work_s` seconds of `cpu_cores` cores, in iterations of about `iteration_s`.
+
+    `units_per_core_s` is how many work units a core does in a second.
+    """
+    work_units = max(1, math.ceil(units_per_core_s * cpu_cores * work_s))
+    iterations = max(1, round(work_s / iteration_s))
+    return ProgramSpec(
+        name=name,
+        work_units=work_units,
+        units_per_iteration=math.ceil(work_units / iterations),
+        seed=seed,
+        workers=whole_cores(cpu_cores),
+        rank=rank,
+        ranks=ranks,
+        topology=topology,
+        imbalance=imbalance,
+        message_bytes=message_bytes,
+        touched_frac=touched_frac,
+    )

@@ -1,0 +1,132 @@
+"""Jobs of a trace as guests of a lab: how much work a program gets so that it takes as long as the trace says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.errors import UserError
+from testbed.lab.guest_specs import program_spec
+from testbed.scenario.schema import ProgramsTable, Scenario
+from testbed.workload.jobs import Job
+
+MOST_WORK_UNITS = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job of the trace with the guests of its tasks, and the trace seconds that a work unit of one stands for."""
+
+    job: Job
+    specs: tuple[GuestSpec, ...]
+    trace_s_per_unit: float
+
+
+def memory_of(job: Job, node_memory_mib: int) -> int:
+    """Memory of one task in MiB, rounded down, so that what fits as fractions fits in MiB."""
+    return int(job.mem_req_frac * node_memory_mib + 1e-6)
+
+
+def _program(
+    job: Job,
+    task: int,
+    programs: ProgramsTable,
+    run_wall_s: float,
+    cores: float,
+    units_per_core_s: float,
+    seed: int,
+) -> ProgramSpec:
+    parallel = job.tasks > 1
+    name = programs.parallel if parallel else programs.serial
+    member = parallel and name != "eatcpu"  # eatcpu sends no messages
+    return program_spec(
+        name,
+        units_per_core_s=units_per_core_s,
+        cpu_cores=cores,
+        work_s=run_wall_s,
+        iteration_s=programs.iteration_s,
+        seed=(seed * 1_000_003 + job.job_id) & 0x7FFF_FFFF,
+        rank=task if member else 0,
+        ranks=job.tasks if member else 1,
+        topology=programs.topologies[job.job_id % len(programs.topologies)],
+        imbalance=programs.imbalance,
+        message_bytes=programs.message_bytes,
+    )
+
+
+def prepare_jobs(
+    jobs: Sequence[Job],
+    scenario: Scenario,
+    run_tag: str,
+    cpus: float,
+    node_memory_mib: int,
+    units_per_core_s: Callable[[Job], float],
+    addresses: Iterator[str],
+) -> list[PreparedJob]:
+    """Return the jobs with the guests of their tasks.
+
+    A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
+    a node's `cpus` cores to itself, at `units_per_core_s(job)` work units a second of a core.
+    Each guest takes the next of `addresses`.
+    """
+    result = []
+    for job in jobs:
+        check_work(job, scenario.time_scale, cpus, units_per_core_s(job))
+        cores = job.cpu_need_frac * cpus
+        rate = units_per_core_s(job)
+        specs = tuple(
+            GuestSpec(
+                guest=f"dfrs-{run_tag}-j{job.job_id}-t{task}",
+                run=run_tag,
+                job=job.job_id,
+                task=task,
+                program=_program(
+                    job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
+                    scenario.seed,
+                ),
+                cpu_cores=cores,
+                memory_mib=memory_of(job, node_memory_mib),
+                address=next(addresses),
+            )
+            for task in range(job.tasks)
+        )  # fmt: skip
+        result.append(PreparedJob(job, specs, trace_s_per_unit=scenario.time_scale / (rate * cores)))
+    return result
+
+
+def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float) -> None:
+    """Raise `UserError` if the work of a task is more than its guest can count."""
+    units = units_per_core_s * job.cpu_need_frac * cpus * (job.run_time_s / time_scale)
+    if not units <= MOST_WORK_UNITS:
+        raise UserError(
+            f"job {job.job_id}: run_time_s = {job.run_time_s:g} at time_scale = {time_scale:g} and units_per_core_s = "
+            f"{units_per_core_s:g} is {units:.3g} work units: expected at most {MOST_WORK_UNITS:.3g}"
+        )
+
+
+def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib: int) -> None:
+    """Raise `UserError` if a task would get less memory than a guest of `node` needs to live."""
+    for job in jobs:
+        if memory_of(job, node_memory_mib) < floor_mib:
+            enough_mib = math.ceil(floor_mib / min(other.mem_req_frac for other in jobs))
+            raise UserError(
+                f"job {job.job_id}: mem_req_frac = {job.mem_req_frac:g} of a node's {node_memory_mib} MiB is "
+                f"{memory_of(job, node_memory_mib)} MiB; a guest on {node} needs at least {floor_mib} MiB: "
+                f"expected memory_mib >= {enough_mib}"
+            )
+
+
+def check_images(able: Mapping[str, Collection[str]]) -> None:
+    """Raise `UserError` if not all nodes, by name with their capabilities, take back what others of them have saved."""
+    kinds: dict[str, list[str]] = {}
+    for node, capabilities in able.items():
+        kind = "virtual machines" if "whole" in capabilities else "programs"
+        kinds.setdefault("whole containers" if "save:criu" in capabilities else kind, []).append(node)
+    if len(kinds) > 1:
+        told = "; ".join(f"{kind} on {', '.join(nodes)}" for kind, nodes in kinds.items())
+        raise UserError(
+            f"nodes that cannot take back what others save: images of {told}: expected one kind in a lab; "
+            "a docker agent saves programs with --option save=program"
+        )

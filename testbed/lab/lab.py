@@ -1,0 +1,206 @@
+"""Live nodes under this process's lease, and ways to command and to watch them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from testbed.bus.messages import AnyAction, CapChange, GuestSpec, ListGuests, Native, NodeFacts, Ping, Watch
+from testbed.bus.telemetry import GuestSample
+from testbed.errors import RunError, UserError
+from testbed.lab.addresses import guest_addresses
+from testbed.lab.fleet import Fleet
+from testbed.lab.guest_events import GuestEvents
+from testbed.lab.guest_specs import program_spec
+from testbed.lab.job import LabJob
+from testbed.lab.load import LoadMeter
+from testbed.lab.node_refs import NodeRef, node_index, node_indexes
+from testbed.lab.operations import Operations
+from testbed.lab.outcomes import NativeRun, Watched
+from testbed.lab.replies import Guests, ReplyError, ask
+from testbed.scenario.schema import BoxTable, Scenario
+
+SMALL_MIB = 96  # of memory, enough for an MPI rank
+ENDLESS_S = 1e6  # of work: a job is stopped before that ends
+
+
+def addresses_of(scenario: Scenario) -> Iterator[str]:
+    """Yield the addresses that guests of a scenario's lab get, one after the other."""
+    return guest_addresses((scenario.box or BoxTable()).guest_network)
+
+
+class Lab:
+    """Live nodes under this process's lease, as `open_lab` returns them; `job` makes jobs on them.
+
+    A node is named, or given by its index in the scenario.
+    """
+
+    def __init__(
+        self, scenario: Scenario, fleet: Fleet, tag: str, core_units_per_s: float,
+        addresses: Iterator[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._scenario = scenario
+        self._core_units_per_s = core_units_per_s
+        self._facts = tuple(fleet.facts(node.index) for node in fleet.nodes)
+        self._numbers = itertools.count(1)
+        self.addresses = addresses if addresses is not None else addresses_of(scenario)
+        self.fleet = fleet
+        self.tag = tag
+        self.operations = Operations(fleet, scenario.deadlines)
+        self.load = LoadMeter(scenario.box is not None or all(node.spawn for node in scenario.nodes))
+        self.guest_events = GuestEvents()
+        fleet.on_telemetry = self.load.hear
+        fleet.on_guest_event = self.guest_events.hear
+
+    @property
+    def scenario(self) -> Scenario:
+        """The file that describes the lab."""
+        return self._scenario
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, by index."""
+        return tuple(node.name for node in self.fleet.nodes)
+
+    @property
+    def facts(self) -> tuple[NodeFacts, ...]:
+        """What the nodes are: cores, memory, driver, capabilities, versions."""
+        return self._facts
+
+    @property
+    def core_units_per_s(self) -> float:
+        """How many work units of `eatcpu` a core of the first node did in a second when the lab was opened."""
+        return self._core_units_per_s
+
+    def job(
+        self,
+        *,
+        tasks: int = 0,
+        memory_mib: int = 0,
+        cpu_cores: float = 0.0,
+        nodes: Sequence[NodeRef] = (),
+        program: str = "",
+        topology: str = "ring",
+        message_bytes: int = 4096,
+        iteration_s: float = 0.02,
+        imbalance: str = "uniform",
+        touched_frac: float = 1.0,
+        work_s: float = ENDLESS_S,
+    ) -> LabJob:
+        """Return a job that is not started yet, with one task on each of `nodes`.
+
+        Without `nodes` it has `tasks` tasks, or one, on one node after the other. Each task has `memory_mib`, of whose
+        ballast the part `touched_frac` is filled; without `memory_mib` it has little. Without `cpu_cores` the tasks can
+        use all cores of the smallest of their nodes. Without `program` a job of one task runs `eatcpu`, another one
+        `patterns`. Its work takes `work_s` seconds at full speed; the result of work is verified if `work_s` is given.
+        """
+        where = self._places(tasks, nodes)
+        number = next(self._numbers)
+        cores = cpu_cores or min(self.facts[node].cpus / sharing for node, sharing in Counter(where).items())
+        mib = memory_mib or max(SMALL_MIB, *(self.facts[node].guest_floor_mib for node in where))
+        members = len(where) if program != "eatcpu" else 1  # eatcpu sends no messages
+        specs = tuple(
+            GuestSpec(
+                guest=f"dfrs-{self.tag}-s{number}-t{task}",
+                run=self.tag,
+                job=number,
+                task=task,
+                program=program_spec(
+                    program or ("patterns" if members > 1 else "eatcpu"),
+                    units_per_core_s=self.core_units_per_s,
+                    cpu_cores=cores,
+                    work_s=work_s,
+                    iteration_s=iteration_s,
+                    seed=number,
+                    rank=task if members > 1 else 0,
+                    ranks=members,
+                    topology=topology,
+                    imbalance=imbalance,
+                    message_bytes=message_bytes,
+                    touched_frac=touched_frac,
+                ),
+                cpu_cores=cores,
+                memory_mib=mib,
+                address=next(self.addresses),
+            )
+            for task in range(len(where))
+        )
+        return LabJob(self, specs, where, verified=work_s < ENDLESS_S)
+
+    def job_of(self, specs: tuple[GuestSpec, ...]) -> LabJob:
+        """Return a job of these guests, on one node after the other; its result is not verified."""
+        # working out what endless work comes to would take CPU time of its own
+        return LabJob(self, specs, self._places(len(specs), ()), verified=False)
+
+    def _places(self, tasks: int, nodes: Sequence[NodeRef]) -> tuple[int, ...]:
+        if not nodes:
+            if tasks < 0:
+                raise UserError(f"tasks = {tasks}: expected at least 1")
+            return tuple(task % len(self.fleet.nodes) for task in range(max(1, tasks)))
+        if tasks not in (0, len(nodes)):
+            raise UserError(f"tasks = {tasks} with {len(nodes)} nodes: expected one node for each task")
+        return node_indexes(self.nodes, nodes, len(nodes))
+
+    async def command(self, node: NodeRef, action: AnyAction, deadline_s: float) -> dict[str, object]:
+        """Send a command of the bus to a node, and return its agent's report."""
+        return await self.fleet.call(self._index(node), action, deadline_s)
+
+    async def guests_on(self, node: NodeRef) -> list[GuestSample]:
+        """Return every guest that a node really holds."""
+        return list((await ask(self.fleet, self._index(node), ListGuests(), Guests, self._command_s)).guests)
+
+    async def ping(self, node: NodeRef) -> float:
+        """Return the round trip of a command that does nothing, in seconds."""
+        begin_s = asyncio.get_running_loop().time()
+        await self.fleet.call(self._index(node), Ping(), self._command_s)
+        return asyncio.get_running_loop().time() - begin_s
+
+    async def watch(
+        self, node: NodeRef, guests: Sequence[str], every_s: float, for_s: float, caps: Sequence[CapChange] = ()
+    ) -> Watched:
+        """Sample CPU time and work units of guests on one node every `every_s` for `for_s`, changing caps meanwhile."""
+        index = self._index(node)
+        action = Watch(guests=tuple(guests), every_s=every_s, for_s=for_s, caps=tuple(caps))
+        found = await ask(self.fleet, index, action, Watched, for_s + self._command_s)
+        for name, samples in (("cpu_s", found.cpu_s), ("units", found.units)):
+            if {guest: len(samples.get(guest, ())) for guest in guests} != dict.fromkeys(guests, len(found.t_s)):
+                expected = f"expected {len(found.t_s)} samples of each of {', '.join(guests)}"
+                raise ReplyError(self.fleet.name(index), action, name, samples, expected)
+        return found
+
+    async def native(
+        self,
+        node: NodeRef,
+        *,
+        program: str,
+        ranks: int,
+        seconds: float,
+        cap_cores: float = 0.0,
+        topology: str = "ring",
+        message_bytes: int = 4096,
+        iteration_s: float = 0.02,
+        cpu_cores: float = 1.0,
+    ) -> NativeRun:
+        """Run a program on a node without a guest around it; `cap_cores` 0 is without a cap."""
+        spec = program_spec(
+            program, units_per_core_s=self.core_units_per_s, cpu_cores=cpu_cores, work_s=ENDLESS_S,
+            iteration_s=iteration_s, seed=next(self._numbers), ranks=ranks, topology=topology,
+            message_bytes=message_bytes,
+        )  # fmt: skip
+        action = Native(program=spec, seconds=seconds, cap_cores=cap_cores)
+        return await ask(self.fleet, self._index(node), action, NativeRun, seconds + self._command_s)
+
+    def check(self) -> None:
+        """Raise `RunError` if a node is away: whatever is measured then means nothing."""
+        away = [f"{node.name} ({node.reason})" for node in self.fleet.nodes if not node.online]
+        if away:
+            raise RunError(f"nodes away: {', '.join(away)}")
+
+    def _index(self, node: NodeRef) -> int:
+        return node_index(self.nodes, node)
+
+    @property
+    def _command_s(self) -> float:
+        return self.scenario.deadlines.command_s

@@ -1,0 +1,182 @@
+"""Live migration of a job's guests: believed only after the agents at both ends were asked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from testbed.bus.messages import Adopt, Migrate, Stop
+from testbed.bus.migration import Destination
+from testbed.bus.numbers import Bytes, Count, Seconds
+from testbed.errors import RunError, TestbedError
+from testbed.failure_codes import FailureCode
+from testbed.lab.guest_specs import cap_at
+from testbed.lab.job_guests import JobGuests
+from testbed.lab.operations import Operations
+from testbed.lab.replies import Nodes, ask
+from testbed.scenario.schema import DeadlinesTable, MigrationTable
+
+LATE_EVENT_S = 1.0  # for which an end that was told is waited for, when a guest is nowhere
+
+
+class StaysError(RunError):
+    """Guests could not migrate and run where they were; the others of their job have arrived."""
+
+
+class LostError(RunError):
+    """A guest is at neither end of its migration, or that cannot be known."""
+
+    failure_code = FailureCode.MIGRATE_FAILED
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What one guest's live migration took; without the source's word, the times are upper bounds."""
+
+    bytes: Bytes
+    elapsed_s: Seconds
+    downtime_s: Seconds
+    rounds: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMigration:
+    """Moves the guests of one job; `tell(**entry)` journals what happens to each, so that the job's state follows."""
+
+    nodes: Nodes
+    operations: Operations
+    deadlines: DeadlinesTable
+    limits: MigrationTable
+    targets: Mapping[int, Destination]  # by node
+    tell: Callable[..., None]
+
+    async def move(self, live: JobGuests, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
+        """Migrate the tasks that are not at their targets side by side, then set the caps of those that stayed.
+
+        `live.state` follows each as it arrives. Raises `StaysError` when some run where they were, and with all
+        members at the old yield; `LostError` when one is nowhere without having ended.
+        """
+        before = self._running_on(live)
+        moving = [task for task in range(len(targets)) if before[task] != targets[task]]
+        results = await asyncio.gather(
+            *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # what is worse comes first
+        moved = [result for result in results if isinstance(result, Moved)]
+        if failures:
+            if isinstance(failures[0], StaysError) and moved:
+                await self._level_caps(live, live.state.yield_frac)
+            raise failures[0]
+        if len(moving) < len(targets) and yield_frac != live.state.yield_frac:
+            await self._level_caps(live, yield_frac)
+        return moved
+
+    async def _level_caps(self, live: JobGuests, yield_frac: float) -> None:
+        """Give all members one yield, so that the job's cap is never a mixture."""
+        for attempt in range(self.deadlines.tries):
+            if attempt:
+                await asyncio.sleep(0.2 * 2**attempt)
+            try:
+                await self.operations.set_running_cap(live, yield_frac)
+            except TestbedError:
+                if live.state.finished_tasks:
+                    return  # a guest that has ended has no cap
+                if attempt + 1 == self.deadlines.tries:
+                    raise
+            else:
+                return
+
+    def _running_on(self, live: JobGuests) -> tuple[int, ...]:
+        if live.state.running_on is None:
+            raise RunError(f"job {live.job_id} does not run")
+        return live.state.running_on
+
+    async def _member(self, live: JobGuests, task: int, target: int, yield_frac: float) -> Moved | None:
+        """Migrate one guest; None if it ended before, or on its way."""
+        loop = asyncio.get_running_loop()
+        source, spec = self._running_on(live)[task], live.specs[task]
+        budget_s = self.limits.budget_s_per_gib * math.ceil(spec.memory_mib / 1024)
+        begin_s = loop.time()
+        moved: Moved | None = None
+        failure: TestbedError | None = None
+        if task not in live.state.finished_tasks:
+            action = Migrate(
+                guest=spec.guest,
+                to=self._target(target),
+                budget_s=budget_s,
+                no_progress_s=self.limits.no_progress_s,
+            )
+            try:
+                moved = await ask(self.nodes, source, action, Moved, budget_s + self.deadlines.command_s)
+            except TestbedError as error:
+                failure = error
+                await self._ask_both_ends(live, task, source, target, error)
+            refusal = await self._adopt(live, task, target, cap_at(spec, yield_frac))
+            if refusal is not None:
+                raise LostError(f"{spec.guest} is at neither end of its migration: {failure or refusal}; {refusal}")
+        if task in live.state.finished_tasks:
+            self.tell(job=live.job_id, task=task, source=source, target=target, ended=True)
+            return None
+        elapsed_s = loop.time() - begin_s
+        moved = moved or Moved(bytes=0, elapsed_s=elapsed_s, downtime_s=elapsed_s)
+        self.tell(
+            job=live.job_id, task=task, source=source, target=target, counted=failure is None,
+            **msgspec.structs.asdict(moved),
+        )  # fmt: skip
+        return moved
+
+    def _target(self, node: int) -> Destination:
+        if node not in self.targets:
+            raise RunError(f"node {self.nodes.name(node)}: nothing says where guests migrate to it live")
+        return self.targets[node]
+
+    async def _ask_both_ends(self, live: JobGuests, task: int, source: int, target: int, error: TestbedError) -> None:
+        """After a migration that did not say that it succeeded: return if the guest has left, else raise `StaysError`.
+
+        The source's word decides. What the target has while the source still runs the guest is an incoming copy that
+        never ran, and is destroyed; a guest that the source has not is looked for by adopting it.
+        """
+        guest = live.specs[task].guest
+        here, there = await asyncio.gather(self._has(source, guest), self._has(target, guest))
+        self.tell(
+            job=live.job_id, task=task, source=source, target=target, error=str(error), at_source=here, at_target=there
+        )
+        if not here:
+            return
+        try:
+            await self.nodes.call(target, Stop(guest=guest), self.deadlines.command_s)
+        except TestbedError as resists:
+            if there:
+                raise LostError(f"{guest}: a copy at the target of its migration resists: {resists}") from resists
+        raise StaysError(str(error)) from error
+
+    async def _has(self, node: int, guest: str) -> bool | None:
+        """Whether a node has the guest once it is done with every command for it; None if it does not say."""
+        try:
+            there, _ = await self.operations.guests_at(node, settled=(guest,))
+        except TestbedError:
+            return None
+        return guest in there
+
+    async def _adopt(self, live: JobGuests, task: int, target: int, cap_cores: float) -> TestbedError | None:
+        """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""
+        error: TestbedError | None = None
+        for attempt in range(self.deadlines.tries):
+            if attempt:
+                await asyncio.sleep(LATE_EVENT_S * attempt)
+            if task in live.state.finished_tasks:
+                return None
+            live.taken_over(task)
+            try:
+                action = Adopt(spec=live.specs[task], cap_cores=cap_cores, verify=live.verified)
+                await self.nodes.call(target, action, self.deadlines.command_s)
+            except TestbedError as failure:
+                error = failure
+            else:
+                return None
+        await asyncio.sleep(LATE_EVENT_S)
+        return None if task in live.state.finished_tasks else error

@@ -1,0 +1,57 @@
+"""Where jobs can migrate live to: known from the scenario and the lab in a box, never from what a node says.
+
+A node's word decides only whether it is left out: what a node can do, it says itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from testbed.box.network import BRIDGE
+from testbed.bus.messages import NodeFacts
+from testbed.bus.migration import Destination, migration_uri
+from testbed.errors import UserError
+from testbed.lab.boxes import spec_of
+from testbed.scenario.schema import NodeTable, Scenario
+
+_REHEARSED = "null"  # the driver whose guests migrate within its process
+_OF_DRIVER = {"xen": "xen"}  # libvirt's name of a hypervisor; qemu for all others
+
+
+def migration_targets(scenario: Scenario, facts: Mapping[str, NodeFacts]) -> Mapping[int, Destination]:
+    """Return where to send guests for a live migration, by index in `facts` of the nodes that can take part.
+
+    Raises `UserError` for a node that takes guests live, but at no address, or by another transport, that the scenario
+    gives.
+    """
+    tables = {node.name: node for node in scenario.nodes}
+    return {
+        index: _target(scenario, tables[name], fact.driver, fact.capabilities)
+        for index, (name, fact) in enumerate(facts.items())
+        if "live" in fact.capabilities
+    }
+
+
+def _target(scenario: Scenario, node: NodeTable, driver: str, capabilities: Sequence[str]) -> Destination:
+    if driver == _REHEARSED:
+        return Destination(uri=f"null://{node.name}/system", host=node.name, node=node.name)
+    transport = scenario.migration.transport
+    offered = [each.partition(":")[2] for each in capabilities if each.startswith("migration:")]
+    if offered != [transport]:
+        raise UserError(
+            f"node {node.name}: guests migrate to it by {' or '.join(offered) or 'nothing that it names'}: expected "
+            f"{transport}, as [migration] transport says"
+        )
+    hypervisor = _OF_DRIVER.get(driver, "qemu")
+    if scenario.box is not None:
+        there = next(each for each in spec_of(scenario).nodes if each.name == node.name)
+        uri = migration_uri(hypervisor, transport, there.host)
+        return Destination(uri=uri, host=there.host, node=node.name, partition=f"/{there.full_name}", bridge=BRIDGE)
+    place = node.migration
+    if place is None:
+        raise UserError(
+            f"node {node.name}: guests can migrate to it live, and nothing says where: expected migration "
+            '= {host = "ADDRESS"} in its table [[nodes]], or mechanism = "save-restore"'
+        )
+    uri = migration_uri(hypervisor, transport, place.host, place.port)
+    return Destination(uri=uri, host=place.host, node=node.name, partition=place.partition, bridge=place.bridge)

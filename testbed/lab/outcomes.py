@@ -1,0 +1,134 @@
+"""What operations on a job and measurements of a lab return.
+
+Seconds are the controller's, by its monotonic clock, unless a name says `reported`: those are the hypervisor's or the
+agent's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from testbed.bus.numbers import Amount, Cores, Count, Positive
+from testbed.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """`start_s`: until every guest was there; `first_progress_s`: from then until every task had progressed."""
+
+    start_s: float
+    first_progress_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """Caps by task as read back, and how long it took to set them all."""
+
+    caps_cores: dict[int, float]
+    round_trip_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a guest is: work units, the program's clock at that moment, CPU time used, its state.
+
+    `cap_cores` is the cap in force as the node read it back just then, None where it could not.
+    """
+
+    units: int
+    mono_s: float
+    cpu_s: float
+    cap_cores: float | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Until every guest stood still, and how far apart they did."""
+
+    hold_s: float
+    skew_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; what is reported is of the slowest."""
+
+    save_s: float
+    hold_s: float
+    run_on_reported_s: float
+    write_reported_s: float
+    sync_reported_s: float
+    hold_skew_s: float
+    image_mib: float  # of all tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Images on their way to other nodes, all tasks side by side."""
+
+    transfer_s: float
+    image_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """As `Started`, from images; `cached_frac` of them was in the page cache before, NaN if that is not known."""
+
+    restore_s: float
+    release_skew_s: float
+    first_progress_s: float
+    cached_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A live migration of all tasks that moved; `downtime_reported_s` is that of the worst of them."""
+
+    migrate_s: float
+    reported_s: float
+    downtime_reported_s: float
+    moved_mib: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Work units a second of the slowest task by its program's clock, and the cores which that task used meanwhile."""
+
+    units_per_s: float
+    used_cores: float
+
+    @property
+    def units_per_cpu_s(self) -> float:
+        """Work units a second of CPU time; raises `RunError` if none was counted."""
+        if self.used_cores <= 0.0:
+            raise RunError("no CPU time was counted while the guest progressed")
+        return self.units_per_s / self.used_cores
+
+
+class CapsChanged(msgspec.Struct, frozen=True):
+    """When caps were set while guests were watched, in seconds since the watch began, and as they were read back."""
+
+    begin_s: Amount
+    end_s: Amount
+    caps: dict[str, Cores]
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """Samples of guests by their node's monotonic clock, from 0 on; all lists are as long as `t_s`."""
+
+    t_s: list[Amount]
+    cpu_s: dict[str, list[Amount]]
+    units: dict[str, list[Count]]
+    cap_changes: list[CapsChanged] = []
+
+
+class NativeRun(msgspec.Struct, frozen=True):
+    """What a program did on a node without a guest around it: that of its slowest rank."""
+
+    units: Count
+    elapsed_s: Positive
+    cpu_s: Positive

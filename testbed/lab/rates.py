@@ -1,0 +1,117 @@
+"""How fast a job progresses, by its programs' own count and clocks, and how much CPU time it uses for that.
+
+Programs report how far they are every half a second or less often, with the time by a clock of their own. CPU time is
+read by the clock of each node. How late the controller hears of either changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from testbed.errors import RunError, TestbedError
+from testbed.lab.core_speed import checked_rate
+from testbed.lab.outcomes import Progress, Rate, Watched
+
+if TYPE_CHECKING:
+    from testbed.lab.job import LabJob
+    from testbed.lab.lab import Lab
+
+WINDOW_S = 1.0  # two reports of a program
+REPORT_S = 0.6  # after that a program has reported once more
+SETTLE_S = 0.25  # after a change of caps: two of their periods
+_SAMPLE_S = 0.25
+_POLL_S = 0.05  # each poll costs the nodes CPU time, too
+
+
+async def rate(job: LabJob, window_s: float, settle_s: float, limit_s: float) -> float:
+    """See `LabJob.rate`; nothing but reports is read, and seldom, so that the job has its nodes to itself."""
+    await asyncio.sleep(settle_s)
+    before = await job.progress()
+    after = await _reported(job, before, window_s, limit_s, every_s=REPORT_S, least_s=0.0)
+    found = []
+    for node, guest in zip(job.nodes, job.guests, strict=True):
+        was, now = before[guest], after[guest]
+        units, elapsed_s = now.units - was.units, now.mono_s - was.mono_s
+        found.append(checked_rate(f"node {node}: rate of {guest}", units / elapsed_s))
+    return min(found)
+
+
+async def rate_and_use(lab: Lab, job: LabJob, window_s: float, settle_s: float) -> Rate:
+    """See `LabJob.rate_and_use`."""
+    await asyncio.sleep(settle_s)
+    limit_s = lab.scenario.deadlines.command_s
+    begin = await _reported(job, await job.progress(), 0.0, limit_s)
+    end, *watched = await _both(
+        _reported(job, begin, window_s, limit_s),
+        *(lab.watch(node, guests, min(_SAMPLE_S, window_s), window_s) for node, guests in _by_node(job).items()),
+    )
+    found = []
+    for guest, was in begin.items():
+        now = end[guest]
+        if now.units <= was.units:
+            raise RunError(f"guest {guest}: no progress within {now.mono_s - was.mono_s:.3g} s, at {now.units} units")
+        used_cores = next(_used_cores(one, guest) for one in watched if guest in one.cpu_s)
+        found.append(Rate((now.units - was.units) / (now.mono_s - was.mono_s), used_cores))
+    return min(found, key=lambda one: one.units_per_s)
+
+
+def _by_node(job: LabJob) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node, guest in zip(job.nodes, job.guests, strict=True):
+        found.setdefault(node, []).append(guest)
+    return found
+
+
+def _used_cores(watched: Watched, guest: str) -> float:
+    elapsed_s = watched.t_s[-1] - watched.t_s[0]
+    if elapsed_s <= 0.0:
+        raise RunError(f"guest {guest}: its CPU time was read once only: the agent could not sample in time")
+    return (watched.cpu_s[guest][-1] - watched.cpu_s[guest][0]) / elapsed_s
+
+
+async def _both(
+    reports: Coroutine[Any, Any, dict[str, Progress]], *watching: Coroutine[Any, Any, Watched]
+) -> tuple[dict[str, Progress], *tuple[Watched, ...]]:
+    """Run them side by side; the first failure cancels the others."""
+    failed: TestbedError | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            reported = group.create_task(reports)
+            watched = [group.create_task(watch) for watch in watching]
+    except* TestbedError as failures:
+        failed = next(error for error in failures.exceptions if isinstance(error, TestbedError))
+    if failed is not None:  # raised in the clause above, it would be in a group again
+        raise failed
+    return (reported.result(), *(task.result() for task in watched))
+
+
+async def _reported(
+    job: LabJob, since: Mapping[str, Progress], by_s: float, limit_s: float, *, every_s: float = _POLL_S,
+    least_s: float | None = None,
+) -> dict[str, Progress]:  # fmt: skip
+    """Return the progress after `by_s` seconds, once each task has reported again since, by its own clock.
+
+    The report is at least `by_s` after that in `since`, or `least_s`. Raises `RunError` for a task that has not
+    reported within `limit_s` after that.
+    """
+    least_s = by_s if least_s is None else least_s
+    await asyncio.sleep(by_s)
+    until_s = _now_s() + limit_s
+    while True:
+        found = await job.progress()
+        late = [
+            guest
+            for guest, was in since.items()
+            if found[guest].mono_s <= was.mono_s or found[guest].mono_s < was.mono_s + least_s
+        ]
+        if not late:
+            return found
+        if _now_s() > until_s:
+            raise RunError(f"guest {late[0]}: it reported no progress within {limit_s:g} s")
+        await asyncio.sleep(every_s)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,71 @@
+"""Taking a lab from whoever drives it, and from what a dead controller left on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.bus.address import BrokerAddress
+from testbed.bus.certificate import own_name
+from testbed.bus.client import MqttBus
+from testbed.bus.messages import ListGuests, Stop
+from testbed.bus.requests import CommandError
+from testbed.bus.telemetry import guests_in
+from testbed.lab.fleet import Fleet
+from testbed.lab.inventory import Survey
+from testbed.lab.leased import lease_lab
+from testbed.scenario.schema import DeadlinesTable
+
+_DEADLINES = DeadlinesTable(lease_ttl_s=15.0)
+_CALL_S = 30.0
+_ROUNDS = 20
+_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a takeover did: guests that are gone, by node, and what could not be done, in words."""
+
+    removed: dict[str, tuple[str, ...]]
+    failures: tuple[str, ...]
+
+
+async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, say: Callable[[str], None]) -> Taken:
+    """End the lease of a lab, remove every guest of its online nodes, and leave it free.
+
+    Raises `UserError` while somebody drives the lab, unless `force`.
+    """
+    client, party = f"takeover-{os.getpid()}", own_name(address.tls_dir)
+    online = [name for name, status in found.nodes.items() if status.online]
+    async with (
+        MqttBus(address, client, keep_session=False) as bus,
+        lease_lab(bus, lab, online, client, deadlines=_DEADLINES, force=force, party=party) as leased,
+    ):
+        outcomes = await asyncio.gather(*(_clear(leased.fleet, node.index, say) for node in leased.fleet.nodes))
+    removed = {name: tuple(sorted(gone)) for name, (gone, _) in zip(online, outcomes, strict=True) if gone}
+    return Taken(removed, tuple(why for _, why in outcomes if why))
+
+
+async def _clear(fleet: Fleet, node: int, say: Callable[[str], None]) -> tuple[set[str], str]:
+    """Stop the guests of a node until it has none; some may be on their way out already."""
+    gone: set[str] = set()
+    name, why = fleet.name(node), ""
+    for _ in range(_ROUNDS):
+        try:
+            there = {sample.guest for sample in guests_in(await fleet.call(node, ListGuests(), _CALL_S))}
+        except CommandError as error:
+            return gone, str(error)
+        if not there:
+            return gone, ""
+        for guest in sorted(there - gone):
+            say(f"{name}: removing {guest}")
+        gone |= there
+        for guest in sorted(there):
+            try:
+                await fleet.call(node, Stop(guest=guest), _CALL_S)
+            except CommandError as error:
+                why = str(error)
+        await asyncio.sleep(_AGAIN_S)
+    return gone, why or f"{name}: guests are still there"

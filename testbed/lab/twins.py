@@ -1,0 +1,66 @@
+"""Blocking twins of asynchronous classes, derived from them: for notebooks, checks and other code without a loop."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from testbed.lab.portal import Portal
+
+_NONE: Mapping[type, type[Twin]] = {}
+
+
+class Twin:
+    """An object whose coroutines run in the loop of `portal`, while the caller waits for their results.
+
+    `original` is the asynchronous object; other threads touch it only by way of the portal.
+    """
+
+    def __init__(self, portal: Portal, original: Any) -> None:
+        self.portal = portal
+        self.original = original
+
+
+def derive(name: str, original: type, twins: Mapping[type, type[Twin]] = _NONE) -> type[Twin]:
+    """Return the blocking twin of a class: its public methods and properties, and its context if it has one.
+
+    Objects of the classes in `twins` that its methods return come as theirs.
+    """
+    members: dict[str, object] = {
+        "__doc__": f"The blocking twin of `{original.__name__}`: each call returns when it has ended.",
+        "__module__": Twin.__module__,
+    }
+    for key, member in vars(original).items():
+        if key in ("__aenter__", "__aexit__"):
+            members[key.replace("__a", "__")] = _blocking(member, twins)
+        elif key.startswith("_"):
+            continue
+        elif isinstance(member, property):
+            members[key] = property(functools.partial(_read, key), doc=member.__doc__)
+        elif inspect.isfunction(member):
+            members[key] = _blocking(member, twins)
+    return type(name, (Twin,), members)
+
+
+def _read(key: str, twin: Twin) -> object:
+    return getattr(twin.original, key)
+
+
+def _blocking(method: Callable[..., Any], twins: Mapping[type, type[Twin]]) -> Callable[..., object]:
+    """Return the blocking form of a method, be it a coroutine or not: what belongs to the loop is done in the loop."""
+
+    @functools.wraps(method)
+    def call(self: Twin, *given: object, **named: object) -> object:
+        async def work() -> object:
+            found = method(self.original, *given, **named)
+            return await found if inspect.iscoroutine(found) else found
+
+        found = self.portal.call(work())
+        if found is self.original:
+            return self
+        twin = twins.get(type(found))
+        return found if twin is None else twin(self.portal, found)
+
+    return call

@@ -1,0 +1,1 @@
+"""Scenario files: their schema, and the jobs that they name."""
