@@ -15,13 +15,14 @@ import msgspec
 
 from testbed import __version__
 from testbed.calibration.bench import Bench, open_bench
+from testbed.calibration.checked import checked_observations
 from testbed.calibration.experiment import Experiment, LabFacts
 from testbed.calibration.load import foreign_frac
-from testbed.calibration.plan import Trial, key, left, plan
+from testbed.calibration.plan import Trial, conditions_of, key, left, plan
 from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
 from testbed.control.labs import OpenLab
 from testbed.control.scenario import Scenario
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import RunError, TestbedError, UserError, printable
 
 BLOCKS = 10
 QUICK_BLOCKS = 3
@@ -65,12 +66,12 @@ async def calibrate(
         conditions = {}
         skipped = {}
         for experiment in order.experiments:
-            reason = experiment.why_not(lab)
-            if reason:
-                skipped[experiment.name] = reason
-                tell(f"{experiment.name}: not on this lab: {reason}")
+            possible = conditions_of(experiment, lab, quick=order.quick)
+            if isinstance(possible, str):
+                skipped[experiment.name] = possible
+                tell(f"{experiment.name}: not on this lab: {possible}")
             else:
-                conditions[experiment.name] = experiment.conditions(lab, quick=order.quick)
+                conditions[experiment.name] = possible
         trials = plan(conditions, order.blocks, order.seed)
         with TrialJournal(place / FILE) as journal:
             begin = _begin(order, bench, skipped)
@@ -129,9 +130,11 @@ async def _one(experiment: Experiment, trial: Trial, number: int, bench: Bench, 
     observations: tuple[dict[str, float | int | str], ...] = ()
     error: str | None = None
     try:
-        observations = tuple(await experiment.run(bench, trial.condition))
+        observations = checked_observations(experiment.name, await experiment.trial(bench, trial.condition))
     except TestbedError as failure:
         error = str(failure)
+    except Exception as failure:  # noqa: BLE001  # whatever a plug-in raises must not cost the other trials
+        error = printable(f"{type(failure).__name__}: {failure}")
     return Outcome(
         trial=number,
         experiment=trial.experiment,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from testbed.calibration.experiment import Observation
 from testbed.calibration.experiments.felt import Pace, together
 from testbed.calibration.specimen import Specimen
+from testbed.calibration.values import Observation
 
 SKEWS = ("hold_skew_s", "release_skew_s")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from testbed.calibration.bench import Bench
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import LabFacts
 from testbed.calibration.experiments.felt import cores_of, emulated, lab_of, levels_mib
 from testbed.calibration.specimen import Specimen
+from testbed.calibration.values import Condition, Observation
 
 
 def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:
