@@ -21,7 +21,10 @@ def find_experiments(names: Sequence[str] = ()) -> list[Experiment]:
     """
     points = _points()
     if not names:
-        return _in_order([found for point in points.values() if isinstance(found := _load(point), Experiment)])
+        all_of_them = [found for point in points.values() if isinstance(found := _load(point), Experiment)]
+        if not all_of_them:
+            raise UserError(f"no entry point of the group {GROUP}: expected those of this package; install it again")
+        return _in_order(all_of_them)
     chosen: list[Experiment] = []
     for name in dict.fromkeys(names):
         if name not in points:
@@ -62,6 +65,10 @@ def _load(point: EntryPoint) -> Experiment | UserError:
         if experiment.name != point.name or not _NAME.fullmatch(point.name):
             expected = "the name of its entry point, of small letters, digits and '-'"
             return UserError(f"{_of(point)}: name {experiment.name!r}: expected {expected}")
+        if not (isinstance(experiment.about, str) and isinstance(experiment.section, str)):
+            return UserError(f"{_of(point)}: expected texts as about and section")
+        if not isinstance(experiment.order, int):
+            return UserError(f"{_of(point)}: order {experiment.order!r}: expected a whole number")
     except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the other experiments
         return UserError(f"{_of(point)}: {type(error).__name__}: {error}")
     return experiment

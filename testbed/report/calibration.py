@@ -23,6 +23,12 @@ from testbed.report.page import Page, Section, write_page
 from testbed.report.style import Absent, Chart, write_chart
 
 _MOST_REMARKS = 12
+_TAKEN = frozenset(  # the parts of the page that are no figures of one experiment
+    [
+        "calibration_penalty", "calibration_clocks", "verdicts", "assumed", "clocks", "tables", "provenance",
+        "assumptions", "quantities", "outliers", "failed", "experiments", "nodes",
+    ]
+)  # fmt: skip
 
 
 def calibration_page(trials: Trials, calibration: Calibration) -> Page:
@@ -32,7 +38,7 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
     counts = [
         f"{measured.count(kind)} {kind}" for kind in ("held", "within", "broken", "undecided") if kind in measured
     ]
-    shown = shown_by(trials, calibration, find_experiments())
+    shown = shown_by(trials, calibration, find_experiments(), _TAKEN)
     outliers, failed, nodes = outliers_table(calibration), failed_table(trials), nodes_table(trials)
     lab = str(trials.begin.get("lab", "a lab"))
     broken = len(calibration.failed)

@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from testbed.calibration.checked import NAME
 from testbed.calibration.experiment import Experiment
 from testbed.calibration.model import Calibration
@@ -38,10 +40,12 @@ class Shown:
     notes: list[str] = field(default_factory=list)
 
 
-def shown_by(trials: Trials, calibration: Calibration, experiments: Sequence[Experiment]) -> Shown:
-    """Ask every experiment, in their order."""
+def shown_by(
+    trials: Trials, calibration: Calibration, experiments: Sequence[Experiment], taken: AbstractSet[str] = frozenset()
+) -> Shown:
+    """Ask every experiment, in their order; `taken` are names on the page that no figure can have."""
     found = Shown()
-    names: set[str] = set()
+    names = set(taken)
     for experiment in experiments:
         measured = Measured(experiment.name, trials, calibration)
         found.headlines += _each(measured, experiment.headlines, Headline, found.notes) or ()
@@ -70,14 +74,27 @@ def _each(
         for one in found or ():
             if not isinstance(one, kind):
                 raise UserError(f"experiment {measured.experiment}: {shown(one)}: expected a {kind.__name__}")
+            if not _drawable(one):
+                words = f"{kind.__name__} {shown(getattr(one, 'label', getattr(one, 'title', '')))}"
+                raise UserError(f"experiment {measured.experiment}: {words}: expected finite numbers of every row")
         return None if found is None else list(found)
 
     return guarded(measured.experiment, method.__name__, made, notes)
 
 
+def _drawable(one: object) -> bool:
+    """Whether the figures that several experiments share can be made of this."""
+    match one:
+        case Series():
+            return len(one.rows) > 0 and bool(np.isfinite(one.values).all())
+        case Clocks():
+            return len(one.x_s) == len(one.y_s) == len(one.rows) and bool(np.isfinite([one.x_s, one.y_s]).all())
+    return True
+
+
 def _figures(
     experiment: Experiment, measured: Measured, taken: AbstractSet[str], notes: list[str]
-) -> list[Chart | Absent]:  # fmt: skip
+) -> list[Chart | Absent]:
     """Return the figures of an experiment; a line that says why in their place if there is something wrong."""
 
     def made() -> list[Chart | Absent]:
@@ -102,6 +119,9 @@ def _checked_name(experiment: str, figure: object) -> str:
     if not isinstance(figure.name, str) or not NAME.fullmatch(figure.name):
         expected = "a name of small letters, digits and '_'"
         raise UserError(f"experiment {experiment}: figure {shown(figure.name)}: expected {expected}")
+    texts = (figure.title, figure.caption, figure.alt) if isinstance(figure, Chart) else (figure.title, figure.reason)
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"experiment {experiment}: figure {figure.name}: {shown(texts)}: expected texts")
     return figure.name
 
 
