@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from testbed.calibration.assumptions import judge
 from testbed.calibration.model import About, Calibration, Failed
 from testbed.calibration.overheads_from import overheads_from, progress_from
-from testbed.calibration.quantities import find_quantities
+from testbed.calibration.registry import find_experiments
+from testbed.calibration.results import results_of
 from testbed.calibration.trials import FILE, Trials
 from testbed.errors import RunError, UserError
 
@@ -23,7 +23,7 @@ _NOT_PROVENANCE = ("kind", "created_unix_s", "seed", "experiments")
 def calibrate_from(
     trials: Trials, trials_file: Path | None = None, *, storage: str = "disk", cache: str = "warm"
 ) -> Calibration:
-    """Return what the trials support; the same trials give the same calibration.
+    """Return what the trials support by the experiments that are installed; equal trials give an equal calibration.
 
     `trials_file` (or its folder) is where they were read from, for the digest. The tables of overheads are of images
     in `storage`, read with `cache` "warm" or "cold". Raises RunError if no trial succeeded.
@@ -31,9 +31,9 @@ def calibrate_from(
     done = [outcome for outcome in trials.outcomes if outcome.error is None]
     if not done:
         raise RunError(f"{trials_file or 'trials'}: {len(trials.outcomes)} trials, none that succeeded: expected some")
-    found = find_quantities(trials)
-    overheads, notes = overheads_from(trials, found, storage=storage, cache=cache)
-    progress, more_notes = progress_from(found)
+    results = results_of(trials, find_experiments())
+    overheads, notes = overheads_from(trials, results.quantities, storage=storage, cache=cache)
+    progress, more_notes = progress_from(results.quantities)
     conditions = Counter((outcome.experiment, *sorted(outcome.condition.items())) for outcome in done)
     about = About(
         trials_file="" if trials_file is None else _file(trials_file).name,
@@ -43,7 +43,7 @@ def calibrate_from(
         seed=int(trials.begin.get("seed", 0)),
         experiments=tuple(sorted({outcome.experiment for outcome in done})),
         created_utc=_utc(trials.begin.get("created_unix_s")),
-        notes=(*notes, *more_notes),
+        notes=(*notes, *more_notes, *results.notes),
     )
     failed = tuple(
         Failed(outcome.trial, outcome.experiment, outcome.condition, outcome.error)
@@ -53,11 +53,11 @@ def calibrate_from(
     return Calibration(
         about=about,
         provenance=_provenance(trials),
-        quantities=tuple(found.quantities),
-        assumptions=judge(trials, found),
+        quantities=tuple(quantity for found in results.quantities.values() for quantity in found),
+        assumptions=results.assumptions,
         overheads=overheads,
         progress=progress,
-        outliers=tuple(found.outliers),
+        outliers=tuple(outlier for found in results.quantities.values() for outlier in found.outliers),
         failed=failed,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-from testbed.calibration.experiment import Value
+from testbed.calibration.values import Value
 
 VERSION = 1
 Verdict = Literal["held", "within", "broken", "undecided", "not measured"]

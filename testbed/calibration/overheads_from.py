@@ -10,23 +10,32 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from testbed.calibration.experiments.live_migration import LiveMigration
+from testbed.calibration.experiments.proportionality import Proportionality
+from testbed.calibration.experiments.save_restore import SaveRestore
+from testbed.calibration.experiments.start import Start
+from testbed.calibration.experiments.transfer import Transfer
 from testbed.calibration.fits import TimeFit
-from testbed.calibration.found import WHOLE, Found, number
 from testbed.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity
-from testbed.calibration.moving_times import SAVE_RESTORE
+from testbed.calibration.quantities import WHOLE, Quantities, number
 from testbed.calibration.trials import Outcome, Trials
 
 GB_PER_MIB = 2**20 / 1e9
+_MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
 SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # mechanisms of a scenario's table [migration]
 
 
 def overheads_from(
-    trials: Trials, found: Found, *, storage: str = "disk", cache: str = "warm"
+    trials: Trials, by_experiment: Mapping[str, Quantities], *, storage: str = "disk", cache: str = "warm"
 ) -> tuple[OverheadGrids | None, list[str]]:
     """Return the tables, None if saves and restores were not measured, and what their reader should know."""
-    save, resume = found.fit("save", storage=storage), found.fit("resume", storage=storage, cache=cache)
+    found = {name: by_experiment.get(name, Quantities()) for name in _MOVING}
+    saves = found[SaveRestore.name]
+    save, resume = saves.fit("save", storage=storage), saves.fit("resume", storage=storage, cache=cache)
     if save is None or resume is None:
-        return None, [f"No [overheads]: no trial of {SAVE_RESTORE} with storage {storage} and cache {cache} succeeded."]
+        return None, [
+            f"No [overheads]: no trial of {SaveRestore.name} with storage {storage} and cache {cache} succeeded."
+        ]
     notes: list[str] = []
     memory_mib, levels = _grid_of(trials, storage, cache)
     if levels[0] != 1:
@@ -38,15 +47,15 @@ def overheads_from(
             tuple(round(sum(fit.predict_s(mib, level) for fit in fits), 6) for mib in memory_mib) for level in levels
         )
 
-    ways = {SAVE_AND_RESTORE: _through_storage(found, save, resume, grid, notes)}
-    live = found.fit("live_felt")
+    ways = {SAVE_AND_RESTORE: _through_storage(found[Transfer.name].fit("transfer"), save, resume, grid, notes)}
+    live = found[LiveMigration.name].fit("live_felt")
     if live is not None:
         ways[LIVE] = grid(live)
     chosen = str(trials.begin.get("migration", SAVE_AND_RESTORE))
     if chosen not in ways:
         notes.append(f"The scenario migrates by {chosen}, which was not measured: migration_s is by save and restore.")
         chosen = SAVE_AND_RESTORE
-    start = found.fit("start", tasks=1) or found.fit("start")
+    start = found[Start.name].fit("start", tasks=1) or found[Start.name].fit("start")
     if start is None:
         notes.append("No start of a job was measured: start_s is left out, and starts are free in a simulation.")
     return (
@@ -63,9 +72,10 @@ def overheads_from(
     )
 
 
-def _through_storage(found: Found, save: TimeFit, resume: TimeFit, grid: Callable[..., Grid], notes: list[str]) -> Grid:
+def _through_storage(
+    transfer: TimeFit | None, save: TimeFit, resume: TimeFit, grid: Callable[..., Grid], notes: list[str]
+) -> Grid:
     """Return save + transfer + restore + first progress, without the transfer where none was measured."""
-    transfer = found.fit("transfer")
     if transfer is None:
         notes.append("No transfer of images between nodes was measured: migration_s holds none.")
         return grid(save, resume)
@@ -75,7 +85,7 @@ def _through_storage(found: Found, save: TimeFit, resume: TimeFit, grid: Callabl
 def _grid_of(trials: Trials, storage: str, cache: str) -> tuple[list[float], list[int]]:
     """Return the memory sizes (MiB) and tasks at once that were measured, each increasing."""
     wanted = {"storage": storage, "cache": cache}.items()
-    used = [outcome for outcome in trials.of(SAVE_RESTORE) if wanted <= outcome.condition.items()]
+    used = [outcome for outcome in trials.of(SaveRestore.name) if wanted <= outcome.condition.items()]
     whole = [outcome for outcome in used if outcome.condition.get("touched_frac", WHOLE) == WHOLE]
     sizes = {_filled_mib(outcome) for outcome in whole or used}
     levels = {int(number(outcome.condition, "concurrent") or 1) for outcome in whole or used}
@@ -86,13 +96,13 @@ def _filled_mib(outcome: Outcome) -> float:
     return (number(outcome.condition, "memory_mib") or 0.0) * (number(outcome.condition, "touched_frac") or WHOLE)
 
 
-def progress_from(found: Found) -> tuple[ProgressCurve | None, list[str]]:
+def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurve | None, list[str]]:
     """Return the progress of serial and of parallel jobs by yield, and what its reader should know.
 
     A point is the median of the conditions of its kind, linear between the yields of one kind where only the other
     was measured at a yield.
     """
-    measured = [quantity for quantity in found.quantities if quantity.name == "relative_progress"]
+    measured = by_experiment.get(Proportionality.name, Quantities()).named("relative_progress")
     points = {kind: _points(measured, kind) for kind in ("serial", "parallel")}
     yields = sorted({at for own in points.values() for at in own} | {1.0})
     if len(yields) < 2:

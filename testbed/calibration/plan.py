@@ -9,9 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
-from testbed.calibration.experiment import Value
+from testbed.calibration.checked import checked_values
+from testbed.calibration.experiment import Experiment, LabFacts
 from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Observation, Value
+from testbed.errors import UserError, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,32 @@ class Trial:
     experiment: str
     block: int
     condition: dict[str, Value]
+
+
+def conditions_of(experiment: Experiment, lab: LabFacts, *, quick: bool) -> list[Observation] | str:
+    """Return the conditions of an experiment on a lab, checked, or why it has none; whatever it raises is a reason."""
+    try:
+        if reason := experiment.why_not(lab):
+            return reason
+        return _checked(experiment, lab, quick=quick)
+    except UserError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  # whatever a plug-in raises must not cost the other experiments
+        return printable(f"its conditions failed: {type(error).__name__}: {error}")
+
+
+def _checked(experiment: Experiment, lab: LabFacts, *, quick: bool) -> list[Observation]:
+    of = f"experiment {experiment.name}"
+    found = [checked_values(one, f"{of}: condition") for one in experiment.conditions(lab, quick=quick)]
+    if not found:
+        raise UserError(f"{of}: no condition: expected one at least, an empty one if nothing is varied")
+    for place, condition in enumerate(found):
+        if condition in found[:place]:
+            raise UserError(f"{of}: condition {condition}: expected each condition once")
+        expected_s = experiment.expected_s(condition, lab)
+        if not (isinstance(expected_s, int | float) and isfinite(expected_s) and expected_s >= 0.0):
+            raise UserError(f"{of}: expected_s {expected_s!r} of condition {condition}: expected seconds, at least 0")
+    return found
 
 
 def plan(conditions: Mapping[str, Sequence[dict[str, Value]]], blocks: int, seed: int) -> list[Trial]:

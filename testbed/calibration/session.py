@@ -14,10 +14,11 @@ from statistics import median
 import msgspec
 
 from testbed import __version__
+from testbed.calibration.checked import checked_observations
 from testbed.calibration.experiment import Experiment, LabFacts
-from testbed.calibration.plan import Trial, key, left, plan
+from testbed.calibration.plan import Trial, conditions_of, key, left, plan
 from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import RunError, TestbedError, UserError, printable
 from testbed.lab.bring_up import BringUp
 from testbed.lab.lab import Lab
 from testbed.lab.load import foreign_frac
@@ -66,12 +67,12 @@ async def calibrate(
         conditions = {}
         skipped = {}
         for experiment in order.experiments:
-            reason = experiment.why_not(lab)
-            if reason:
-                skipped[experiment.name] = reason
-                tell(f"{experiment.name}: not on this lab: {reason}")
+            possible = conditions_of(experiment, lab, quick=order.quick)
+            if isinstance(possible, str):
+                skipped[experiment.name] = possible
+                tell(f"{experiment.name}: not on this lab: {possible}")
             else:
-                conditions[experiment.name] = experiment.conditions(lab, quick=order.quick)
+                conditions[experiment.name] = possible
         trials = plan(conditions, order.blocks, order.seed)
         with TrialJournal(place / FILE) as journal:
             begin = _begin(order, bench, skipped)
@@ -130,9 +131,11 @@ async def _one(experiment: Experiment, trial: Trial, number: int, bench: Lab, be
     observations: tuple[dict[str, float | int | str], ...] = ()
     error: str | None = None
     try:
-        observations = tuple(await experiment.run(bench, trial.condition))
+        observations = checked_observations(experiment.name, await experiment.trial(bench, trial.condition))
     except TestbedError as failure:
         error = str(failure)
+    except Exception as failure:  # noqa: BLE001  # whatever a plug-in raises must not cost the other trials
+        error = printable(f"{type(failure).__name__}: {failure}")
     return Outcome(
         trial=number,
         experiment=trial.experiment,

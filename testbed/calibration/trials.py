@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from testbed.calibration.experiment import Value
+from testbed.calibration.values import Value
 from testbed.errors import RunError, UserError
 
 FILE = "trials.jsonl"

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from testbed.calibration.registry import find_experiments
+from testbed.calibration.registry import broken_experiments, find_experiments
 from testbed.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
 from testbed.calibration.trials import Trials, read_trials
 from testbed.cli.interrupts import run_interruptible
@@ -67,6 +67,7 @@ def _this_machine() -> Scenario:
 def print_experiments(*, as_json: bool) -> int:
     """List the experiments."""
     found = [{"experiment": one.name, "about": one.about} for one in find_experiments()]
+    _say_broken(wide_console(stderr=True))
     if as_json:
         json.dump(found, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -84,6 +85,8 @@ def rehearse(request: Request, *, as_json: bool) -> int:
     """Do all trials in virtual time with nodes that do nothing; print how many there are, and how long they take."""
     order = request.order()
     console = wide_console(stderr=as_json)
+    if not request.experiments:
+        _say_broken(console)
     expected_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as folder:
         trials = run_interruptible(
@@ -137,6 +140,8 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
 def _measure(request: Request, *, as_json: bool) -> Trials:
     order = request.order()
     console = wide_console(stderr=as_json)
+    if not request.experiments:
+        _say_broken(console)
     with Progress("trials", console) as progress:
 
         def show(step: Step) -> None:
@@ -150,6 +155,12 @@ def _measure(request: Request, *, as_json: bool) -> Trials:
         except KeyboardInterrupt:
             progress.line(f"interrupted; the trials so far are in {request.trials}: call again to go on")
             raise
+
+
+def _say_broken(console: Console) -> None:
+    """Name the installed experiments that cannot be used; without `--experiments` the others are done."""
+    for why in broken_experiments().values():
+        _say(console, f"{why}; it is left out")
 
 
 def _need_report() -> None:

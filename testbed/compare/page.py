@@ -12,8 +12,8 @@ from testbed.compare.study import INSIDE, NO_BAND, Group, Study
 from testbed.compare.words import decisions, judgement, largest_source, order_words, repeats, sentence, verdict
 from testbed.report.figures_schedule import figures_schedule
 from testbed.report.page import Page, Section
-from testbed.report.page_tables import Headline, Table
-from testbed.report.style import Absent, Chart
+from testbed.report.page_tables import Table
+from testbed.report.style import Absent, Chart, Headline
 
 
 def study_page(found: Study) -> Page:

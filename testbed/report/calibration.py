@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.calibration.model import Calibration
+from testbed.calibration.registry import find_experiments
 from testbed.calibration.trials import Trials
-from testbed.report.calibration_assumptions import assumptions_table, figure_assumed, headlines
-from testbed.report.calibration_caps import figure_cap_accuracy, figure_cap_response
-from testbed.report.calibration_clocks import figure_clocks
-from testbed.report.calibration_control import figure_bus, figure_decision, figure_enactment
-from testbed.report.calibration_costs import figure_memory, figure_star
-from testbed.report.calibration_moves import figure_live, figure_parallel, figure_start, figure_transfer
-from testbed.report.calibration_rates import figure_isolation, figure_proportionality, figure_virtualisation
+from testbed.report.calibration_reschedulings import figure_assumed, figure_clocks
+from testbed.report.calibration_results import Shown, shown_by
 from testbed.report.calibration_tables import (
+    assumptions_table,
     experiments_table,
     failed_table,
     nodes_table,
@@ -23,9 +20,15 @@ from testbed.report.calibration_tables import (
     quantities_table,
 )
 from testbed.report.page import Page, Section, write_page
-from testbed.report.style import write_chart
+from testbed.report.style import Absent, Chart, write_chart
 
 _MOST_REMARKS = 12
+_TAKEN = frozenset(  # the parts of the page that are no figures of one experiment
+    [
+        "calibration_penalty", "calibration_clocks", "verdicts", "assumed", "clocks", "tables", "provenance",
+        "assumptions", "quantities", "outliers", "failed", "experiments", "nodes",
+    ]
+)  # fmt: skip
 
 
 def calibration_page(trials: Trials, calibration: Calibration) -> Page:
@@ -35,6 +38,7 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
     counts = [
         f"{measured.count(kind)} {kind}" for kind in ("held", "within", "broken", "undecided") if kind in measured
     ]
+    shown = shown_by(trials, calibration, find_experiments(), _TAKEN)
     outliers, failed, nodes = outliers_table(calibration), failed_table(trials), nodes_table(trials)
     lab = str(trials.begin.get("lab", "a lab"))
     broken = len(calibration.failed)
@@ -53,52 +57,20 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
             f"interval is of 95 % over trials.{' ' + _failures(broken) if broken else ''}"
         ),
         source=f"{calibration.about.trials_file or 'trials.jsonl'} and its fits",
-        headlines=headlines(trials, calibration),
-        remarks=tuple(_remarks(trials)),
+        headlines=tuple(shown.headlines),
+        remarks=tuple(_remarks(trials, shown)),
         sections=(
             Section(
                 "verdicts", "The papers' assumptions", tables=(assumptions_table(calibration),),
             ),
-            Section("assumed", "300 s against reality", (figure_assumed(trials, _why(trials, "save-restore")),)),
             Section(
-                "costs", "Preempt and restore",
-                (
-                    figure_memory(trials, calibration, _why(trials, "save-restore")),
-                    figure_star(trials, _unless_done(trials, "save-restore")),
-                    figure_parallel(trials, _why(trials, "mpi-save-restore")),
-                ),
+                "assumed", "300 s against reality", (figure_assumed(shown.penalties, shown.of_reschedulings),),
             ),
-            Section(
-                "moves", "Move and start",
-                (
-                    figure_live(trials, calibration, _why(trials, "live-migration")),
-                    figure_transfer(trials, calibration, _why(trials, "transfer")),
-                    figure_start(trials, calibration, _why(trials, "start")),
-                ),
+            *(
+                Section(f"experiments-{number}", title, tuple(sorted(figures, key=_wide_first)))
+                for number, (title, figures) in enumerate(shown.sections.items(), 1)
             ),
-            Section("clocks", "Reported and felt", (figure_clocks(trials, _why(trials, "save-restore")),)),
-            Section(
-                "caps", "CPU caps",
-                (
-                    figure_cap_accuracy(trials, _why(trials, "cap-accuracy")),
-                    figure_cap_response(trials, _why(trials, "cap-response")),
-                ),
-            ),
-            Section(
-                "progress", "Progress",
-                (
-                    figure_proportionality(trials, _why(trials, "proportionality")),
-                    figure_isolation(trials, _why(trials, "isolation")),
-                    figure_virtualisation(trials, _why(trials, "virtualisation")),
-                ),
-            ),
-            Section(
-                "control", "Control path",
-                (
-                    figure_enactment(trials, _why(trials, "enactment")), figure_bus(trials, _why(trials, "bus")),
-                    figure_decision(trials, _why(trials, "decision")),
-                ),
-            ),
+            Section("clocks", "Two clocks", (figure_clocks(shown.clocks, shown.of_clocks),)),
             Section(
                 "tables", "Tables",
                 tables=tuple(one for one in (quantities_table(calibration), outliers, failed) if one),
@@ -130,34 +102,22 @@ def write_calibration_figures(
     return [write_chart(chart, folder, form) for chart in charts for form in forms]
 
 
-def _why(trials: Trials, experiment: str) -> str:
-    """Say in a line why there is nothing to draw of an experiment."""
-    skipped = trials.begin.get("skipped")
-    if isinstance(skipped, dict) and experiment in skipped:
-        return f"Not measured: {experiment} was left out on this lab: {skipped[experiment]}."
-    failed = [outcome for outcome in trials.outcomes if outcome.experiment == experiment and outcome.error is not None]
-    if failed and not trials.of(experiment):
-        return f"Not measured: all {len(failed)} trials of {experiment} failed, the last with: {failed[-1].error}."
-    if trials.of(experiment):
-        return f"Not measured: the trials of {experiment} do not hold what this figure needs."
-    return f"Not measured: no trial of {experiment} was done."
-
-
-def _unless_done(trials: Trials, experiment: str) -> str:
-    """As `_why`, and empty if trials of the experiment were done."""
-    return "" if trials.of(experiment) else _why(trials, experiment)
+def _wide_first(figure: Chart | Absent) -> bool:
+    """Order the figures of a section so that two half charts have one line of the page."""
+    return not (isinstance(figure, Chart) and figure.wide)
 
 
 def _failures(count: int) -> str:
     return f"{count} trial{'' if count == 1 else 's'} failed and gave no observation."
 
 
-def _remarks(trials: Trials) -> list[str]:
+def _remarks(trials: Trials, shown: Shown) -> list[str]:
     """Return what a reader should know before the numbers."""
     found = []
     if trials.begin.get("quick"):
         found.append("A quick calibration: few conditions and few trials; intervals are wide or missing.")
     failed = [outcome for outcome in trials.outcomes if outcome.error is not None]
     found += [f"Trial {one.trial} ({one.experiment}) failed: {one.error}" for one in failed]
+    found += shown.notes
     hidden = len(found) - _MOST_REMARKS
     return found if hidden <= 0 else [*found[:_MOST_REMARKS], f"… and {hidden} more below."]

@@ -1,4 +1,4 @@
-"""Observations of a calibration as rows to draw: each knows its trial, its condition and what was seen."""
+"""Observations of a calibration as rows to draw: each with its trial, its condition and the observed values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from math import isfinite
 
 import numpy as np
 
-from testbed.calibration.experiment import Value
 from testbed.calibration.fits import Floats, Ints, median_interval
+from testbed.calibration.model import Calibration
 from testbed.calibration.trials import Trials
+from testbed.calibration.values import Value
 from testbed.measure.robust import Interval
+from testbed.report.style import Absent, Headline
 
 _GOLDEN = 0.6180339887498949
 _MOST_LISTED = 6
@@ -36,6 +38,36 @@ class Row:
         return tuple(self.values.get(name, "") for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What figures of one experiment are made of: all trials, and the calibration that was made of them."""
+
+    experiment: str
+    trials: Trials
+    calibration: Calibration
+
+    def rows(self, *names: str) -> list[Row]:
+        """Return the observations of this experiment in which all these are finite numbers."""
+        return having(rows_of(self.trials, self.experiment), *names)
+
+    def absent(self, name: str, title: str, reason: str = "") -> Absent:
+        """Return what stands in place of a figure that cannot be drawn; without a reason it is found in the trials."""
+        return Absent(name, title, reason or self.why_not())
+
+    def why_not(self) -> str:
+        """Say in a line why there is nothing to draw of this experiment."""
+        skipped = self.trials.begin.get("skipped")
+        if isinstance(skipped, dict) and self.experiment in skipped:
+            return f"Not measured: {self.experiment} was left out on this lab: {skipped[self.experiment]}."
+        if self.trials.of(self.experiment):
+            return f"Not measured: the trials of {self.experiment} do not hold what this figure needs."
+        failed = [outcome for outcome in self.trials.outcomes if outcome.experiment == self.experiment]
+        if failed:
+            last = failed[-1].error
+            return f"Not measured: all {len(failed)} trials of {self.experiment} failed, the last with: {last}."
+        return f"Not measured: no trial of {self.experiment} was done."
+
+
 def rows_of(trials: Trials, experiment: str) -> list[Row]:
     """Return the observations of an experiment's trials that did not fail."""
     return [
@@ -50,7 +82,12 @@ def having(rows: Iterable[Row], *names: str) -> list[Row]:
     return [row for row in rows if all(row.number(name) is not None for name in names)]
 
 
-def column(rows: Iterable[Row], name: str) -> Floats:
+def wholly_touched(rows: Sequence[Row]) -> list[Row]:
+    """Return the observations of guests that touched all of their memory; all of them if there are none."""
+    return [row for row in rows if row.number("touched_frac") in {None, 1.0}] or list(rows)
+
+
+def values_of(rows: Iterable[Row], name: str) -> Floats:
     """Return a value of all rows (n,); each must have it (see `having`)."""
     return np.array([row.number(name) for row in rows], dtype=np.float64)
 
@@ -74,14 +111,61 @@ def usual(rows: Iterable[Row], *names: str) -> tuple[Value, ...]:
     return max(conditions, key=lambda values: conditions[values]) if conditions else ()
 
 
+def median_headline(rows: Sequence[Row], name: str, label: str) -> tuple[Headline, ...]:
+    """Return the median of a duration in seconds as a headline, none without rows."""
+    if not rows:
+        return ()
+    value_s = float(np.median(values_of(rows, name)))
+    small = abs(value_s) < 0.1
+    return (Headline(f"{value_s * (1e3 if small else 1.0):.3g}", "ms" if small else "s", label),)
+
+
 def middle(rows: Sequence[Row], name: str) -> Interval:
     """Return the median of a value with its 95 % interval over trials; NaN bounds where one trial supports none."""
-    return _median(tuple(column(rows, name).tolist()), tuple(trials_of(rows).tolist()))
+    return _median(tuple(values_of(rows, name).tolist()), tuple(trials_of(rows).tolist()))
 
 
 @lru_cache(maxsize=4096)  # figures are drawn twice, for wide and for narrow screens
 def _median(values: tuple[float, ...], trials: tuple[int, ...]) -> Interval:
     return median_interval(values, trials)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Observations of one value under a label, drawn with one mark; values are multiplied by `factor` (of a unit)."""
+
+    label: str
+    rows: Sequence[Row]
+    name: str
+    mark: int = 0
+    factor: float = 1.0
+
+    @property
+    def values(self) -> Floats:
+        """Return the values (n,)."""
+        return self.factor * values_of(self.rows, self.name)
+
+    @property
+    def middle(self) -> Interval:
+        """Return their median with its 95 % interval over trials."""
+        return scaled(middle(self.rows, self.name), self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Durations `x_s` (n,) and `y_s` (n,) of the same operations by two clocks, and the observation of each."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x_s: Floats
+    y_s: Floats
+    rows: Sequence[Row]
+
+
+def scaled(found: Interval, factor: float) -> Interval:
+    """Return an interval in another unit."""
+    return Interval(found.value * factor, found.low * factor, found.high * factor)
 
 
 def spread(count: int) -> Floats:
@@ -110,9 +194,9 @@ def figure_words(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if "e+" in text and abs(value) < 1e9 else text
 
 
-def listed(words: Sequence[tuple[str, Interval]], unit: str) -> str:
-    """Say medians of groups, of many only the least and the greatest one: the table of quantities has them all."""
-    chosen = list(words)
+def listed(series: Sequence[Series], unit: str) -> str:
+    """Say medians of series, of many only the least and the greatest one: the table of quantities has them all."""
+    chosen = [(one.label, one.middle) for one in series]
     if len(chosen) > _MOST_LISTED:
         ranked = sorted(chosen, key=lambda one: one[1].value)
         chosen = [ranked[0], ranked[-1]]

@@ -12,11 +12,11 @@ from math import isclose
 
 import numpy as np
 
-from testbed.calibration.experiment import Value
 from testbed.calibration.fits import Floats, Ints, weighted_median
 from testbed.calibration.model import Calibration, Quantity
+from testbed.calibration.values import Value
 from testbed.measure.robust import expanded_interval
-from testbed.report.calibration_data import Row, column, figure_words, having, trials_of
+from testbed.report.calibration_data import Row, figure_words, having, trials_of, values_of
 
 _RESAMPLES = 400
 _PAIRS = 2000
@@ -69,7 +69,7 @@ def lines_of(
         for each in levels if law.saturation < np.inf else [level]:
             drawn = own if not each else [row for row in own if (row.number("concurrent") or 1.0) == each]
             if drawn:
-                sizes_mib = column(drawn, "memory_mib")
+                sizes_mib = values_of(drawn, "memory_mib")
                 memory_mib = np.linspace(sizes_mib.min(), sizes_mib.max(), _GRID)
                 found.append(_line(law, each, memory_mib, own, observed))
     return found
@@ -127,9 +127,9 @@ def _line(law: _Law, level: int, memory_mib: Floats, rows: Sequence[Row], observ
         one = np.ones_like(memory_mib)
         return Line(level, memory_mib, time_s, law.fixed.low * one, law.fixed.high * one)
     concurrent = np.array([row.number("concurrent") or 1.0 for row in rows])
-    x = column(rows, "memory_mib") * law.slowdown(concurrent)
+    x = values_of(rows, "memory_mib") * law.slowdown(concurrent)
     trials = trials_of(rows)
-    fixed_s, slopes = _resampled(x, column(rows, observed), trials)
+    fixed_s, slopes = _resampled(x, values_of(rows, observed), trials)
     units = np.unique(trials).size
     at = memory_mib * law.slowdown(float(max(level, 1)))
     found = [

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from testbed.calibration.fits import Floats
 from testbed.measure.robust import Interval
-from testbed.report.calibration_data import spread
-from testbed.report.style import BLUE, GREEN, INK, MOST_MARKS, NARROW_IN, ORANGE, PURPLE, VERMILION, WIDE_IN, log_ticks
+from testbed.report.calibration_data import Row, Series, having, spread, values_of
+from testbed.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MOST_MARKS,
+    NARROW_IN,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    WIDE_IN,
+    Chart,
+    log_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"), (PURPLE, "v"))
 _ROW_IN = 0.34
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """One line of a strip chart: its dots (n,), their median with its interval, and which mark they have."""
-
-    label: str
-    values: Floats
-    middle: Interval
-    mark: int = 0
 
 
 def sized(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
     """Return `draw` with text that is still read where a half chart fills a narrow screen, never below 9 pt."""
 
     def larger(figure: Figure) -> None:
+        import matplotlib as mpl  # noqa: PLC0415  # only to draw
+
         wide = figure.get_figwidth() > NARROW_IN + 0.5 and figure.get_figwidth() > WIDE_IN - 1.0
         narrow = figure.get_figwidth() <= NARROW_IN + 0.1
         most = 10.0 if wide or narrow else 11.0
@@ -68,6 +72,8 @@ def panels(figure: Figure, count: int, *, across: int, height_in: float, sharey:
 
 def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
     """Put the legend of one of the axes above all of them; one column on narrow screens if the words are long."""
+    from matplotlib.collections import PathCollection  # noqa: PLC0415  # only to draw
+
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -113,12 +119,13 @@ def interval_mark(axes: Axes, x: float, y: float, found: Interval, *, upright: b
     )  # fmt: skip
 
 
-def strips(axes: Axes, rows: Sequence[Strip], x_label: str, *, log: bool = False) -> None:
+def strips(axes: Axes, rows: Sequence[Series], x_label: str, *, log: bool = False) -> None:
     """Draw lines of dots one below the other, each with its median and interval."""
     for place, row in enumerate(rows):
-        dots(axes, row.values, place + 0.5 * spread(row.values.size), row.mark, total=row.values.size)
+        values, middle = row.values, row.middle
+        dots(axes, values, place + 0.5 * spread(values.size), row.mark, total=values.size)
         interval_mark(
-            axes, row.middle.value, float(place), row.middle, upright=False,
+            axes, middle.value, float(place), middle, upright=False,
             label="median and its 95 % interval" if not place else "",
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -129,6 +136,54 @@ def strips(axes: Axes, rows: Sequence[Strip], x_label: str, *, log: bool = False
         log_axis(axes, [row.values for row in rows], upright=False)
     else:
         axes.set_xlim(left=0.0)
+
+
+def strip_chart(
+    name: str, title: str, caption: str, alt: str, rows: Sequence[Series], x_label: str, *,
+    log: bool = False, around: float | None = None, height_in: float = 3.4,
+) -> Chart:  # fmt: skip
+    """Return a chart of lines of dots, one for each series, with medians and intervals; see `Chart` for the texts.
+
+    `around` shows values closely around one that is expected, where an axis from 0 would hide what differs.
+    """
+
+    def draw(figure: Figure) -> None:
+        figure.set_figheight(strips_height_in(len(rows)))
+        axes = figure.add_subplot()
+        strips(axes, rows, x_label, log=log)
+        if around is not None:
+            axes.axvline(around, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+            _close_up(axes, rows, around)
+        legend_above(figure, axes, 1)
+
+    return Chart(name, title, caption, alt, sized(draw), height_in=height_in)
+
+
+def strip_panels(
+    name: str, title: str, caption: str, alt: str, rows: Sequence[Series], observed: Sequence[tuple[str, str]]
+) -> Chart:
+    """Return a wide chart with a panel of strips for each of several values of the same rows, in seconds, from 0.
+
+    `observed` holds the name and the title of each value.
+    """
+
+    def draw(figure: Figure) -> None:
+        height_in = strips_height_in(len(rows)) - 0.35
+        cells = panels(figure, len(observed), across=3, height_in=height_in, sharey=not is_narrow(figure))
+        for axes, (key, label) in zip(cells, observed, strict=True):
+            known = [replace(row, name=key, rows=having(row.rows, key)) for row in rows]
+            strips(axes, [row for row in known if row.rows], "seconds")
+            axes.set_title(label, loc="left")
+        legend_above(figure, cells[0], 3)
+
+    return Chart(name, title, caption, alt, sized(draw), wide=True)
+
+
+def _close_up(axes: Axes, rows: Sequence[Series], around: float) -> None:
+    known = np.concatenate([row.values for row in rows])
+    low, high = min(float(known.min()), around), max(float(known.max()), around)
+    room = max(0.08 * (high - low), 0.5)
+    axes.set_xlim(max(low - room, 0.0), high + room)
 
 
 def strips_height_in(rows: int) -> float:
@@ -155,19 +210,16 @@ def log_axis(axes: Axes, values: Sequence[Floats], *, upright: bool) -> None:
 
 def memory_axis(axes: Axes, most_mib: float) -> None:
     """Label the axis of memory, from 0."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  # only to draw
+
     axes.set_xlabel("memory of a guest (MiB)")
     axes.set_xlim(0.0, most_mib * 1.08)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def seconds_scale(values: Floats) -> tuple[float, str]:
+def seconds_scale(rows: Sequence[Row], name: str) -> tuple[float, str]:
     """Return by what to multiply seconds, and the name of the unit then, so that numbers are easily read."""
-    typical = float(np.median(np.abs(values))) if values.size else 1.0
-    if typical < 5e-4:
+    typical_s = float(np.median(np.abs(values_of(rows, name)))) if rows else 1.0
+    if typical_s < 5e-4:
         return 1e6, "µs"
-    return (1e3, "ms") if typical < 0.5 else (1.0, "s")
-
-
-def scaled(found: Interval, factor: float) -> Interval:
-    """Return an interval in another unit."""
-    return Interval(found.value * factor, found.low * factor, found.high * factor)
+    return (1e3, "ms") if typical_s < 0.5 else (1.0, "s")

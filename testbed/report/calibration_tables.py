@@ -26,6 +26,18 @@ def quantities_table(calibration: Calibration) -> Table:
     return Table("quantities", "Quantities", caption, told.heads, told.rows, texts=2)
 
 
+def assumptions_table(calibration: Calibration) -> Table:
+    """Return the verdict on each assumption of the papers."""
+    found = tables.assumption_table(calibration)
+    rows = tuple((row[0].replace("_", " "), *row[1:]) for row in found.rows)
+    caption = (
+        "Judged by all conditions that were measured and their 95 % intervals: held, if all are within 2 % of what is "
+        "assumed; within, if all are within 10 %; broken, if one is wholly outside 10 %; undecided, if more trials "
+        f"are needed. {len(rows)} assumptions of [RR] (Casanova, Stillwell and Vivien, RR-7659, 2011)."
+    )
+    return Table("assumptions", "What the papers assume", caption, found.heads, rows, texts=len(found.heads))
+
+
 def outliers_table(calibration: Calibration) -> Table | None:
     """Return the observations far from the others, None if there are none."""
     told = tables.outlier_table(calibration)

@@ -24,7 +24,6 @@ from testbed.report.figures_traffic import figure_traffic
 from testbed.report.figures_utilisation import figure_utilisation
 from testbed.report.material import Material
 from testbed.report.page_tables import (
-    Headline,
     Table,
     bands_table,
     groups_table,
@@ -40,7 +39,7 @@ from testbed.report.page_tables import (
 )
 from testbed.report.quantiles import latencies
 from testbed.report.schedule import Schedule
-from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, inline_svg
+from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.report.text import METRICS
 from testbed.run import events
 

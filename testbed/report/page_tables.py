@@ -12,6 +12,7 @@ from typing import Any
 from testbed.report.comparison import Group, Verdict, band_of
 from testbed.report.facts import JobRow, RunFacts
 from testbed.report.quantiles import Quantiles
+from testbed.report.style import Headline
 from testbed.report.text import AMOUNTS, METRICS, PHASES
 
 _HEADLINES = (
@@ -40,15 +41,6 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     texts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """One number that a page begins with."""
-
-    value: str
-    unit: str
-    label: str
 
 
 def _number(value: float | None, digits: int = 2) -> str:

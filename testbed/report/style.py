@@ -8,15 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from typing import TYPE_CHECKING, Any, Final
 
 from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 # Okabe-Ito: told apart with any kind of colour vision.
 ORANGE: Final = "#E69F00"
@@ -107,6 +106,15 @@ class Absent:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One number that a page begins with."""
+
+    value: str
+    unit: str
+    label: str
+
+
 def short(text: str, most: int) -> str:
     """Return a name cut to `most` characters, so that one label cannot take the place of a figure."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -122,6 +130,8 @@ def single_axes(figure: Figure, x: str, y: str) -> Axes:
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
     """Let a logarithmic axis from `low` to `high` carry plain numbers, at some places of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  # only to draw
+
     close = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if high / low < 12.0 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=close if high / low < 300.0 else (1.0,)))
     axis.set_minor_locator(NullLocator())
@@ -134,6 +144,9 @@ def legend_outside(figure: Figure, columns: int) -> None:
 
 
 def _drawn(chart: Chart, width_in: float, form: str, *, ground: str) -> bytes:
+    import matplotlib as mpl  # noqa: PLC0415  # of the extra `report`: a module with figures loads without it
+    from matplotlib.figure import Figure  # noqa: PLC0415  # as above
+
     with mpl.rc_context({**_RC, "svg.hashsalt": chart.name}):
         figure = Figure(figsize=(width_in, chart.height_in), layout="constrained")
         chart.draw(figure)

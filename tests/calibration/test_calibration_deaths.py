@@ -13,6 +13,7 @@ from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, Happening
 from testbed.bus.messages import DropImage, Stop
+from testbed.calibration.experiment import Experiment
 from testbed.calibration.registry import find_experiments
 from testbed.calibration.session import MOST_FAILURES, Order, calibrate
 from testbed.calibration.trials import read_trials
@@ -30,7 +31,7 @@ WITH_GUESTS = (
 )  # fmt: skip
 
 
-class Once:
+class Once(Experiment):
     """An experiment with one condition; `disturb` runs beside its second trial."""
 
     def __init__(self, experiment, disturb):
@@ -43,13 +44,16 @@ class Once:
     def conditions(self, lab, *, quick):
         return self._experiment.conditions(lab, quick=quick)[-1:]
 
-    async def run(self, bench, condition):
+    def quantities(self, trials):
+        return self._experiment.quantities(trials)
+
+    async def trial(self, bench, condition):
         self.calls += 1
         if self.calls != 2:
-            return await self._experiment.run(bench, condition)
+            return await self._experiment.trial(bench, condition)
         disturbing = asyncio.create_task(self._disturb())
         try:
-            return await self._experiment.run(bench, condition)
+            return await self._experiment.trial(bench, condition)
         finally:
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
@@ -197,8 +201,8 @@ def test_a_node_that_goes_away_ends_the_calibration_which_goes_on_later(scenario
     monkeypatch.setattr(Agent, "run", note)
 
     class Leaves(Starts):
-        async def run(self, bench, condition):
-            found = await super().run(bench, condition)
+        async def trial(self, bench, condition):
+            found = await super().trial(bench, condition)
             if self.calls == 2:
                 agents[0].stop()
                 while bench.fleet.nodes[0].online:  # noqa: ASYNC110  # virtual time

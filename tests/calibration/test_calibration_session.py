@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from testbed.calibration.experiment import Experiment
 from testbed.calibration.experiments.bus import BusLatency
+from testbed.calibration.quantities import Quantities
 from testbed.calibration.session import MOST_FAILURES, Order, calibrate
 from testbed.calibration.trials import FILE, read_trials
 from testbed.errors import RunError, UserError
@@ -15,7 +17,7 @@ from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import load_lab
 
 
-class Starts:
+class Starts(Experiment):
     """An experiment of a guest that is started, saved and restored; `fails` says which calls break."""
 
     name = "starts"
@@ -26,16 +28,13 @@ class Starts:
         self.guests = []
         self._fails = fails
 
-    def why_not(self, lab):
-        return ""
-
     def conditions(self, lab, *, quick):
         return [{"memory_mib": size} for size in ((100,) if quick else (100, 200))]
 
     def expected_s(self, condition, lab):
         return 3.0
 
-    async def run(self, bench, condition):
+    async def trial(self, bench, condition):
         self.calls += 1
         async with bench.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
             self.guests += guest.guests
@@ -45,6 +44,9 @@ class Starts:
             await guest.save()
             restored = await guest.restore()
             return [{"start_s": started.start_s, "restore_s": restored.restore_s}]
+
+    def quantities(self, trials):
+        return Quantities(trials)
 
 
 class Impossible(BusLatency):

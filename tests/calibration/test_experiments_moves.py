@@ -81,7 +81,7 @@ def try_all(name, scenario, *, quick):
         async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench:
             lab = LabFacts(scenario, bench.facts)
             assert experiment.why_not(lab) == ""
-            return [(one, await experiment.run(bench, one)) for one in experiment.conditions(lab, quick=quick)]
+            return [(one, await experiment.trial(bench, one)) for one in experiment.conditions(lab, quick=quick)]
 
     return run_in_virtual_time(main())
 
@@ -146,7 +146,7 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
                 "memory_mib": 100, "touched_frac": 1.0, "storage": "disk", "concurrent": 2, "cache": "warm",
                 "program": "eatcpu",
             }  # fmt: skip
-            return await experiment.run(bench, condition)
+            return await experiment.trial(bench, condition)
 
     first, second = run_in_virtual_time(main())
     assert first["save_s"] == pytest.approx(2.0, abs=0.01)

@@ -66,7 +66,7 @@ def test_experiments_on_real_processes(tmp_path, edges):
                 condition = min(experiment.conditions(lab, quick=False), key=smallest)
                 edges.clear()
                 begin_s = loop.time()
-                observations = await experiment.run(bench, condition)
+                observations = await experiment.trial(bench, condition)
                 seen[experiment.name] = (condition, observations, loop.time() - begin_s, tuple(edges))
                 for node in range(2):
                     assert (await bench.fleet.call(node, ListGuests(), HANG_S))["guests"] == [], experiment.name

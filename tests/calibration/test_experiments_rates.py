@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from testbed.bus.messages import NodeFacts
 from testbed.calibration.experiment import LabFacts
 from testbed.calibration.from_trials import calibrate_from
 from testbed.calibration.plan import plan
+from testbed.calibration.registry import find_experiments
 from testbed.calibration.trials import Outcome, Trials
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
@@ -23,7 +23,7 @@ from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import check_scenario
 
 NAMES = ("cap_accuracy", "cap_response", "proportionality", "isolation", "virtualisation")
-EXPERIMENTS = {name: importlib.import_module(f"testbed.calibration.experiments.{name}").EXPERIMENT for name in NAMES}
+EXPERIMENTS = dict(zip(NAMES, find_experiments([name.replace("_", "-") for name in NAMES]), strict=True))
 
 
 def scenario(cpus=1.0, memory_mib=1000, count=2, **changes):
@@ -49,7 +49,7 @@ def in_the_dry(name, choose=lambda _condition: True, driver=NullDriver, quick=Fa
             for condition in experiment.conditions(facts, quick=quick):
                 if choose(condition):
                     begin_s = clock()
-                    observations = await experiment.run(bench, condition)
+                    observations = await experiment.trial(bench, condition)
                     took_s = clock() - begin_s
                     assert took_s <= experiment.expected_s(condition, facts)
                     assert len(observations) >= 1
@@ -114,7 +114,9 @@ def test_yields_come_in_an_order_of_each_trials_own():
             facts = LabFacts(bench.scenario, bench.facts)
             condition = experiment.conditions(facts, quick=True)[0]
             return [
-                tuple(o["yield_frac"] for o in sorted(await experiment.run(bench, condition), key=lambda o: o["place"]))
+                tuple(
+                    o["yield_frac"] for o in sorted(await experiment.trial(bench, condition), key=lambda o: o["place"])
+                )
                 for _ in range(4)
             ]
 

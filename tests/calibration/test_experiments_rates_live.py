@@ -6,7 +6,6 @@ What must hold on any machine is asserted; how near rates come to caps is judged
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,9 @@ from support.accuracy import Accuracy, Window
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
-from testbed.calibration.experiment import LabFacts, Observation
+from testbed.calibration.experiment import LabFacts
+from testbed.calibration.registry import find_experiments
+from testbed.calibration.values import Observation
 from testbed.calibration.watched import RESPONSE_WINDOW_S
 from testbed.errors import RunError
 from testbed.lab.lab import Lab
@@ -81,21 +82,18 @@ def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches,
             lab = LabFacts(bench.scenario, bench.facts)
 
             async def run(name, condition):
-                experiment = importlib.import_module(f"testbed.calibration.experiments.{name}").EXPERIMENT
+                (experiment,) = find_experiments([name.replace("_", "-")])
                 assert experiment.why_not(lab) == ""
-                return await undisturbed(lambda: experiment.run(bench, condition))
+                return await undisturbed(lambda: experiment.trial(bench, condition))
 
             for name, condition in SMALL.items():
                 found[name] = await run(name, condition)
                 if name == "cap_response":
                     changes.extend(watches[-1].cap_changes)
             found["native"] = await run("virtualisation", {**SMALL["virtualisation"], "where": "native", "cap_frac": 1})
-            conditions = importlib.import_module(
-                "testbed.calibration.experiments.proportionality"
-            ).EXPERIMENT.conditions
-            kinds = [
-                c for c in conditions(lab, quick=True) if c["kind"] == ("parallel" if lab.able("mpi") else "serial")
-            ]
+            (proportionality,) = find_experiments(["proportionality"])
+            kind = "parallel" if lab.able("mpi") else "serial"
+            kinds = [one for one in proportionality.conditions(lab, quick=True) if one["kind"] == kind]
             found["proportionality"] = await run("proportionality", kinds[0])
             left = [await bench.ping(node) for node in (0, 1)]
             assert all(round_trip_s > 0 for round_trip_s in left)

@@ -12,9 +12,9 @@ from rehearsal import Watcher, five_jobs, rehearse
 from test_endings import give_up
 
 from testbed.control.cluster import LiveJob
-from testbed.lab.operations import Operations
 from testbed.control.recorder import Recorder
 from testbed.errors import RunError
+from testbed.lab.operations import Operations
 from testbed.measure.rundir import RunDirectory, read_journal
 
 COMMIT_S = 0.4  # of virtual time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from support.live import HANG_S
 import testbed
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.task import Task
+from testbed.calibration.model_reader import load_calibration
 from testbed.policies.catalogue import parse
 from testbed.simulation.simulate import simulate
 from testbed.workload.table import read_table
@@ -44,6 +46,18 @@ memory_mib = 640
 name = "b"
 driver = "gentle"
 memory_mib = 640
+"""
+
+
+LAB = """
+[[nodes]]
+name = "a"
+cpus = 0.5
+memory_mib = 320
+[[nodes]]
+name = "b"
+cpus = 0.5
+memory_mib = 320
 """
 
 
@@ -98,3 +112,42 @@ def test_policy_and_driver_work_in_a_live_run(plugins: Path, tmp_path: Path) -> 
     assert '"Narrow"' in text
     rows = (run / "jobs.csv").read_text().splitlines()
     assert len(rows) == 4
+
+
+@pytest.mark.slow
+def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path, tmp_path: Path) -> None:
+    def calibrate(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", "calibrate", "lab.toml", "--quick", "--repeats", "2", *words],
+            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S,
+            env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{packages}", "COLUMNS": "250"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    packages = Path(testbed.__file__).parents[1]
+    (tmp_path / "lab.toml").write_text(LAB + PATIENT_TOML)
+    tables = calibrate("--experiments", "hold,bus", "--report")
+    model = load_calibration(tmp_path / "calibration.toml")
+    assert model.about.experiments == ("bus", "hold")
+    assert [note for note in model.about.notes if "hold" in note] == []
+    held = model.find("hold_s")
+    assert [(one.unit, one.n, one.observations, dict(one.condition)) for one in held] == [
+        ("s", 2, 10, {"iteration_s": 0.05}),
+        ("s", 2, 10, {"iteration_s": 0.2}),
+    ]
+    assert all(one.value > 0.0 and one.bounded for one in held)
+    assert model.assumptions["hold_wait"].verdict != "not measured"
+    assert model.find("bus_round_trip_s")
+    printed = json.loads(calibrate("--fit-only", "--json"))
+    assert [one["value"] for one in printed["quantities"] if one["name"] == "hold_s"] == [
+        pytest.approx(one.value) for one in held
+    ]
+    assert "hold_s" in tables
+    assert "A hold waits for half an iteration." in tables
+    page = (tmp_path / "calibration.html").read_text()
+    (figure,) = re.findall(r'<figure id="hold".*?</figure>', page, re.DOTALL)
+    assert "<svg" in figure
+    assert "iterations of 0.05 s" in figure
+    assert "A hold waits for half an iteration." in page
+    assert "Other experiments" in page

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 from old_runs.old_run_archive import unpack
 
 from testbed.calibration.from_trials import calibrate_from
 from testbed.calibration.model_file import calibration_text
+from testbed.calibration.tables import all_tables, as_json
 from testbed.calibration.trials import read_trials
 from testbed.cli.report import report
 
 TRIALS = Path(__file__).with_name("trials.jsonl")
+QUICK_TRIALS = Path(__file__).with_name("trials-quick.jsonl")
 _COLUMNS = 180  # wide enough for every table
 
 
 def fitted_model() -> str:
     """Return the model file that `testbed calibrate --fit-only` writes of the recorded trials."""
     return calibration_text(calibrate_from(read_trials(TRIALS), TRIALS))
+
+
+def fitted(trials: Path) -> dict[str, Any]:
+    """Return what `testbed calibrate --fit-only --json` prints of recorded trials, and the rows of every table."""
+    calibration = calibrate_from(read_trials(trials), trials)
+    tables = {table.title: [list(table.heads), *map(list, table.rows)] for table in all_tables(calibration)}
+    tables["Assumptions"].sort()  # they come in the order of the experiments that judge them
+    return {**as_json(calibration), "tables": tables}
 
 
 def report_text(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import golden_traces as traces
 import pytest
 from golden_schedules import BATCH_POLICIES, POLICIES, WEEK_POLICIES, bounds, every_policy, schedules
-from golden_tables import fitted_model, report_text
+from golden_tables import QUICK_TRIALS, TRIALS, fitted, fitted_model, report_text
 
 from testbed.simulation.overheads import parse_overheads
 
@@ -26,6 +26,11 @@ def sums(name):
 def fits(_name):
     """Return the tolerance of fits: least squares come from LAPACK, and the file has nine digits."""
     return 1e-8
+
+
+def unrounded(_name):
+    """Return the tolerance of fits with all their digits: logarithms may differ in the last one between processors."""
+    return 1e-12
 
 
 def figures(trace, policies):
@@ -62,6 +67,12 @@ def test_every_policy_on_a_small_trace(check_pinned):
 def test_the_fits_of_recorded_trials(check_pinned):
     """The model file holds every quantity with its interval, the verdicts, and the tables for simulations."""
     check_pinned(MODEL, fitted_model(), fits)
+
+
+@pytest.mark.parametrize(("name", "trials"), [("fitted", TRIALS), ("fitted-quick", QUICK_TRIALS)])
+def test_all_that_is_printed_of_recorded_trials(name, trials, check_pinned):
+    """All experiments but live migration, with every digit, and the tables as a person reads them."""
+    check_pinned(PINNED / f"{name}.json", fitted(trials), unrounded)
 
 
 def test_a_schedule_under_the_model_file(check_pinned):

@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from page_reader import Reader
 from synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
 
+from testbed.calibration.experiments.save_restore import figure_memory, reschedulings
 from testbed.calibration.from_trials import calibrate_from
 from testbed.calibration.model import About, Calibration, Outlier, Quantity
 from testbed.calibration.trials import read_trials
@@ -22,8 +23,7 @@ from testbed.report.calibration import (
     write_calibration_figures,
     write_calibration_report,
 )
-from testbed.report.calibration_costs import figure_memory, reschedulings
-from testbed.report.calibration_data import Row, listed, middle, rows_of
+from testbed.report.calibration_data import Measured, Row, Series, listed, middle, rows_of
 from testbed.report.calibration_lines import lines_of
 from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
 
@@ -148,9 +148,10 @@ def test_all_trials_of_an_experiment_failed(tmp_path):
 
 def test_every_observation_is_a_dot(whole):
     trials, calibration = whole
-    grid, others = reschedulings(trials)
+    measured = Measured("save-restore", trials, calibration)
+    grid, others = reschedulings(measured)
     assert len(grid) + len(others) == len(rows_of(trials, "save-restore"))
-    figure = drawn(figure_memory(trials, calibration, ""))
+    figure = drawn(figure_memory(measured))
     assert len(figure.axes) == 4
     for axes in figure.axes:
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_facecolor().size]
@@ -179,7 +180,7 @@ def test_a_wild_outlier_is_marked_and_told_but_does_not_squeeze_the_rest():
          for place, mib in enumerate(rows_mib)]
     )  # fmt: skip
     calibration = bare_calibration(outliers=(Outlier("penalty_s", 1, 77.0, 3.0, 40.0),))
-    figure = drawn(figure_memory(trials, calibration, ""))
+    figure = drawn(figure_memory(Measured("save-restore", trials, calibration)))
     penalty = figure.axes[3]
     assert penalty.get_ylim()[1] < 4.0
     assert "77 s" in [text.get_text() for text in penalty.findobj(Text)]
@@ -191,7 +192,7 @@ def test_of_two_ways_that_were_measured_alike_the_warm_one_is_the_usual():
     seen = {"save_s": 1.0, "restore_s": 1.0, "first_progress_s": 1.0, "penalty_s": 3.0}
     place = {"memory_mib": 64, "touched_frac": 1.0, "storage": "disk", "concurrent": 1, "program": "eatcpu"}
     trials = read_of([("save-restore", place | {"cache": cache}, seen) for cache in ("cold", "warm")])
-    grid, others = reschedulings(trials)
+    grid, others = reschedulings(Measured("save-restore", trials, bare_calibration()))
     assert [row.values["cache"] for row in (*grid, *others)] == ["warm", "cold"]
 
 
@@ -244,7 +245,7 @@ def test_medians_are_over_trials_and_long_lists_are_cut_to_their_ends():
     found = middle(rows, "x")
     assert found.value == 1.5
     assert found.low < 1.5 < found.high
-    words = listed([(f"g{size}", type(found)(float(size), float("nan"), float("nan"))) for size in range(1, 9)], "s")
+    words = listed([Series(f"g{size}", [Row(1, {"x": float(size)})], "x") for size in range(1, 9)], "s")
     assert words == "g1: 1 s; g8: 8 s"
 
 

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from support.live import until
-from testbed.calibration.trials import Trials
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.quantities import Quantities
+from testbed.calibration.trials import Outcome, Trials
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
 
 MOMENTS = ("working", "watched", "held", "restored")
 
 
-class Killed:
+class Killed(Experiment):
     """Every other trial loses its guest, at one of `moments` after the other; `kill(guest)` kills its process."""
 
     name = "killed"
@@ -25,16 +28,13 @@ class Killed:
         self._moments = moments
         self._calls = 0
 
-    def why_not(self, _lab: object) -> str:
-        return ""
-
-    def conditions(self, _lab: object, *, quick: bool) -> list[dict[str, object]]:
+    def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:  # the same on every lab
         return [{"quick": int(quick)}]
 
-    def expected_s(self, _condition: object, _lab: object) -> float:
-        return 1.0
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        return Quantities(trials)
 
-    async def run(self, bench: Lab, _condition: object) -> list[dict[str, float]]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:  # there is one
         at = self._moments[self._calls // 2] if self._calls % 2 else ""
         self._calls += 1
         memory_mib = max(64, bench.facts[0].guest_floor_mib)

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from testbed.bus.messages import CapChange
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.quantities import Quantities, by_condition, column
 from testbed.calibration.room import down, guest_mib, room_cores, vcpu_counts, why_no_caps
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.calibration.watched import response_s
 from testbed.errors import RunError
 from testbed.lab.lab import Lab
+from testbed.report.calibration_data import (
+    Measured,
+    Row,
+    Series,
+    count_words,
+    groups,
+    having,
+    interval_words,
+    percent,
+    values_of,
+)
+from testbed.report.calibration_panels import strip_chart
+from testbed.report.style import Absent, Chart
 
 _EVERY_S = 0.01
 _SETTLE_S = 0.5
@@ -18,11 +38,13 @@ _ITERATION_S = 0.1
 _PAIRS = ((0.1, 0.6), (0.6, 0.1))  # not near a whole core, which a busy machine may not have to give
 
 
-class CapResponse:
+class CapResponse(Experiment):
     """One guest whose cap is changed from one value to another, and back, three times."""
 
     name = "cap-response"
     about = "time from the command that changes a cap until the guest uses what it allows"
+    section = "CPU caps"
+    order = 100
 
     def why_not(self, lab: LabFacts) -> str:
         """See `Experiment.why_not`."""
@@ -45,7 +67,7 @@ class CapResponse:
         """See `Experiment.expected_s`."""
         return (6.0 if lab.able("whole") else 1.0) + _watch_s()
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a change of the cap that was followed; raises `RunError` if none was.
 
         `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
@@ -89,9 +111,47 @@ class CapResponse:
             )
         return found
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the response by the change, and how long the command takes."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, "from_frac", "to_frac", "vcpus"):
+            found.median("cap_response_s", "s", column(some, "response_s"), condition)
+        found.median("cap_command_s", "s", column(trials, "command_s"), {}, listed=False)
+        return found
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return how long after a command the new cap was felt, by the change."""
+        name, title = "calibration_response", "Caps: how soon a change is felt"
+        rows = measured.rows("response_s")
+        if not rows:
+            return [measured.absent(name, title)]
+        several = len({row.at("vcpus") for row in rows}) > 1
+        series = [
+            Series(
+                f"{percent(a)} → {percent(b)}" + (f", {vcpus} vCPU{'' if vcpus == 1 else 's'}" if several else ""),
+                own, "response_s", factor=1e3,
+            )
+            for (a, b, vcpus), own in groups(rows, "from_frac", "to_frac", "vcpus").items()
+        ]  # fmt: skip
+        commands = Series("", having(rows, "command_s"), "command_s", factor=1e3)
+        command = f" The command itself takes {interval_words(commands.middle, 'ms')}." if commands.rows else ""
+        caption = (
+            "Milliseconds until CPU use has gone to the new cap, as shares of the guest's CPUs, one dot a change, with "
+            "the median and its 95 % interval over trials; no shorter than one sample of the watch can be told apart."
+            f"{command} {count_words(rows)}.{_lost(rows)}"
+        )
+        alt = f"Responses to a new cap: median {1e3 * float(np.median(values_of(rows, 'response_s'))):.3g} ms"
+        x_label = "from the command to the change in use (ms)"
+        return [strip_chart(name, title, caption, alt, series, x_label, height_in=3.2)]
+
 
 def _watch_s() -> float:
     return _SETTLE_S + _CHANGES * (_HOLDS_S + _BACK_S)
 
 
-EXPERIMENT = CapResponse()
+def _lost(rows: list[Row]) -> str:
+    """Say how many changes were never seen to be followed, so that those which were do not stand for all."""
+    changes = {row.trial: row.number("changes") for row in rows}
+    done = sum(int(count) for count in changes.values() if count is not None)
+    lost = done - len(rows)
+    return f" Of {done} changes {lost} were not seen to be followed." if done and lost > 0 else ""

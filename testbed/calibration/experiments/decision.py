@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.quantities import Quantities, by_condition, column
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.lab import Lab
 from testbed.policies.catalogue import parse
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
+from testbed.report.calibration_data import Measured, count_words, groups, middle, scaled, spread, values_of
+from testbed.report.calibration_panels import (
+    MARKS,
+    dots,
+    interval_mark,
+    legend_above,
+    log_axis,
+    seconds_scale,
+    sized,
+)
+from testbed.report.style import INK, Absent, Chart, short, single_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POLICIES = (
     "Greedy */OPT=MIN", "GreedyPM */per/OPT=MIN/MINVT=600", "MCB8 */per/OPT=MIN/MINVT=600", "EASY",
@@ -24,7 +43,7 @@ _NOW_S = 7200.0
 _SEED = 1
 
 
-class Decision:
+class Decision(Experiment):
     """The decision on a job that was just submitted, at the instant of a periodic pass where the policy has such.
 
     A cluster is full under the policy itself: jobs of 1 to 8 tasks have come, and it has decided on them once.
@@ -32,10 +51,8 @@ class Decision:
 
     name = "decision"
     about = "time of a policy's decision on this controller: policy, jobs, nodes"
-
-    def why_not(self, lab: LabFacts) -> str:  # noqa: ARG002  # no node takes part
-        """Every controller can."""
-        return ""
+    section = "Control path"
+    order = 80
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
         """Return a few policies, those of the scenario among them, on clusters of this lab's size and of others'."""
@@ -50,7 +67,7 @@ class Decision:
         """Return about how long a trial takes."""
         return 0.02 + int(condition["nodes"]) / 500
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; what it decides on is the same in each. The first decision is thrown away."""
         if can_load():
             use_compiled()  # as a run does that finds the machine code; at once if it was done before
@@ -63,6 +80,56 @@ class Decision:
             policy.decide(view, event)
             took_s.append(time.perf_counter() - begin_s)
         return [{"decide_s": one_s} for one_s in took_s[1:]]
+
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the median and the 99th percentile of each condition."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, "policy", "jobs", "nodes"):
+            decide = column(some, "decide_s")
+            found.median("decision_s", "s", decide, condition, listed=False)
+            found.median("decision_p99_s", "s", decide, condition, quantile=0.99)
+        return found
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return the time to decide against the number of jobs."""
+        name, title = "calibration_decision", "Time to decide"
+        rows = measured.rows("decide_s", "jobs")
+        if not rows:
+            return [measured.absent(name, title)]
+        factor, unit = seconds_scale(rows, "decide_s")
+        policies = groups(rows, "policy")
+        sizes = groups(rows, "nodes", "jobs")
+
+        def draw(figure: Figure) -> None:
+            axes = single_axes(figure, "jobs in the system", f"time to decide ({unit})")
+            for mark, ((policy,), own) in enumerate(policies.items()):
+                shift = 1.0 + 0.07 * (mark - 0.5 * (len(policies) - 1))
+                x = values_of(own, "jobs") * shift * (1.0 + 0.05 * spread(len(own)))
+                dots(axes, x, factor * values_of(own, "decide_s"), mark, label=short(str(policy), 40), total=len(rows))
+                points = [
+                    (float(jobs) * shift, scaled(middle(same, "decide_s"), factor))
+                    for (jobs,), same in groups(own, "jobs").items()
+                ]
+                axes.plot(
+                    [at for at, _ in points], [found.value for _, found in points], linewidth=1.1, zorder=2,
+                    color=MARKS[mark % len(MARKS)][0],
+                )  # fmt: skip
+                for at, found in points:
+                    interval_mark(axes, at, found.value, found, upright=True)
+            log_axis(axes, [factor * values_of(rows, "decide_s")], upright=True)
+            log_axis(axes, [values_of(rows, "jobs")], upright=False)
+            axes.tick_params(colors=INK)
+            legend_above(figure, axes, 2)
+
+        slowest = max(rows, key=lambda row: row.number("decide_s") or 0.0)
+        caption = (
+            "Wall time of one call of the policy, one dot a call, lines through medians, bars their 95 % intervals "
+            f"over trials; both axes logarithmic. Slowest: {slowest.values.get('policy')} with "
+            f"{slowest.values.get('jobs')} jobs, {factor * (slowest.number('decide_s') or 0.0):.3g} {unit}. "
+            f"Jobs on nodes: {', '.join(f'{jobs} on {nodes}' for nodes, jobs in sizes)}. {count_words(rows)}."
+        )
+        alt = f"Time to decide: median {factor * float(np.median(values_of(rows, 'decide_s'))):.3g} {unit}"
+        return [Chart(name, title, caption, alt, sized(draw), height_in=3.4)]
 
 
 @cache
@@ -117,5 +184,3 @@ _ROWS = (
     "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "virtual_time_s", "state", "start_time_s",
     "estimate_s",
 )  # fmt: skip
-
-EXPERIMENT = Decision()

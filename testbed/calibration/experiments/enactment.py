@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import Experiment, LabFacts
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
     boot_s,
@@ -15,15 +16,21 @@ from testbed.calibration.experiments.felt import (
     least_mib,
     most_mib,
 )
+from testbed.calibration.quantities import Quantities, by_condition, column
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
+from testbed.report.calibration_data import Measured, Series, count_words, groups, listed
+from testbed.report.calibration_panels import seconds_scale, strip_chart
+from testbed.report.style import Absent, Chart
 
 _COMMANDS = ("cap", "hold", "release")
 _REPEATS = 8
 _YIELDS = (0.5, 1.0)  # in turn, so that every order changes something
 
 
-class Enactment:
+class Enactment(Experiment):
     """Orders to a job of one or several independent tasks on one node, from the order to the last answer.
 
     A cap is read back from the kernel by then. A process stands still at the end of its iteration, so that its `hold`
@@ -32,6 +39,8 @@ class Enactment:
 
     name = "enactment"
     about = "round trip of cap, hold and release: guests on the node"
+    section = "Control path"
+    order = 60
 
     def why_not(self, lab: LabFacts) -> str:
         """Return why no guest can be ordered about here."""
@@ -50,7 +59,7 @@ class Enactment:
         """Return about how long a trial takes."""
         return 1.5 + boot_s(lab) * sqrt(float(condition["guests"]))
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial: the order some times over, of which the first is thrown away."""
         lab = lab_of(bench)
         job = bench.job(
@@ -64,6 +73,36 @@ class Enactment:
             took_s = [await _order(job, str(condition["command"]), repeat) for repeat in range(1 + _REPEATS)]
         return [{"round_trip_s": one_s} for one_s in took_s[1:]]
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the median of each condition; a tail is no error, so outliers are not listed."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, "command", "guests"):
+            found.median("enactment_s", "s", column(some, "round_trip_s"), condition, listed=False)
+        return found
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return round trips by command and number of guests."""
+        name, title = "calibration_enactment", "Enactment of a command"
+        rows = measured.rows("round_trip_s")
+        if not rows:
+            return [measured.absent(name, title)]
+        factor, unit = seconds_scale(rows, "round_trip_s")
+        kinds = groups(rows, "command", "guests")
+        commands = sorted({str(command) for command, _ in kinds})
+        series = [
+            Series(
+                f"{command}, {guests} guest{'' if guests == 1 else 's'}", own, "round_trip_s",
+                commands.index(str(command)), factor,
+            )
+            for (command, guests), own in kinds.items()
+        ]  # fmt: skip
+        words = listed(series, unit)
+        caption = (
+            "From the command to the last answer, through the bus, one dot a command, with the median and its 95 % "
+            f"interval over trials; logarithmic. {words}. {count_words(rows)}."
+        )
+        return [strip_chart(name, title, caption, words, series, f"round trip ({unit})", log=True)]
+
 
 async def _order(job: LabJob, command: str, repeat: int) -> float:
     if command == "cap":
@@ -71,6 +110,3 @@ async def _order(job: LabJob, command: str, repeat: int) -> float:
     hold_s = (await job.hold()).hold_s
     release_s = await job.release()
     return hold_s if command == "hold" else release_s
-
-
-EXPERIMENT = Enactment()

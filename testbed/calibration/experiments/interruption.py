@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from testbed.calibration.experiment import Observation
 from testbed.calibration.experiments.felt import Pace, together
+from testbed.calibration.values import Observation
 from testbed.lab.job import LabJob
 
 SKEWS = ("hold_skew_s", "release_skew_s")

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping, Sequence
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.assumptions import Deviation, bounds_words, judged, relative
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.model import Assumption, condition_words
+from testbed.calibration.quantities import Quantities, by_condition, column
 from testbed.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
 from testbed.lab.rates import SETTLE_S, WINDOW_S
+from testbed.report.calibration_data import Measured, Series, count_words, groups, listed, percent
+from testbed.report.calibration_panels import strip_chart
+from testbed.report.style import Absent, Chart
 
 _MOST = 3
 _WINDOW_S = 1.5 * WINDOW_S
 _ITERATION_S = 0.005
 
 
-class Isolation:
+class Isolation(Experiment):
     """One guest at a cap: alone, next to neighbours that compute at the same cap, and alone again."""
 
     name = "isolation"
     about = "rate of progress of a guest at its cap, next to neighbours relative to alone"
+    section = "Progress"
+    order = 120
 
     def why_not(self, lab: LabFacts) -> str:
         """See `Experiment.why_not`."""
@@ -47,7 +58,7 @@ class Isolation:
         boot_s = 6.0 if lab.able("whole") else 1.0
         return boot_s * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.
 
         `drift_frac` is how much greater the second was than the first. `relative_used` is the CPU time used next to
@@ -80,10 +91,49 @@ class Isolation:
             }
         ]
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the relative rate by the number of neighbours."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, "cap_frac", "neighbours"):
+            found.median("isolated_rate", "1", column(some, "relative_rate"), condition)
+        return found
+
+    def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
+        """Judge the rates beside neighbours; the rate without any is what can be resolved."""
+        statement = "The share of one task does not depend on what its neighbours on the node do."
+        deviations = [
+            Deviation(
+                relative(quantity, 1.0),
+                f"{bounds_words(quantity, '')} of the rate alone ({condition_words(quantity.condition)})",
+            )
+            for quantity in quantities.named("isolated_rate")
+            if quantity.condition.get("neighbours")
+        ]
+        return {"isolation": judged(statement, "[RR 2.1]", deviations)}
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return the rate of a capped guest beside busy neighbours, relative to its rate alone."""
+        name, title = "calibration_isolation", "Isolation: beside busy neighbours"
+        rows = measured.rows("relative_rate")
+        if not rows:
+            return [measured.absent(name, title)]
+        caps = sorted({row.at("cap_frac") for row in rows}, key=str)
+        series = [
+            Series(
+                (f"cap {percent(cap)}, " if len(caps) > 1 else "") + f"{others} neighbour{'' if others == 1 else 's'}",
+                own, "relative_rate", caps.index((cap,)), 100.0,
+            )
+            for (cap, others), own in groups(rows, "cap_frac", "neighbours").items()
+        ]  # fmt: skip
+        words = listed(series, "%")
+        caption = (
+            "Rate of progress of a guest under a cap while neighbours on its node use all that they may, relative to "
+            "the same guest under the same cap alone, one dot a trial, with the median and its 95 % interval over "
+            f"trials. {words}. {count_words(rows)}."
+        )
+        return [strip_chart(name, title, caption, words, series, "rate (% of the rate alone)", around=100.0)]
+
 
 def _cap(lab: LabFacts, guests: int) -> float:
     """Return the part of one virtual CPU that each of so many guests gets."""
     return min(1.0, down(room_cores(lab) / guests))
-
-
-EXPERIMENT = Isolation()

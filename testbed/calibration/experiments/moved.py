@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import LabFacts
 from testbed.calibration.experiments.felt import cores_of, emulated, lab_of, levels_mib
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
 

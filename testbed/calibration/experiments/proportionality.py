@@ -1,13 +1,39 @@
 """Whether a job slows down in proportion to its yield, as the papers assume [RR 2.2]."""
 
+# ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
+
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.assumptions import Deviation, bounds_words, judged, relative
+from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.fits import slope_interval
+from testbed.calibration.model import Assumption, Quantity, condition_words
+from testbed.calibration.quantities import Column, Quantities, by_condition, number
 from testbed.calibration.room import guest_mib, need_cores, why_no_caps
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation, Value
 from testbed.lab.lab import Lab
 from testbed.lab.rates import SETTLE_S, WINDOW_S
+from testbed.measure.robust import Interval
+from testbed.report.calibration_data import (
+    Measured,
+    Row,
+    count_words,
+    groups,
+    interval_words,
+    middle,
+    spread,
+    values_of,
+)
+from testbed.report.calibration_panels import MARKS, dots, interval_mark, legend_above, panels, sized
+from testbed.report.style import INK, Absent, Chart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 YIELDS = (0.1, 0.25, 0.5, 0.75, 1.0)
 _SERIAL_ITERATION_S = 0.005
@@ -19,13 +45,16 @@ _MOST_TASKS = 4
 # others tell it at the end of one
 _WHOLE_ITERATIONS = 20
 _ITERATIONS = 10
+_SHAPE = ("kind", "tasks", "topology", "message_bytes", "iteration_s")
 
 
-class Proportionality:
+class Proportionality(Experiment):
     """One fresh job a trial, taken through all yields in a random order, between two looks at its dedicated rate."""
 
     name = "proportionality"
     about = "rate of progress against yield, of serial and of MPI jobs"
+    section = "Progress"
+    order = 110
 
     def why_not(self, lab: LabFacts) -> str:
         """See `Experiment.why_not`."""
@@ -55,7 +84,7 @@ class Proportionality:
         looks_s = [_window_s(lab, float(condition["iteration_s"]), at) for at in (1.0, *YIELDS, 1.0)]
         return boot_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.
 
         `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job;
@@ -99,6 +128,114 @@ class Proportionality:
             for place, (yield_frac, rate) in enumerate(looks[1:-1])
         ]
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the progress of each kind of job at each yield."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, *_SHAPE):
+            _progress(found, condition, some)
+        return found
+
+    def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
+        """Judge progress relative to the yield: a job that is given half but progresses at 0.55 ends 10 % earlier."""
+        deviations = []
+        for quantity in quantities.named("relative_progress"):
+            if (at := float(quantity.condition["yield_frac"])) < 1.0:
+                where = {key: value for key, value in quantity.condition.items() if key != "yield_frac"}
+                words = f"progress {bounds_words(quantity, '')} at yield {at:g} ({condition_words(where)})"
+                deviations.append(Deviation(relative(quantity, at), words))
+        return {"linearity": judged("A job progresses in proportion to its yield.", "[RR 2.2]", deviations)}
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return the relative rate of progress against the yield, and how far it is from the yield."""
+        name, title = "calibration_progress", "Progress against yield"
+        known = measured.rows("yield_frac", "relative_rate")
+        if not known:
+            return [measured.absent(name, title)]
+        rows = [
+            Row(row.trial, {**row.values, "off": 100.0 * (row.number("relative_rate") or 0.0) - 100.0 * _yield(row)})
+            for row in known
+        ]
+        kinds = {
+            label: own
+            for shape, own in sorted(
+                groups(rows, *_SHAPE).items(), key=lambda item: (item[0][0] != "serial", str(item[0]))
+            )
+            if (label := _shape_words(shape, rows))
+        }
+
+        def draw(figure: Figure) -> None:
+            cells = panels(figure, 2, across=2, height_in=3.6)
+            cells[0].plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 2)), label="progress = yield")
+            cells[1].axhline(0.0, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+            for mark, (label, own) in enumerate(kinds.items()):
+                shift = (mark - 0.5 * (len(kinds) - 1)) * 0.012
+                x = values_of(own, "yield_frac") + shift + 0.008 * spread(len(own))
+                for axes, value in zip(cells, ("relative_rate", "off"), strict=True):
+                    dots(axes, x, values_of(own, value), mark, label=label, total=len(rows), size=16)
+                    levels = [
+                        (float(level), middle(same, value)) for (level,), same in groups(own, "yield_frac").items()
+                    ]
+                    axes.plot(
+                        [level + shift for level, _ in levels], [found.value for _, found in levels], linewidth=1.1,
+                        color=MARKS[mark % len(MARKS)][0], zorder=2, alpha=0.8,
+                    )  # fmt: skip
+                    for level, found in levels if value == "off" else ():
+                        interval_mark(axes, level + shift, found.value, found, upright=True)
+            for axes in cells:
+                axes.set_xlim(0, 1.06)
+                axes.set_xlabel("yield")
+            cells[0].set_ylim(bottom=0.0)
+            cells[0].set_ylabel("rate of progress / dedicated rate")
+            cells[1].set_ylabel("rate − yield (points of the dedicated rate)")
+            legend_above(figure, cells[0], 6)
+
+        said = []
+        for label, own in kinds.items():
+            worst = max(
+                (middle(same, "off") for same in groups(own, "yield_frac").values()), key=lambda one: abs(one.value)
+            )
+            said.append(f"{label}: {interval_words(worst, 'points')}")
+        caption = (
+            "Work units per second of a job under a yield, relative to the same guests at yield 1, one dot a look; in "
+            "the second panel less the yield, in percentage points; strokes are medians with their 95 % intervals over "
+            f"trials. The papers assume that progress is the yield [RR 2.2]. Farthest median: {'; '.join(said)}. "
+            f"{count_words(rows)}."
+        )
+        alt = f"Farthest from progress = yield: {'; '.join(said)}"
+        return [Chart(name, title, caption, alt, sized(draw), wide=True)]
+
+
+def _progress(found: Quantities, condition: Condition, outcomes: Sequence[Outcome]) -> None:
+    """Add the relative progress at each yield, its slope, and the yield at which it is farthest off."""
+    by_yield: dict[float, Column] = {}
+    yields, rates = [], Column()
+    for outcome in outcomes:
+        for observation in outcome.observations:
+            yield_frac, rate = number(observation, "yield_frac"), number(observation, "relative_rate")
+            if yield_frac is None or rate is None:
+                continue
+            by_yield.setdefault(round(yield_frac, 4), Column()).add(rate, outcome.trial)
+            yields.append(yield_frac)
+            rates.add(rate, outcome.trial)
+    worst: Quantity | None = None
+    for yield_frac in sorted(by_yield):
+        under = {**condition, "yield_frac": yield_frac}
+        quantity = found.median("relative_progress", "1", by_yield[yield_frac], under)
+        if quantity and (worst is None or _off(quantity) > _off(worst)):
+            worst = quantity
+    if worst is None:
+        return
+    slope = slope_interval(yields, rates.values, rates.trials)
+    if slope:
+        found.add("progress_slope", "1", slope, rates, condition, model="linear")
+    at = float(worst.condition["yield_frac"])
+    off = Interval(worst.value - at, worst.low - at, worst.high - at)
+    found.add("progress_worst_deviation", "1", off, by_yield[at], {**condition, "yield_frac": at})
+
+
+def _off(quantity: Quantity) -> float:
+    return abs(quantity.value - float(quantity.condition["yield_frac"]))
+
 
 def _condition(kind: str, tasks: int, topology: str, message_bytes: int, iteration_s: float) -> Observation:
     return {
@@ -111,4 +248,19 @@ def _window_s(lab: LabFacts, iteration_s: float, yield_frac: float) -> float:
     return max(WINDOW_S, iterations * iteration_s / yield_frac)
 
 
-EXPERIMENT = Proportionality()
+def _yield(row: Row) -> float:
+    return row.number("yield_frac") or 0.0
+
+
+def _shape_words(shape: tuple[Value, ...], rows: list[Row]) -> str:
+    """Name a kind of job by what distinguishes it from the others."""
+    kind, tasks, topology, message_bytes, iteration_s = shape
+    if kind == "serial":
+        return "serial"
+    parallel = [row for row in rows if row.values.get("kind") != "serial"]
+    words = f"{tasks} × {topology}"
+    if len({row.at("message_bytes") for row in parallel}) > 1 and isinstance(message_bytes, (int, float)):
+        words += f", {message_bytes / 1024:g} KiB"
+    if len({row.at("iteration_s") for row in parallel}) > 1 and isinstance(iteration_s, (int, float)):
+        words += f" each {1e3 * iteration_s:g} ms"
+    return words

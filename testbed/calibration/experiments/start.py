@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from weakref import WeakSet
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.assumptions import Deviation, bounds_words, judged
+from testbed.calibration.experiment import Experiment, LabFacts
 from testbed.calibration.experiments.felt import (
     MOST_CONCURRENT,
     boot_s,
@@ -20,11 +22,30 @@ from testbed.calibration.experiments.felt import (
     together,
 )
 from testbed.calibration.experiments.mpi_save_restore import placed
+from testbed.calibration.fits import median_interval
+from testbed.calibration.model import Assumption, condition_words
+from testbed.calibration.quantities import Quantities, by_condition, column
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
+from testbed.measure.robust import Interval
+from testbed.report.calibration_data import (
+    Measured,
+    count_words,
+    groups,
+    interval_words,
+    median_headline,
+    middle,
+    usual,
+)
+from testbed.report.calibration_memory import Phase, phase_chart
+from testbed.report.style import Absent, Chart, Headline
+
+STRETCH_THRESHOLD_S = 10.0  # [RR 2.2]: shorter turn-around times count as this; a start is felt against it
 
 
-class Start:
+class Start(Experiment):
     """Jobs on one node or, with several tasks, over the nodes, started side by side.
 
     The first guest that a node ever starts has its program and its boot image read from the disk: before the first
@@ -33,6 +54,8 @@ class Start:
 
     name = "start"
     about = "from the order to start until progress, serial and MPI: memory, tasks, jobs at once"
+    section = "Move and start"
+    order = 50
 
     def __init__(self) -> None:
         self._warm: WeakSet[Lab] = WeakSet()
@@ -57,7 +80,7 @@ class Start:
         guests = int(condition["concurrent"]) * int(condition["tasks"])
         return (boot_s(lab) + float(condition["memory_mib"]) / 300) * sqrt(guests)
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a job."""
         lab = lab_of(bench)
         cores, count = cores_of(lab), len(bench.facts)
@@ -78,6 +101,51 @@ class Start:
         async with group(jobs) as specimens:
             return await together([_start(specimen) for specimen in specimens])
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the fit over memory and jobs at once, for each number of tasks."""
+        found = Quantities(trials)
+        for condition, some in by_condition(trials, "tasks"):
+            found.times("start", some, ["ready_s"], condition)
+        return found
+
+    def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
+        """Judge starts relative to the shortest turn-around time that the bounded stretch tells from others."""
+        deviations = []
+        for condition, some in by_condition(quantities.trials, "memory_mib", "tasks", "concurrent"):
+            ready = column(some, "ready_s")
+            if ready.values:
+                took = median_interval(ready.values, ready.trials)
+                off = Interval(*(value / STRETCH_THRESHOLD_S for value in (took.value, took.low, took.high)))
+                words = f"{bounds_words(took, ' s')} to first progress ({condition_words(condition)})"
+                deviations.append(Deviation(off, words))
+        return {"free_start": judged("Starting a job costs nothing.", "[RR 5.1]", deviations)}
+
+    def headlines(self, measured: Measured) -> Sequence[Headline]:
+        """Return the median over all conditions."""
+        return median_headline(measured.rows("ready_s"), "ready_s", "start to first progress, median")
+
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return the time from the order to start a guest to its first progress, against memory."""
+        name, title = "calibration_start", "Start: from the order to the first progress"
+        rows = measured.rows("memory_mib", "ready_s")
+        if not rows:
+            return [measured.absent(name, title)]
+        single = usual(rows, "tasks")
+        own = [row for row in rows if row.at("tasks") == single]
+        condition = {"tasks": single[0]} if single[0] != "" else {}
+        phase = Phase.of(measured.calibration, "start", "ready_s", "Starts", own, condition)
+        others = [
+            f"{tasks} tasks of a job: {interval_words(middle(some, 'ready_s'), 's')} ({count_words(some)})"
+            for (tasks,), some in groups([row for row in rows if row.at("tasks") != single], "tasks").items()
+        ]
+        caption = (
+            "Wall seconds until every task has progressed for the first time, guests of one task, one dot a guest; "
+            f"line: the fit, band: 95 % bootstrap over trials; diamonds: outliers, kept. {count_words(own)}."
+            + (f" Start = {phase.law}, m in MiB." if phase.law else "")
+            + (f" Beside them: {'; '.join(others)}." if others else "")
+        )
+        return [phase_chart(name, title, caption, phase, measured.calibration)]
+
 
 async def _start(specimen: LabJob) -> Observation:
     started = await specimen.start()
@@ -90,6 +158,3 @@ async def _start(specimen: LabJob) -> Observation:
 
 def _condition(memory_mib: int, *, tasks: int = 1, concurrent: int = 1) -> Observation:
     return {"memory_mib": memory_mib, "tasks": tasks, "concurrent": concurrent}
-
-
-EXPERIMENT = Start()

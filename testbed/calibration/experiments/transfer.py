@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
-from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiment import Experiment, LabFacts
 from testbed.calibration.experiments.felt import boot_s, group, lacks, together
 from testbed.calibration.experiments.moved import conditions, guests_of
+from testbed.calibration.quantities import Quantities
+from testbed.calibration.trials import Outcome
+from testbed.calibration.values import Condition, Observation
 from testbed.lab.lab import Lab
+from testbed.report.calibration_data import Measured, count_words, wholly_touched
+from testbed.report.calibration_memory import Phase, phase_chart
+from testbed.report.style import Absent, Chart
 
 
-class Transfer:
+class Transfer(Experiment):
     """Images from the first node to the second, side by side; verified at their arrival, as in a run."""
 
     name = "transfer"
     about = "images between two nodes: memory, touched memory, images at once"
+    section = "Move and start"
+    order = 30
 
     def why_not(self, lab: LabFacts) -> str:
         """Return why no image can be sent here."""
@@ -28,7 +37,7 @@ class Transfer:
         """Return about how long a trial takes."""
         return (boot_s(lab) + float(condition["memory_mib"]) / 150) * sqrt(float(condition["concurrent"]))
 
-    async def run(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation an image, which was just written and is in the page cache of its node."""
         async with group(guests_of(bench, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
@@ -36,5 +45,22 @@ class Transfer:
             moved = await together([specimen.transfer((1,)) for specimen in specimens])
         return [{"transfer_s": one.transfer_s, "image_mib": one.image_mib} for one in moved]
 
+    def quantities(self, trials: Sequence[Outcome]) -> Quantities:
+        """Return the fit over memory and images at once."""
+        found = Quantities(trials)
+        found.times("transfer", trials, ["transfer_s"], {})
+        return found
 
-EXPERIMENT = Transfer()
+    def figures(self, measured: Measured) -> Sequence[Chart | Absent]:
+        """Return the time to copy an image to another node, against memory."""
+        name, title = "calibration_transfer", "Transfer of an image to another node"
+        rows = wholly_touched(measured.rows("memory_mib", "transfer_s"))
+        if not rows:
+            return [measured.absent(name, title)]
+        phase = Phase.of(measured.calibration, "transfer", "transfer_s", "Transfers", rows, {})
+        caption = (
+            "Wall seconds from the order to the last answer, one dot an image; line: the fit, band: 95 % bootstrap "
+            f"over trials; diamonds: outliers, kept. {count_words(rows)}, all memory touched."
+            + (f" Transfer = {phase.law}, m in MiB." if phase.law else "")
+        )
+        return [phase_chart(name, title, caption, phase, measured.calibration)]
