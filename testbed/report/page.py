@@ -14,7 +14,7 @@ from markupsafe import Markup
 from testbed import __version__
 from testbed.errors import UserError
 from testbed.report.comparison import groups_of, same_runs, verdicts
-from testbed.report.facts import RunFacts
+from testbed.report.facts import verdict
 from testbed.report.figures_barrier import figure_supersteps
 from testbed.report.figures_caps import figures_caps
 from testbed.report.figures_penalty import figure_penalty
@@ -82,20 +82,6 @@ class Page:
     def charts(self) -> list[Chart]:
         """The figures that there are."""
         return [one for section in self.sections for one in section.figures if isinstance(one, Chart)]
-
-
-def verdict(run: RunFacts) -> tuple[str, bool]:
-    """Return in a line how a run ended, and whether that is well."""
-    total, failed = len(run.jobs), len(run.failed)
-    failures = f", {failed} failed" if failed else ""
-    if run.summary is None:
-        known = f"{run.done} of the {total} jobs that its journal knows were done{failures}"
-        return f"Incomplete: the controller ended before it wrote a summary; {known}.", False
-    if not run.complete:
-        return f"Incomplete: the run ended before all jobs had; {run.done} of {total} done{failures}.", False
-    if failed or run.done < total:
-        return f"Complete, but not well: {run.done} of {total} jobs done{failures}.", False
-    return f"Complete: all {total} jobs done, none failed." if total != 1 else "Complete: the one job was done.", True
 
 
 def _remarks(material: Material) -> tuple[str, ...]:

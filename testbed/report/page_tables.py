@@ -7,12 +7,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed.report.comparison import Group, Verdict, band_of
 from testbed.report.facts import JobRow, RunFacts
-from testbed.report.quantiles import Quantiles
+from testbed.report.fragment import table_html
 from testbed.report.text import AMOUNTS, METRICS, PHASES
+
+if TYPE_CHECKING:
+    from testbed.report.quantiles import Quantiles
 
 _HEADLINES = (
     ("max_stretch", "maximum bounded stretch"),
@@ -40,6 +43,10 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     texts: int = 1
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return table_html(self)
 
 
 @dataclass(frozen=True, slots=True)
