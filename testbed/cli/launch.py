@@ -14,10 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from testbed.cli.interrupts import run_interruptible
+from testbed.control.admission import check_events, check_jobs
 from testbed.control.labs import dry_lab, live_lab
 from testbed.control.local_agents import check_drivers
 from testbed.control.scenario import Scenario
-from testbed.control.session import RunResult, check_events, check_jobs, run_session
+from testbed.control.session import RunResult, run_session
 from testbed.policies.dfrs import can_load, use_compiled
 from testbed.policies.view import Policy
 from testbed.report.live import PlainDisplay, display_for

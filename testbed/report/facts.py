@@ -19,7 +19,10 @@ from testbed.run.interruptions import LIVE
 from testbed.run.job_history import JobHistory
 from testbed.run.reader import Listener, read_history
 
-Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results
+Remark: TypeAlias = (
+    events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results | events.Order
+    | events.ClockStarted
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +308,8 @@ def _row_of(job: JobHistory) -> JobRow:
         virtual_time_s=job.virtual_time_s,
         preemptions=job.preemptions,
         migrations=job.migrations,
-        penalty_s=sum(each.measured.penalty_s for each in job.interruptions if each.measured is not None),
-        bytes_moved=sum(each.bytes_moved for each in job.interruptions),
-        live_migrations=sum(each.mechanism == LIVE for each in job.interruptions),
+        penalty_s=sum(each.measured.penalty_s for each in job.reschedulings if each.measured is not None),
+        bytes_moved=sum(each.bytes_moved for each in job.reschedulings),
+        live_migrations=sum(each.mechanism == LIVE for each in job.reschedulings),
         state=job.word,
     )

@@ -8,7 +8,7 @@ import pytest
 from rehearsal import scenario
 
 from testbed.control import virtual_time
-from testbed.control.session import check_events
+from testbed.control.admission import check_events
 from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import UserError
 from testbed.policies.catalogue import parse
