@@ -16,7 +16,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order; `node` is the name of the node that it is about, `wait_s` how long its effect is waited for."""
 
     order: OrderName
-    node: Annotated[str | None, msgspec.Meta(max_length=255)] = None
+    node: Annotated[str, msgspec.Meta(max_length=255)] | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=MOST_WAIT_S)] = 600.0
 
 

@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ SOCKET: Final = "control.sock"
 _REQUEST_S = 10.0  # from the connection to the whole request
 _CLOSE_S = 5.0  # for answers that are on their way when the run ends
 _MOST_CLIENTS = 16
+_RETRY_S = 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, of SO_PEERCRED
 _log = logging.getLogger(__name__)
 
@@ -53,62 +55,80 @@ async def taking_orders(orders: Orders, run: Path, *, dry: bool = False) -> Asyn
         _log.warning("%s: cannot be made: %s; the run takes no orders", run / SOCKET, error.strerror)
         yield
         return
-    counter = _Counter(orders)
+    counter = _Counter(orders, listener)
     try:
-        server = await asyncio.start_unix_server(counter.serve, sock=listener, limit=MOST_BYTES)
-        try:
+        async with counter:
             yield
-        finally:
-            server.close()
-            await counter.close()
     finally:
+        listener.close()
         await asyncio.to_thread(_remove, run)
 
 
 class _Counter:
-    """Serves the clients of one run."""
+    """Serves the clients of one run at its listening socket, while it is entered."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, listener: socket.socket) -> None:
         self._orders = orders
+        self._listener = listener
         self._clients: set[asyncio.Task[None]] = set()
+        self._closed = False
 
-    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a connection."""
-        task = asyncio.create_task(self._serve(reader, writer), name="order of the operator")
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+    async def __aenter__(self) -> None:
+        self._listen()
 
-    async def close(self) -> None:
+    def _listen(self) -> None:
+        if not self._closed:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    async def __aexit__(self, *_error: object) -> None:
         """Wait a moment for answers that are on their way; tell the other clients that the run is over."""
+        self._closed = True
+        asyncio.get_running_loop().remove_reader(self._listener)
         if self._clients:
             await asyncio.wait(self._clients, timeout=_CLOSE_S)
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self) -> None:
+        """Take one connection."""
         try:
-            try:
-                answer = await self._answer(reader, writer)
-            except asyncio.CancelledError:
-                answer = _refusal("the run is over")
-            writer.write(msgspec.json.encode(answer) + b"\n")
-            with contextlib.suppress(OSError):
-                await writer.drain()
-        finally:
-            writer.close()
+            client, _ = self._listener.accept()
+        except OSError as error:  # too many files are open, for instance: that would repeat at once
+            _log.warning("no order was taken: %s", error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener)
+            loop.call_later(_RETRY_S, self._listen)
+            return
+        client.setblocking(False)  # it has no keyword
+        task = asyncio.create_task(self._serve(client), name="order of the operator")
+        self._clients.add(task)
+        task.add_done_callback(partial(self._forget, client))
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
-        pid, uid = _peer(writer.get_extra_info("socket"))
+    def _forget(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+        self._clients.discard(task)
+        client.close()
+
+    async def _serve(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await self._answer(client)
+        except asyncio.CancelledError:
+            answer = _refusal("the run is over")
+        with contextlib.suppress(OSError):  # the client is gone; its order stays in force
+            async with asyncio.timeout(_REQUEST_S):
+                await loop.sock_sendall(client, msgspec.json.encode(answer) + b"\n")
+
+    async def _answer(self, client: socket.socket) -> Answer:
+        pid, uid = _peer(client)
         if uid not in (0, os.geteuid()):
             return _refusal(f"user {uid} may not give orders to a run of user {os.geteuid()}")
         if len(self._clients) > _MOST_CLIENTS:
             return _refusal(f"{_MOST_CLIENTS} other commands wait for this run: end some")
         try:
             async with asyncio.timeout(_REQUEST_S):
-                line = await reader.readline()
-            request = msgspec.json.decode(line, type=Request)
-        except (ValueError, msgspec.DecodeError, TimeoutError, OSError) as error:
+                request = msgspec.json.decode(await _line(client), type=Request)
+        except (ValueError, msgspec.DecodeError, OSError) as error:
             return _refusal(f"not an order: {error or 'nothing came'}")
         try:
             return await self._orders.carry_out(request, f"user {uid}, process {pid}")
@@ -116,12 +136,25 @@ class _Counter:
             return _refusal(str(error))
 
 
+async def _line(client: socket.socket) -> bytes:
+    """Return what a client sends up to a line break, or up to its end; raises `ValueError` if that is too long."""
+    loop, line = asyncio.get_running_loop(), b""
+    while not line.endswith(b"\n"):
+        more = await loop.sock_recv(client, MOST_BYTES)
+        line += more
+        if len(line) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
+        if not more:
+            break
+    return line
+
+
 def send(run: Path, request: Request) -> Answer:
     """Give an order to the controller of a run, and return its answer once the effect is there, or its time is over.
 
     Raises `NoControllerError` if no controller takes orders there, or it ends before it answers.
     """
-    with _connected(run) as client:
+    with _connect(run) as client:
         client.settimeout(request.wait_s + _REQUEST_S + _CLOSE_S)
         try:
             client.sendall(msgspec.json.encode(request) + b"\n")
@@ -138,26 +171,26 @@ def send(run: Path, request: Request) -> Answer:
 def takes_orders(run: Path) -> bool:
     """Whether a controller listens in a run directory."""
     try:
-        with _connected(run):
+        with _connect(run):
             return True
     except NoControllerError:
         return False
 
 
-@contextlib.contextmanager
-def _connected(run: Path) -> Iterator[socket.socket]:
+def _connect(run: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _directory(run) as place, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        with _directory(run) as place:
             client.connect(f"{place}/{SOCKET}")
-            yield client
-    except FileNotFoundError as error:
-        raise NoControllerError(f"{run}: no controller takes orders there") from error
-    except ConnectionRefusedError as error:
-        raise NoControllerError(
-            f"{run}: its controller is gone: it was killed, or its machine was restarted"
-        ) from error
     except OSError as error:
+        client.close()
+        if isinstance(error, FileNotFoundError):
+            raise NoControllerError(f"{run}: no controller takes orders there") from error
+        if isinstance(error, ConnectionRefusedError):
+            gone = "it was killed, or its machine was restarted"
+            raise NoControllerError(f"{run}: its controller is gone: {gone}") from error
         raise NoControllerError(f"{run / SOCKET}: {error.strerror or error}") from error
+    return client
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ class Orders:
         if hold is Hold.RESUMING and not self._coming_back():
             times = self._recorder.times()
             stood_s = times[0] - (self._standstill.since_s or times[0])
+            self._clock.go_on()  # at the time of its entry: to write that takes a while
             self._recorder.journal(events.ClockStarted(*times, stood_still_s=round(stood_s, 6)))
-            self._clock.go_on()
             self._recorder.say(f"trace time goes on: it stood still for {stood_s:.1f} s")
         elif hold is Hold.STOPPING and not self._executor.flights:
             raise RunStoppedError(
@@ -108,14 +108,25 @@ class Orders:
         hold = self._standstill.hold
         if hold is _DONE[request.order] or (hold is Hold.RESUMING and request.order == "continue"):
             return False
-        self._journal(request, by)
         if request.order == "continue":
+            self._journal(request, by)
             self._plan({job for job, target in self._cluster.targets().items() if self._is_open(target.nodes)})
         else:
-            self._clock.stop()
+            self._stand_still(request, by)
             self._plan(())
         self._wake()
         return True
+
+    def _stand_still(self, request: Request, by: str) -> None:
+        """Stop trace time at the time of the order's entry, which takes a while to write."""
+        stood = self._clock.stands
+        self._clock.stop()
+        try:
+            self._journal(request, by)
+        except BaseException:
+            if not stood:
+                self._clock.go_on()
+            raise
 
     def _journal(self, request: Request, by: str) -> None:
         self._recorder.journal(events.Order(*self._recorder.times(), order=request.order, node=request.node, by=by))
@@ -208,7 +219,7 @@ class Orders:
         saved = sum(live.state.saved_on is not None for live in self._cluster.active())
         left = [live.job_id for live in self._still_runs()]
         more = f", {_jobs(left)} could not be saved (see the journal)" if left else ""
-        return f"{saved} jobs are saved{more}"
+        return f"{saved} job{' is' if saved == 1 else 's are'} saved{more}"
 
     def _answer(
         self, text: str, *, done: bool = False, changed: bool = False, mistaken: bool = False,
