@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from ordered import Operator
 from rehearsal import BEST
 from support.folds import folds_compared
+from support.ordered import Operator
 from test_outages import Disturbed
 from test_rehearsal import workloads
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ordered import Operator, of_kind
 from rehearsal import five_jobs, rehearse
 from support.folds import fold_each, folds_compared
+from support.ordered import Operator, of_kind
 
 from testbed.control.order_messages import Request
 from testbed.control.orders import RunStoppedError

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ordered import of_kind
 from support.live import HANG_S, wait_until
+from support.ordered import of_kind
 from test_live import ENDLESS_S, Run, checksums
 from test_live import start as start  # noqa: PLC0414  # the fixture
 
