@@ -52,8 +52,8 @@ def dashboard(
         raise UserError(f"{run}: expected a run directory, found {'a file' if run.exists() else 'nothing'}")
 
     from testbed.report.browser.guard import is_loopback, read_token
-    from testbed.report.browser.newest import newest_run
     from testbed.report.browser.serve import serve
+    from testbed.run.newest import newest_run
 
     token = None
     if token_file is not None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from testbed.cli.interrupts import run_interruptible
-from testbed.control.session import RunResult, check_events, check_jobs, run_session
+from testbed.control.admission import check_events, check_jobs
+from testbed.control.session import RunResult, run_session
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.lab.local_agents import check_drivers
 from testbed.policies.dfrs import can_load, use_compiled

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from testbed.cli.control import drain, return_
 from testbed.errors import UserError, printable, printable_lines
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stan
 def node() -> None:
     """Look after the machines of a lab over ssh: without NODE on all of them at once. Needs the extra `remote`.
 
+    drain and return are orders to a run that goes on, on this machine, and need no extra.
+
     A machine's key must be known to ssh, and we log in with a key or an agent of ssh: nothing is asked for.
 
     \b
@@ -39,7 +42,12 @@ def node() -> None:
       testbed node restart n1 n2
       testbed node exec-check --json
       testbed node push-image
+      testbed node drain node-a
     """  # noqa: D301  # \b keeps click from wrapping the examples
+
+
+node.add_command(drain)
+node.add_command(return_)
 
 
 @node.command()

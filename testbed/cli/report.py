@@ -84,7 +84,7 @@ def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
     from testbed.report.text import metrics_table, print_facts, wide_console
 
     if as_json:
-        click.echo(json.dumps([{"run": str(run.path), **_summary(run)} for run in found], indent=2))
+        click.echo(json.dumps([{"run": str(run.path), **run.summary_so_far()} for run in found], indent=2))
         return
     console = wide_console()
     for run in found:
@@ -92,17 +92,6 @@ def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
         print_facts(run, console)
     if len(found) > 1:
         console.print(metrics_table(found))
-
-
-def _summary(run: RunFacts) -> dict[str, object]:
-    """Return summary.json, or what stands in for it where the controller did not live to write it."""
-    codes = {"failure_codes": {job: reason.code for job, reason in run.failed.items()}} if run.failed else {}
-    if run.summary is not None:
-        return {**run.summary, **codes}
-    return {
-        "scenario": run.scenario, "policy": run.policy, "complete": False, "jobs": len(run.jobs), "done": run.done,
-        "failed": {job: reason.text for job, reason in run.failed.items()}, **codes, "metrics": {},
-    }  # fmt: skip
 
 
 def _missing() -> list[str]:

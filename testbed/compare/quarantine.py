@@ -138,6 +138,8 @@ def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     lateness = list(_lateness_s(run))
     yield Finding("late", "longest delay of a decision that was due at a time",
                   max(lateness, default=None), limits.loop_late_s, "s", why="there was none")  # fmt: skip
+    if orders := sum(isinstance(event, events.Order) for event in run.journal):
+        yield Finding("orders", "orders of the operator: pauses, drained nodes", orders, 0, "")
     clock = next((event for event in run.journal if isinstance(event, events.Clock)), None)
     step_s = None
     if clock is not None and run.facts.anchor_ns is not None:

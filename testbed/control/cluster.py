@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -133,6 +133,10 @@ class Cluster:
         """Whether a node can be commanded: it is online, and what it holds is known."""
         return self.history.nodes[node].reachable
 
+    def takes_guests(self, nodes: Iterable[int]) -> bool:
+        """Whether none of these nodes is drained."""
+        return not any(self.history.nodes[node].drained for node in nodes)
+
     def active(self) -> list[LiveJob]:
         """Jobs that were submitted and have not ended, in order of submission."""
         return [live for live in self.jobs.values() if live.state.active]
@@ -140,6 +144,11 @@ class Cluster:
     def placeable(self) -> list[LiveJob]:
         """Active jobs that the policy can do something with, in order of submission."""
         return [live for live in self.active() if not live.state.stranded and not live.state.withdrawn]
+
+    def movable(self) -> list[LiveJob]:
+        """Jobs that a plan is made for: also those that run, although the policy cannot place them any more."""
+        running = (live for live in self.active() if live.state.running_on is not None or not live.state.stranded)
+        return [live for live in running if not live.state.withdrawn]
 
     @property
     def finished(self) -> bool:

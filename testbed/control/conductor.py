@@ -14,6 +14,7 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.losses import Losses
+from testbed.control.orders import Orders
 from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.tracker import Tracker
@@ -60,7 +61,8 @@ class Conductor:
         self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
         self.tracker = Tracker(cluster, recorder)
         self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
-        for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear):
+        self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake_up)
+        for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
             recorder.ledger.listen(hear)
         self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
         self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
@@ -80,12 +82,15 @@ class Conductor:
     async def run(self) -> None:
         """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case.
 
-        Raises the error of an operation that is not the failure of a command.
+        Raises `RunStoppedError` when the operator has stopped the run, and what runs is saved, and the error of an
+        operation that is not the failure of a command.
         """
         async with ended_by() as end:
             self.executor.broken.add_done_callback(partial(_end_for, end))
             while not self.cluster.finished:
                 await self._sleep()
+                if self.orders.hold():
+                    continue
                 event = self._collect()
                 if event != Event():
                     self._decide(event)
@@ -118,8 +123,13 @@ class Conductor:
                     self._wake.set()
             case events.Job(state="again") | events.Node() | events.Returned(reachable=True):
                 self._change()
+            case events.Order(order="drain" | "return"):
+                self._change()
             case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
                 self._change()
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def _change(self) -> None:
         """The next decision is made without what did not succeed, or with what is new."""
@@ -128,6 +138,15 @@ class Conductor:
 
     async def _sleep(self) -> None:
         """Wait for the next submission, periodic pass or event."""
+        waits = [] if self.clock.stands else self._waits_s()
+        try:
+            async with asyncio.timeout(min(waits, default=None)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _waits_s(self) -> list[float]:
         waits = []
         if self._coming:
             waits.append(self.clock.until_s(self._coming[0].job.submit_time_s))
@@ -137,12 +156,7 @@ class Conductor:
             wake_s = self.policy.next_wake_s(self._view(self._collected_s))
             if wake_s is not None:
                 waits.append(self.clock.until_s(wake_s))
-        try:
-            async with asyncio.timeout(min(waits, default=None)):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
+        return waits
 
     def _collect(self) -> Event:
         """Coalesce all that has happened by now into one event."""
@@ -184,7 +198,7 @@ class Conductor:
         targets = self.cluster.targets()
         self._note(before, targets)
         self._recorder.decision(self.cluster.active(), targets, decide_s)
-        self.executor.submit(plan([live.status() for live in self.cluster.placeable()], targets, self._live))
+        self.executor.submit(plan([live.status() for live in self.cluster.movable()], targets, self._live))
 
     def _view(self, trace_s: float) -> ClusterView:
         now_s = self._recorder.now_s()

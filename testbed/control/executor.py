@@ -18,7 +18,7 @@ from testbed.failure_codes import Failure, FailureCode
 from testbed.lab.live_migration import LiveMigration, LostError, StaysError
 from testbed.lab.operations import NoRoomThereError, Operations, SaveError
 from testbed.run import events
-from testbed.run.interruptions import MIGRATION, PREEMPTION, Interruption
+from testbed.run.interruptions import MIGRATION, PAUSE, PREEMPTION, Interruption
 from testbed.run.phases import Phase
 
 _CODES = {
@@ -29,6 +29,7 @@ _CODES = {
     Verb.RESTORE: FailureCode.RESTORE_FAILED,
     Verb.MIGRATE: FailureCode.MIGRATE_FAILED,
 }  # of failures whose cause is not known more exactly
+_ARRIVES = (Verb.START, Verb.TRANSFER, Verb.RESTORE, Verb.MIGRATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class Executor:
                 or any(id(earlier) in waiting for earlier in pending.waits_for)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
                 or not all(self._cluster.reachable(node) for node in _touched(live, action))
+                or (action.verb in _ARRIVES and not self._cluster.takes_guests(action.nodes))
             )
             if blocked:
                 left.append(pending)
@@ -193,7 +195,8 @@ class Executor:
         here = live.state.saved_on or ()
         needs = tuple((node, tasks * live.memory_mib) for node, tasks in sorted(Counter(here).items()))
         fits = all(self.free_mib(node) >= mib for node, mib in needs)
-        if here and fits and all(self._cluster.reachable(node) for node in here):
+        open_here = all(self._cluster.reachable(node) for node in here) and self._cluster.takes_guests(here)
+        if here and fits and open_here:
             self._pending = [pending for pending in self._pending if pending not in (transfer, restore)]
             action = replace(restore.action, nodes=here, after=(), needs_mib=needs)
             self._launch(live, _Pending(action, transfer.planned_s, ()))
@@ -313,7 +316,7 @@ class Executor:
         return _Result(sum(each.bytes for each in moved), MIGRATION, phases=phases)
 
     async def _save(self, live: LiveJob, action: PlannedAction) -> _Result:
-        reason = PREEMPTION if live.state.wanted is None else MIGRATION
+        reason = self._why_saved(live)
         begin_s, before = self._recorder.now_s(), _back(live)
         phases: dict[str, float] = {}
         names = _images(live, action)
@@ -321,13 +324,24 @@ class Executor:
         self._cut_off(live, before, begin_s)
         return _Result(sum(image.bytes for image in images), reason, images, phases=phases)
 
+    def _why_saved(self, live: LiveJob) -> str:
+        wanted, here = live.state.wanted, live.state.running_on
+        if wanted is None:
+            return PREEMPTION
+        stays = here is not None and sorted(here) == sorted(wanted.nodes)
+        return PAUSE if stays and self._cluster.history.standstill.hold else MIGRATION
+
     def _close_rescheduling(self, live: LiveJob) -> None:
-        """The job has progressed after a restore or a migration: its penalty is known, and its images are useless."""
+        """The job has progressed after it was interrupted: its penalty is known, and its images are useless."""
         present = _back(live)
         if present is None or present.back_s is None or not live.advances:
             return
         end_s = max(live.progress.at_s, present.back_s)
-        self._recorder.rescheduling(present.account(events.Rescheduling, self._recorder.times(), live.job_id, end_s))
+        times = self._recorder.times()
+        if present.is_rescheduling:
+            self._recorder.rescheduling(present.account(events.Rescheduling, times, live.job_id, end_s))
+        else:
+            self._recorder.journal(present.account(events.Suspension, times, live.job_id, end_s))
         self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
     def _cut_off(self, live: LiveJob, present: Interruption | None, at_s: float) -> None:

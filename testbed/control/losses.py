@@ -61,7 +61,7 @@ class Losses:
         return {
             index: Failure(FailureCode.NODE_LOST, f"node {node.name} is lost ({node.reason})")
             for index, node in nodes
-            if not node.available
+            if node.lost
         }
 
     async def _welcome(self, node: Node) -> None:
@@ -137,7 +137,7 @@ class Losses:
         found, nodes = [], self._cluster.history.nodes
         for image in live.state.images:
             holders = [node for node, name in sorted(live.state.image_holders) if name == image.name]
-            there = [node for node in holders if nodes[node].available]
+            there = [node for node in holders if not nodes[node].lost]
             if not there:
                 return None
             found.append(there[0])
@@ -146,7 +146,7 @@ class Losses:
     def _why_stranded(
         self, live: LiveJob, can_ever_run: Callable[[int, float, int], bool], there: int, lost: Mapping[int, Failure]
     ) -> Failure | None:
-        """Return why a job cannot be placed on the `there` nodes that are not lost; None if it can."""
+        """Return why a job cannot be placed on the `there` nodes that are available; None if it can."""
         away = [lost[node] for node in live.state.saved_on or () if node in lost]
         if away:
             return Failure(away[0].code, f"its image is away: {away[0].text}")
@@ -155,13 +155,15 @@ class Losses:
         return None
 
     def sort_out(self, can_ever_run: Callable[[int, float, int], bool], *, more: bool) -> None:
-        """Find the jobs that cannot be placed while nodes are lost; they fail when nothing else is left to do.
+        """Find the jobs that cannot be placed while nodes are lost or drained.
+
+        They fail when nothing else is left to do, and no node is suspect or drained, which may return.
 
         `more` says that jobs are still to come.
         """
         nodes = self._cluster.history.nodes
         there, lost = sum(node.available for node in nodes), self._lost()
-        suspect = any(node.standing == Standing.SUSPECT for node in nodes)
+        may_return = any(node.standing == Standing.SUSPECT or node.drained for node in nodes)
         active = self._cluster.active()
         stranded: list[tuple[LiveJob, Failure]] = []
         for live in active:
@@ -172,7 +174,7 @@ class Losses:
                 self._recorder.stranded(live, why)
             if why is not None and not state.withdrawn:
                 stranded.append((live, why))
-        if not more and not suspect and len(stranded) == len(active):
+        if not more and not may_return and len(stranded) == len(active):
             for live, reason in stranded:
                 if (
                     self._restarts

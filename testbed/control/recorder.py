@@ -238,7 +238,7 @@ class Recorder:
             "tasks": live.job.tasks,
             "preemptions": past.preemptions,
             "migrations": past.migrations,
-            "penalty_s": sum((each.so_far_s for each in past.interruptions), 0.0),
+            "penalty_s": sum((each.so_far_s for each in past.reschedulings), 0.0),
         }
         stretch = live.stretch(self.tau_s)
         if stretch is not None and past.end_trace_s is not None:

@@ -24,9 +24,9 @@ def job_row(live: LiveJob, tau_s: float) -> tuple[object, ...]:
         job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s,
         _rounded(past.start_trace_s, 3), _rounded(past.end_trace_s, 3), _rounded(live.stretch(tau_s), 6),
         _rounded(live.measured_virtual_time_s(), 3), past.preemptions, past.migrations,
-        _rounded(sum(each.so_far_s for each in past.interruptions), 6),
-        sum(each.bytes_moved for each in past.interruptions),
-        sum(each.mechanism == LIVE for each in past.interruptions),
+        _rounded(sum(each.so_far_s for each in past.reschedulings), 6),
+        sum(each.bytes_moved for each in past.reschedulings),
+        sum(each.mechanism == LIVE for each in past.reschedulings),
     )  # fmt: skip
 
 
@@ -52,6 +52,19 @@ def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
     return _mean(errors), len(errors)
 
 
+def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
+    """Return what the operator's pauses took: they are no reschedulings, and no part of the metrics."""
+    saves = [each for live in cluster.jobs.values() for each in live.state.interruptions if not each.is_rescheduling]
+    costs = [each.so_far_s for each in saves if each.complete]
+    return {
+        "count": cluster.history.standstill.pauses,
+        "stood_still_s": round(cluster.history.standstill.within_s(0.0, recorder.now_s()), 6),
+        "saves": len(saves),
+        "bytes_moved": sum(each.bytes_moved for each in saves),
+        "cost_total_s": round(sum(costs), 6),
+    }
+
+
 def summarize(
     cluster: Cluster, recorder: Recorder, bound_table: BoundTable, *, nodes: int, policy: str, complete: bool,
     wall_s: float, trace_s: float,
@@ -60,7 +73,7 @@ def summarize(
     jobs = list(cluster.jobs.values())
     done = [live for live in jobs if live.state.phase is Phase.DONE]
     stretches = [stretch for live in done if (stretch := live.stretch(bound_table.tau_s)) is not None]
-    records = [record for live in jobs for record in live.state.interruptions]
+    records = [record for live in jobs for record in live.state.reschedulings]
     finished = [record for record in records if record.complete]
     failed = [live for live in jobs if live.state.failure_code is not None]
     lower = (
@@ -136,6 +149,7 @@ def summarize(
         "failed": {str(live.job_id): live.state.failure_text for live in failed},
         "failure_codes": {str(live.job_id): live.state.failure_code for live in failed},
         **({"doubts": doubts} if doubts else {}),
+        **({"pauses": _pauses(cluster, recorder)} if cluster.history.standstill.pauses else {}),
         "points_refused": dict(recorder.refused),
         "stretch_bound_s": bound_table.tau_s,
         "bound_kind": bound_table.kind,

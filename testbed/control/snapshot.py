@@ -43,6 +43,7 @@ class NodePicture:
     memory_mib: int
     memory_held_mib: int
     guests: tuple[GuestPicture, ...]
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Snapshot:
     """The run at one moment.
 
     `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
-    the policy does not let run now, in order of submission, and of them `paused` were running before.
+    the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` says what
+    the operator's orders let the run do: empty, `paused`, `resuming` or `stopping`.
     """
 
     trace_s: float
@@ -70,6 +72,7 @@ class Snapshot:
     penalty_s: float
     penalty_max_s: float
     nodes: tuple[NodePicture, ...]
+    hold: str = ""
 
 
 class Display(Protocol):
@@ -115,7 +118,7 @@ def take_snapshot(
         for live in cluster.jobs.values()
     )  # fmt: skip
     frac = done / work if work else 1.0
-    interruptions = [each for live in cluster.jobs.values() for each in live.state.interruptions]
+    interruptions = [each for live in cluster.jobs.values() for each in live.state.reschedulings]
     penalties = [each.so_far_s for each in interruptions if each.complete]
     nodes = []
     for node in fleet.nodes:
@@ -135,7 +138,8 @@ def take_snapshot(
                 guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
-        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests)))
+        drained = cluster.history.nodes[node.index].drained
+        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests), drained))
     return Snapshot(
         trace_s=trace_s,
         wall_s=wall_s,
@@ -162,4 +166,5 @@ def take_snapshot(
         penalty_s=sum(penalties),
         penalty_max_s=max(penalties, default=0.0),
         nodes=tuple(nodes),
+        hold=cluster.history.standstill.hold,
     )

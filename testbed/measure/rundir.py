@@ -59,7 +59,7 @@ class RunDirectory:
         self.on_failure: Callable[[RunError], None] = lambda _failure: None
         self._tags = dict(tags)
         self._part_bytes = part_bytes
-        self._is_dry = is_dry
+        self.is_dry = is_dry
         self._events: JournalWriter | None = None
         self._points: Spool | None = None
         self._packer = Packer()
@@ -155,7 +155,7 @@ class RunDirectory:
             return 0
         line = encode(event)
         creates = isinstance(event, Intent) and event.verb != "cap"
-        number = self._events.append(line, at_once=creates or self._is_dry)
+        number = self._events.append(line, at_once=creates or self.is_dry)
         if self.failure is None or self._ending:
             self.recorders.journal(line)
         return number
@@ -168,7 +168,7 @@ class RunDirectory:
         """
         if self.failure is not None:
             raise self.failure
-        if self._events is not None and not self._is_dry:
+        if self._events is not None and not self.is_dry:
             await self._events.durable(number)
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:

@@ -19,7 +19,10 @@ from testbed.run.interruptions import LIVE
 from testbed.run.job_history import JobHistory
 from testbed.run.reader import Listener, read_history
 
-Remark: TypeAlias = events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results
+Remark: TypeAlias = (
+    events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results | events.Order
+    | events.ClockStarted
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,17 @@ class RunFacts:
         """Jobs by their number."""
         return {job.job_id: job for job in self.jobs}
 
+    def summary_so_far(self) -> dict[str, Any]:
+        """Return summary.json with the codes of failures, or what stands in for it before the controller wrote it."""
+        codes = {"failure_codes": {job: reason.code for job, reason in self.failed.items()}} if self.failed else {}
+        if self.summary is not None:
+            return {**self.summary, **codes}
+        return {
+            "scenario": self.scenario, "policy": self.policy, "complete": False, "jobs": len(self.jobs),
+            "done": self.done, "failed": {job: reason.text for job, reason in self.failed.items()}, **codes,
+            "metrics": {},
+        }  # fmt: skip
+
     def program_of(self, job_id: int) -> str:
         """Return the program that a job's tasks run, as the scenario chooses it: by whether it has several tasks."""
         programs = (self.manifest.get("scenario") or {}).get("programs", {})
@@ -167,6 +181,20 @@ class RunFacts:
         if job is None:
             return "unknown program"
         return str(programs.get("parallel" if job.tasks > 1 else "serial", "parallel" if job.tasks > 1 else "serial"))
+
+
+def verdict(run: RunFacts) -> tuple[str, bool]:
+    """Return in a line how a run ended, and whether that is well."""
+    total, failed = len(run.jobs), len(run.failed)
+    failures = f", {failed} failed" if failed else ""
+    if run.summary is None:
+        known = f"{run.done} of the {total} jobs that its journal knows were done{failures}"
+        return f"Incomplete: the controller ended before it wrote a summary; {known}.", False
+    if not run.complete:
+        return f"Incomplete: the run ended before all jobs had; {run.done} of {total} done{failures}.", False
+    if failed or run.done < total:
+        return f"Complete, but not well: {run.done} of {total} jobs done{failures}.", False
+    return f"Complete: all {total} jobs done, none failed." if total != 1 else "Complete: the one job was done.", True
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -280,8 +308,8 @@ def _row_of(job: JobHistory) -> JobRow:
         virtual_time_s=job.virtual_time_s,
         preemptions=job.preemptions,
         migrations=job.migrations,
-        penalty_s=sum(each.measured.penalty_s for each in job.interruptions if each.measured is not None),
-        bytes_moved=sum(each.bytes_moved for each in job.interruptions),
-        live_migrations=sum(each.mechanism == LIVE for each in job.interruptions),
+        penalty_s=sum(each.measured.penalty_s for each in job.reschedulings if each.measured is not None),
+        bytes_moved=sum(each.bytes_moved for each in job.reschedulings),
+        live_migrations=sum(each.mechanism == LIVE for each in job.reschedulings),
         state=job.word,
     )

@@ -19,6 +19,7 @@ GUEST = "guest"
 NODE = "node"
 ENDED = "ended"
 UNCHECKED = "unchecked"
+ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True)

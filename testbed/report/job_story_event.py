@@ -13,6 +13,7 @@ SHORTEST_WAIT_S = 0.05  # shorter ones are the controller's own time
 _DONE_WITH = {"save": "written", "transfer": "copied", "restore": "read", "migrate": "sent"}
 _VERBS = {"start": "start on", "save": "save on", "transfer": "transfer of its images to", "restore": "restore on",
           "migrate": "live migration to", "cap": "caps on"}  # fmt: skip
+_CAUSES = {"policy": "the policy to choose it", "operator": "the operator to continue the run"}
 _PENALTIES = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "first_progress_s")
 
 
@@ -55,10 +56,7 @@ def _cause(wait: Mapping[str, Any]) -> str:
             return f"{', '.join(wait['nodes'])} to come back"
         case "image-away":
             return f"{', '.join(wait['nodes'])} with its image to come back"
-        case "policy":
-            return "the policy to choose it"
-        case _:
-            return "the controller"
+    return _CAUSES.get(wait["kind"], "the controller")
 
 
 def _decision(facts: Mapping[str, Any]) -> str:
@@ -148,9 +146,11 @@ def _rescheduling(facts: Mapping[str, Any]) -> str:
     live = " (live)" if facts.get("mechanism") == "live" else ""
     paused = f"; paused {seconds(facts['paused_s'])} besides" if facts.get("paused_s") else ""
     end = " when the next one began, before any progress" if facts["cut_off"] else ""
+    held = f"; the run was paused for {seconds(facts['held_s'])} besides" if facts.get("held_s") else ""
+    what = "pause of the run" if facts["reason"] == "pause" else facts["reason"]
     return (
-        f"{facts['reason']}{live} cost {seconds(facts['penalty_s'])}{end}: {', '.join(parts) or 'nothing'}; "
-        f"{megabytes(moved)} moved{paused}"
+        f"{what}{live} cost {seconds(facts['penalty_s'])}{end}: {', '.join(parts) or 'nothing'}; "
+        f"{megabytes(moved)} moved{paused}{held}"
     )
 
 
@@ -207,6 +207,7 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     story.NODE: _node,
     story.ENDED: _ended,
     story.UNCHECKED: _unchecked,
+    story.ORDER: lambda facts: str(facts["text"]),
 }
 
 

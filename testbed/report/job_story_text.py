@@ -10,7 +10,7 @@ from testbed.measure.reasons import REASONS
 from testbed.report.job_story import GUEST, Event
 from testbed.report.job_story_event import SHORTEST_WAIT_S, megabytes, places, seconds, text_of, wait_text
 from testbed.report.job_told import Told
-from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY
+from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, OPERATOR, POLICY
 
 _MERGED = frozenset({"progress", "ended", "done"})  # tasks tell these side by side
 _UNDER_WAY = {
@@ -23,6 +23,7 @@ _UNDER_WAY = {
 }
 _WAITED = {
     POLICY: "the policy to choose it",
+    OPERATOR: "the operator to continue the run",
     OPERATION: "an operation of its own",
     NODE_AWAY: "nodes that were away",
     IMAGE_AWAY: "nodes with its images that were away",

@@ -11,6 +11,7 @@ from testbed.report.job_story import (
     ENDED,
     NODE,
     OPERATION,
+    ORDER,
     RESCHEDULING,
     RETRY,
     SUBMITTED,
@@ -20,6 +21,7 @@ from testbed.report.job_story import (
     WaitSpan,
 )
 from testbed.report.job_waits import POLICY, Target, Wait, Waits, runs, target_of
+from testbed.report.order_words import text_of_order
 from testbed.run import events
 from testbed.run.events import kind_of
 from testbed.run.history import History
@@ -28,7 +30,13 @@ from testbed.run.journal import plain
 from testbed.run.phases import Phase
 
 _Told: TypeAlias = (
-    events.NoRoom | events.Migration | events.Rescheduling | events.ReschedulingCutOff | events.Guest | events.Unchecked
+    events.NoRoom
+    | events.Migration
+    | events.Rescheduling
+    | events.ReschedulingCutOff
+    | events.Suspension
+    | events.Guest
+    | events.Unchecked
 )
 _OfJob: TypeAlias = _Told | events.Job | events.Intent | events.Outcome | events.Retry
 _TOTALS = frozenset({"t_s", "trace_s", "elapsed_s", "waited_s"})
@@ -70,6 +78,8 @@ class Teller:
                 self._decision(event, history, job)
             case events.Node():
                 self._node(event, job)
+            case events.Order() | events.ClockStarted():
+                self._order(event, job)
             case events.Outcome():
                 self._outcome(event)
             case events.Job() if self._mine(event):
@@ -154,6 +164,10 @@ class Teller:
         self._away = [each for each in self._away if each.node != event.node]
         if not event.online:
             self._away.append(event)
+
+    def _order(self, event: events.Order | events.ClockStarted, job: JobHistory | None) -> None:
+        if job is not None and job.active:
+            self._add(event, ORDER, {"text": text_of_order(event)})
 
     def _tell_node(self, event: events.Node) -> None:
         if not self.story.ended:

@@ -15,6 +15,7 @@ OPERATION = "operation"
 NODE_AWAY = "node-away"
 IMAGE_AWAY = "image-away"
 MEMORY = "memory"
+OPERATOR = "operator"
 CONTROLLER = "controller"
 WAITS = {
     POLICY: "the policy does not choose the job to run",
@@ -22,6 +23,7 @@ WAITS = {
     NODE_AWAY: "a node that the job is to run on is away",
     IMAGE_AWAY: "a node that holds an image of the job is away",
     MEMORY: "memory of a node is held by other jobs",
+    OPERATOR: "the operator has paused the run",
     CONTROLLER: "none of these: the controller had not yet begun the operation",
 }
 
@@ -85,9 +87,15 @@ class Waits:
         verb, coming = self._next(job)
         if not verb:
             idle = job.wanted is None and job.flight is None and job.running_on is None
-            return Wait(POLICY) if idle else None
+            return Wait(OPERATOR if history.standstill.hold else POLICY) if idle else None
         if job.flight is not None:
             return Wait(OPERATION, verb, behind=job.flight.verb)
+        return self._held_up(job, history, verb, coming)
+
+    def _held_up(self, job: JobHistory, history: History, verb: str, coming: Mapping[int, int]) -> Wait:
+        """Return what the operation that the job needs next waits for."""
+        if history.standstill.hold:
+            return Wait(OPERATOR, verb)
         away = {number for number, node in enumerate(history.nodes) if not node.reachable}
         if there := sorted(away & {*(job.wanted.nodes if job.wanted else ())}):
             return Wait(NODE_AWAY, verb, tuple(there))

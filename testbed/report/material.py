@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import polars as pl
+from typing import TYPE_CHECKING
 
 from testbed.errors import UserError
-from testbed.measure.frames import load_points
 from testbed.measure.rundir import read_json
 from testbed.report.facts import RunFacts, read_facts
 from testbed.report.schedule import Schedule
 from testbed.report.timeline import Timeline
+from testbed.run.events import Known
+from testbed.run.history import History
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Samples of nodes and guests are most of a run's points, and no figure needs them.
 _MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What manifest, journal and results of a run say: its facts, its schedule, and the state that it ended in."""
+
+    facts: RunFacts
+    schedule: Schedule
+    history: History
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +41,42 @@ class Material:
     trouble: tuple[str, ...] = ()
 
 
-def load_material(path: Path) -> Material:
-    """Load a run directory, whether the run is complete or not.
+def read_record(path: Path) -> Record:
+    """Read a run directory except its points, in one pass over its journal, whether the run is complete or not.
 
-    Points that cannot be read are left out, and said so; journal and manifest must be readable (`UserError`).
+    Raises `UserError` where `read_facts` does.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     timeline = Timeline.of_manifest(manifest) if {"clocks", "nodes"} <= manifest.keys() else Timeline()
-    facts = read_facts(path, timeline.take)
-    trouble: list[str] = []
-    points: dict[str, pl.DataFrame] = {}
+    state = History()
+
+    def keep(_event: Known, history: History) -> None:
+        nonlocal state
+        state = history
+
+    facts = read_facts(path, timeline.take, keep)
+    return Record(facts, timeline.schedule(), state)
+
+
+def material_of(record: Record) -> Material:
+    """Add the points that figures need to what was read of a run.
+
+    Points that cannot be read are left out, and said so.
+    """
+    from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
+
     try:
-        points = load_points(path, _MEASUREMENTS)
+        points = load_points(record.facts.path, _MEASUREMENTS)
     except UserError as error:
-        trouble.append(f"Figures of points are missing: {error}")
-    return Material(facts, timeline.schedule(), points, tuple(trouble))
+        return Material(record.facts, record.schedule, {}, (f"Figures of points are missing: {error}",))
+    return Material(record.facts, record.schedule, points)
+
+
+def load_material(path: Path) -> Material:
+    """Load a run directory, whether the run is complete or not.
+
+    Journal and manifest must be readable (`UserError`).
+    """
+    return material_of(read_record(path))

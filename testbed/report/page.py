@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from testbed import __version__
 from testbed.errors import UserError
 from testbed.report.comparison import groups_of, same_runs, verdicts
-from testbed.report.facts import RunFacts
+from testbed.report.facts import Remark, verdict
 from testbed.report.figures_barrier import figure_supersteps
 from testbed.report.figures_caps import figures_caps
 from testbed.report.figures_penalty import figure_penalty
@@ -23,6 +23,7 @@ from testbed.report.figures_stretch import figure_stretch, run_labels
 from testbed.report.figures_traffic import figure_traffic
 from testbed.report.figures_utilisation import figure_utilisation
 from testbed.report.material import Material
+from testbed.report.order_words import text_of_order
 from testbed.report.page_tables import (
     Table,
     bands_table,
@@ -83,40 +84,31 @@ class Page:
         return [one for section in self.sections for one in section.figures if isinstance(one, Chart)]
 
 
-def verdict(run: RunFacts) -> tuple[str, bool]:
-    """Return in a line how a run ended, and whether that is well."""
-    total, failed = len(run.jobs), len(run.failed)
-    failures = f", {failed} failed" if failed else ""
-    if run.summary is None:
-        known = f"{run.done} of the {total} jobs that its journal knows were done{failures}"
-        return f"Incomplete: the controller ended before it wrote a summary; {known}.", False
-    if not run.complete:
-        return f"Incomplete: the run ended before all jobs had; {run.done} of {total} done{failures}.", False
-    if failed or run.done < total:
-        return f"Complete, but not well: {run.done} of {total} jobs done{failures}.", False
-    return f"Complete: all {total} jobs done, none failed." if total != 1 else "Complete: the one job was done.", True
+def _remark(remark: Remark) -> Iterator[str]:
+    at = f"{remark.t_s:.1f} s"
+    match remark:
+        case events.Aborted():
+            yield f"At {at} the run was aborted: {remark.reason}"
+        case events.Retry():
+            yield f"At {at} an operation on job {remark.job} was tried again: {remark.error}"
+        case events.RecorderFailed():
+            yield f"At {at} recorder {remark.name} was left out: {remark.error}"
+        case events.Order() | events.ClockStarted():
+            yield f"At {at} {text_of_order(remark)}."
+        case events.Doubt():
+            yield f"At {at} job {remark.job}, task {remark.task}: {remark.reason}"
+        case events.Results():
+            for reason, jobs in remark.unchecked.items():
+                yield f"Results that the controller did not compare, of {len(jobs)} jobs: {reason}"
+        case events.Node(online=False):
+            yield f"At {at} node {remark.node} went offline: {remark.reason}"
 
 
 def _remarks(material: Material) -> tuple[str, ...]:
     """Return what a reader should know before the numbers: failures, nodes lost, retries."""
     run = material.facts
     found = [f"Job {job} failed ({reason.code}): {reason.text}" for job, reason in run.failed.items()]
-    for remark in run.remarks:
-        at = f"{remark.t_s:.1f} s"
-        match remark:
-            case events.Aborted():
-                found.append(f"At {at} the run was aborted: {remark.reason}")
-            case events.Retry():
-                found.append(f"At {at} an operation on job {remark.job} was tried again: {remark.error}")
-            case events.RecorderFailed():
-                found.append(f"At {at} recorder {remark.name} was left out: {remark.error}")
-            case events.Doubt():
-                found.append(f"At {at} job {remark.job}, task {remark.task}: {remark.reason}")
-            case events.Results():
-                for reason, jobs in remark.unchecked.items():
-                    found.append(f"Results that the controller did not compare, of {len(jobs)} jobs: {reason}")
-            case events.Node(online=False):
-                found.append(f"At {at} node {remark.node} went offline: {remark.reason}")
+    found += [text for remark in run.remarks for text in _remark(remark)]
     found += material.trouble
     if run.summary is None:
         found.append("Without summary.json there are no metrics; what follows is what the journal and the points hold.")

@@ -7,13 +7,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed.report.comparison import Group, Verdict, band_of
 from testbed.report.facts import JobRow, RunFacts
+from testbed.report.fragment import table_html
 from testbed.report.quantiles import Quantiles
 from testbed.report.style import Headline
 from testbed.report.text import AMOUNTS, METRICS, PHASES
+
+if TYPE_CHECKING:
+    from testbed.report.quantiles import Quantiles
 
 _HEADLINES = (
     ("max_stretch", "maximum bounded stretch"),
@@ -41,6 +45,10 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     texts: int = 1
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return table_html(self)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -31,8 +31,9 @@ def clock(seconds: float) -> str:
 def status(picture: Snapshot) -> str:
     """Return the run in one line."""
     eta = "?" if picture.eta_s is None else clock(picture.eta_s)
+    hold = f"{picture.hold} by the operator; " if picture.hold else ""
     return (
-        f"{picture.work_frac:4.0%} of the work, {clock(picture.wall_s)} gone, ETA {eta}; "
+        f"{hold}{picture.work_frac:4.0%} of the work, {clock(picture.wall_s)} gone, ETA {eta}; "
         f"jobs: {picture.coming} to come, "
         f"{picture.waiting} waiting, {picture.running} running, {picture.paused} paused, {picture.done} done, "
         f"{picture.failed} failed; {len(picture.operations)} operations under way, {picture.pending} planned"
@@ -72,7 +73,8 @@ def _head(title: str, picture: Snapshot, width: int) -> list[RenderableType]:
     row = Table.grid(padding=(0, 2))
     bar = [ProgressBar(total=1.0, completed=picture.work_frac, width=bar_width)] if bar_width >= 8 else []
     row.add_row(where, *bar, rest)
-    return [Text(title, style="bold", no_wrap=True, overflow="ellipsis"), row]
+    hold = (f"  {picture.hold} by the operator", "bold yellow") if picture.hold else ""
+    return [Text.assemble((title, "bold"), hold, no_wrap=True, overflow="ellipsis"), row]
 
 
 def _jobs(picture: Snapshot) -> list[RenderableType]:
@@ -148,7 +150,8 @@ def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[Renderab
             grid.add_row(Text(node.name, style="bold red"), Text("lost", style="bold red"))
             continue
         used = sum(guest.used_cores for guest in node.guests)
-        told = Text("  ".join(map(_guest, node.guests))) if node.guests else Text("idle", style="dim")
+        idle = Text("drained", style="bold yellow") if node.drained else Text("idle", style="dim")
+        told = Text("  ".join(map(_guest, node.guests))) if node.guests else idle
         grid.add_row(
             Text(node.name, style="bold"),
             _bar(node, bar_width) if node.cpus else Text(),

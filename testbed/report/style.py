@@ -96,6 +96,35 @@ class Chart:
     height_in: float = 3.2
     wide: bool = False
 
+    @property
+    def width_in(self) -> float:
+        """Its width where it stands alone."""
+        return WIDE_IN if self.wide else HALF_IN
+
+    def figure(self, width_in: float | None = None) -> Figure:
+        """Return it drawn, `width_in` inches wide, for changes of one's own before it is saved."""
+        import matplotlib as mpl  # noqa: PLC0415  # of the extra `report`: a module with figures loads without it
+        from matplotlib.figure import Figure  # noqa: PLC0415  # as above
+
+        with mpl.rc_context({**_RC, "svg.hashsalt": self.name}):
+            figure = Figure(figsize=(width_in or self.width_in, self.height_in), layout="constrained")
+            self.draw(figure)
+        return figure
+
+    def rendered(self, form: str, width_in: float | None = None, *, ground: str = "white") -> bytes:
+        """Return it as a file of one of `FORMATS`: the same figure gives the same bytes."""
+        import matplotlib as mpl  # noqa: PLC0415  # as in `figure`
+
+        with mpl.rc_context({**_RC, "svg.hashsalt": self.name}):
+            buffer = io.BytesIO()
+            dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+            self.figure(width_in).savefig(buffer, format=form, metadata=dates[form], facecolor=ground, dpi=200)
+        return buffer.getvalue()
+
+    def _repr_svg_(self) -> str:
+        """Return it for a notebook."""
+        return self.rendered("svg").decode()
+
 
 @dataclass(frozen=True, slots=True)
 class Absent:
@@ -143,23 +172,10 @@ def legend_outside(figure: Figure, columns: int) -> None:
     figure.legend(loc="outside upper left", ncols=columns if figure.get_figwidth() > NARROW_IN + 0.5 else 1)
 
 
-def _drawn(chart: Chart, width_in: float, form: str, *, ground: str) -> bytes:
-    import matplotlib as mpl  # noqa: PLC0415  # of the extra `report`: a module with figures loads without it
-    from matplotlib.figure import Figure  # noqa: PLC0415  # as above
-
-    with mpl.rc_context({**_RC, "svg.hashsalt": chart.name}):
-        figure = Figure(figsize=(width_in, chart.height_in), layout="constrained")
-        chart.draw(figure)
-        buffer = io.BytesIO()
-        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-        figure.savefig(buffer, format=form, metadata=dates[form], facecolor=ground, dpi=200)
-    return buffer.getvalue()
-
-
 def write_chart(chart: Chart, folder: Path, form: str) -> Path:
     """Write the chart as FOLDER/name.form on white, and return the path; UserError where that is impossible."""
     path = folder / f"{chart.name}.{form}"
-    data = _drawn(chart, WIDE_IN if chart.wide else HALF_IN, form, ground="white")
+    data = chart.rendered(form)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -175,7 +191,7 @@ def _round(tag: re.Match[str]) -> str:
 
 def inline_svg(chart: Chart, width_in: float, variant: str) -> str:
     """Return the chart as SVG to stand in a page: its ids are unique there, its ink is that of the page's text."""
-    text = _drawn(chart, width_in, "svg", ground="none").decode()
+    text = chart.rendered("svg", width_in, ground="none").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)  # the page says it once for all

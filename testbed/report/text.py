@@ -12,6 +12,8 @@ from rich.table import Table
 
 from testbed.errors import printable
 from testbed.report.facts import JobRow, RunFacts, read_facts
+from testbed.report.order_words import text_of_order
+from testbed.run import events
 
 METRICS = (
     ("max_stretch", "max bounded stretch"),
@@ -155,6 +157,10 @@ def print_facts(run: RunFacts, console: Console) -> None:
     doubts = dict(run.summary.get("doubts", {})) if run.summary is not None else {}
     for job, reason in doubts.items():
         console.print(printable(f"job {job} is doubtful: {reason}"), style="bold yellow", markup=False, highlight=False)
+    for remark in run.remarks:
+        if isinstance(remark, events.Order | events.ClockStarted):
+            text = printable(f"at {remark.t_s:.1f} s {text_of_order(remark)}")
+            console.print(text, style="yellow", markup=False, highlight=False)
     if run.summary is None:
         console.print("This run is incomplete: its controller ended before it wrote a summary.", style="bold yellow")
     elif not run.complete:

@@ -34,6 +34,7 @@ from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import COURSES, Phase
 from testbed.run.reader import read_history
+from testbed.run.standstill import Standstill
 
 __all__ = ["ENDED", "IN_MEMORY", "KINDS", "RUNS", "JobFacts", "Schedule", "Span", "Timeline", "read_timeline"]
 
@@ -71,7 +72,8 @@ class Timeline:
     """Spans and jobs of a run: a listener of its history; each event costs what it changes.
 
     `closed` are the spans that are over, `now_s` is the time of the last event, `ended` says that no more will come.
-    An event that goes back in time counts as one of now. Trace second 0 is wall second 0.
+    An event that goes back in time counts as one of now. Trace second 0 is wall second 0. Wall time is that in which
+    trace time goes on: pauses of the operator have no length.
     """
 
     def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = ()) -> None:
@@ -84,6 +86,7 @@ class Timeline:
         self._zero_t_s: float | None = None
         self._open: dict[tuple[int, int], Span] = {}
         self._jobs: Mapping[int, JobHistory] = {}
+        self._standstill = Standstill()
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Timeline:
@@ -126,13 +129,13 @@ class Timeline:
         """Take an event and the state after it; events before the replay begins change nothing."""
         if isinstance(event, events.Replay):
             self._end()
-            self.ended, self._jobs = False, history.jobs
+            self.ended, self._jobs, self._standstill = False, history.jobs, history.standstill
             begin_s = event.t_s - event.trace_s / self.time_scale
             # a second replay in one journal goes on where the first one ended
             self._zero_t_s = begin_s if self._zero_t_s is None else min(begin_s, event.t_s - self.now_s)
         if self._zero_t_s is None:
             return
-        self.now_s = max(self.now_s, event.t_s - self._zero_t_s)
+        self.now_s = max(self.now_s, self._standstill.clock_s(event.t_s) - self._zero_t_s)
         if isinstance(event, events.Teardown | events.Aborted):
             self._end()
         elif (job := history.job_of(event)) is not None and not self.ended:
@@ -149,11 +152,13 @@ class Timeline:
             end_s=self._since_zero(job.end_s),
             preemptions=job.preemptions,
             migrations=job.migrations,
-            penalty_s=sum((each.penalty_s or 0.0 for each in job.interruptions), 0.0),
+            penalty_s=sum((each.penalty_s or 0.0 for each in job.reschedulings), 0.0),
         )  # fmt: skip
 
     def _since_zero(self, t_s: float | None) -> float:
-        return math.nan if t_s is None or self._zero_t_s is None else max(0.0, t_s - self._zero_t_s)
+        if t_s is None or self._zero_t_s is None:
+            return math.nan
+        return max(0.0, self._standstill.clock_s(t_s) - self._zero_t_s)
 
     def _follow(self, job: JobHistory) -> None:
         """Close the spans of what the tasks of a job do not do any more, and open those of what they do now."""

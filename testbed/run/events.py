@@ -34,8 +34,14 @@ from testbed.run.entry import (
     about,
 )
 from testbed.run.entry import Entry as Entry  # noqa: PLC0414  # one of the names of this module
+from testbed.run.interruption_entries import Penalty as Penalty  # noqa: PLC0414  # one of the names of this module
+from testbed.run.interruption_entries import Rescheduling as Rescheduling  # noqa: PLC0414  # one of the names of this module
+from testbed.run.interruption_entries import ReschedulingCutOff as ReschedulingCutOff  # noqa: PLC0414  # one of the names of this module
+from testbed.run.interruption_entries import Suspension as Suspension  # noqa: PLC0414  # one of the names of this module
+from testbed.run.order_entries import ClockStarted as ClockStarted  # noqa: PLC0414  # one of the names of this module
+from testbed.run.order_entries import Order as Order  # noqa: PLC0414  # one of the names of this module
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
 
 
@@ -227,7 +233,11 @@ class Outcome(Entry, frozen=True, kw_only=True, tag="outcome"):
         ),
     ] = None
     reason: Annotated[
-        str | None, about("`preemption` or `migration`, if it interrupted the job; journals before version 3 lack it")
+        str | None,
+        about(
+            "`preemption`, `migration` or `pause` (by the operator), if it interrupted the job; "
+            "journals before version 3 lack it"
+        ),
     ] = None
     images: Annotated[
         tuple[Image, ...], about("the images that a save wrote, per task; journals before version 3 lack them")
@@ -290,46 +300,6 @@ class ImagesDropped(Entry, frozen=True, kw_only=True, tag="images-dropped"):
     """All copies of the images of a job are to be deleted: they count as gone. Not before version 3."""
 
     job: JobId
-
-
-class Penalty(Entry, frozen=True, kw_only=True):
-    """Base of the two events about a preemption or migration: the phases and the bytes of it."""
-
-    job: JobId
-    reason: Annotated[str, about("`preemption` or `migration`")]
-    mechanism: Annotated[str, about("`save-restore` or `live`")] = "save-restore"
-    moved_tasks: Annotated[int, about("tasks that changed their node")]
-    saved_bytes: Annotated[int, about("written to images")]
-    transferred_bytes: Annotated[int, about("copied between nodes")]
-    restored_bytes: Annotated[int, about("read from images")]
-    migrated_bytes: Annotated[int, about("sent by live migrations")]
-    save_s: Annotated[float, about("from the order to hold until the last image was durable")]
-    paused_s: Annotated[float, about("for which the policy did not want the job to run; no part of the penalty")]
-    wait_s: Annotated[float, about("wanted to run, but waiting for memory or an earlier operation")]
-    transfer_s: Annotated[float, about("copying images between nodes")]
-    restore_s: Annotated[float, about("from the order to restore until every guest was created")]
-    live_s: Annotated[float, about("from the order to migrate live until every guest was taken over")]
-    downtime_s: Annotated[float, about("longest time for which a guest stood still in a live migration")]
-    first_progress_s: Annotated[float, about("from the restore or arrival until every task had progressed")]
-    penalty_s: Annotated[float, about("save + wait + transfer + restore + downtime + first progress")]
-    hold_skew_s: Annotated[float, about("between the first and the last member held, by the nodes' clocks")]
-    release_skew_s: Annotated[float, about("between the first and the last whole member released, likewise")]
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes written, copied, read and sent."""
-        return self.saved_bytes + self.transferred_bytes + self.restored_bytes + self.migrated_bytes
-
-
-class Rescheduling(Penalty, frozen=True, kw_only=True, tag="rescheduling"):
-    """A preemption or migration is complete: every task has made progress after it."""
-
-
-class ReschedulingCutOff(Penalty, frozen=True, kw_only=True, tag="rescheduling_cut_off"):
-    """A preemption or migration was followed by the next one before the job had made progress: the penalty until then.
-
-    The penalty of a cut-off preemption or migration is not known.
-    """
 
 
 # --- guests and nodes --------------------------------------------------------------------------------------
@@ -440,8 +410,9 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 Event: TypeAlias = (
     Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
-    | ImagesDropped | Rescheduling | ReschedulingCutOff | Guest | Node | Limit | Suspicious | Telemetry | Unsent
-    | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
+    | ImagesDropped | Rescheduling | ReschedulingCutOff | Suspension | Guest | Node | Limit | Suspicious | Telemetry
+    | Unsent | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
+    | Order | ClockStarted
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}

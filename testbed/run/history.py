@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from testbed.run import events
 from testbed.run.job_history import JobEvent, JobHistory, Wanted
 from testbed.run.phases import IllegalEventError
+from testbed.run.standstill import Standstill
 
 _FIRST_WITH_CLEARED: Final = 3  # the first version of the journal with `cleared` and `returned`
 _NOT_PLACED: Final = -1
@@ -24,17 +25,26 @@ LOST: Final = "lost"
 
 @dataclass(slots=True)
 class NodeHistory:
-    """One node: `available` to the policy, `reachable` for commands; `reason` says why it is what it is."""
+    """One node: `available` to the policy, `reachable` for commands; `reason` says why it is what it is.
+
+    The operator has `drained` a node that is to hold no guests. It can be commanded, and its images can be read.
+    """
 
     name: str
     standing: str = ONLINE
     reason: str = ""
     reachable: bool = True
+    drained: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was away for too long."""
+        return self.standing == LOST
 
     @property
     def available(self) -> bool:
         """Whether the policy may use it."""
-        return self.standing != LOST
+        return not self.lost and not self.drained
 
 
 @dataclass(slots=True)
@@ -43,8 +53,8 @@ class History:
 
     `active` are the jobs that were submitted and have not ended, in order of submission. `nodes` are by number.
     `last_s` and `last_trace_s` are the times of the last event, `ended` says that the run is over, `aborted` why it
-    ended early. `names` are those of the nodes, in the order of their numbers, for journals before version 3, which do
-    not have them.
+    ended early. `standstill` is what the operator ordered for the whole run. `names` are those of the nodes, in the
+    order of their numbers, for journals before version 3, which do not have them.
     """
 
     names: Sequence[str] = ()
@@ -58,6 +68,7 @@ class History:
     last_trace_s: float = 0.0
     ended: bool = False
     aborted: str = ""
+    standstill: Standstill = field(init=False, default_factory=Standstill)
     _index: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,17 +115,47 @@ class History:
                 self._decide(event)
             case events.Job():
                 self._change(event)
+            case _ if isinstance(event, JobEvent):
+                return self._apply(event, self._job(event, event.job))
+            case _:
+                self._take_other(event)
+        return True
+
+    def _take_other(self, event: events.Known) -> None:
+        """Take an event that is about no job: of nodes, of the operator, and of the end of the run."""
+        match event:
             case events.Node():
                 self._node(event)
             case events.Returned():
                 self._returned(event)
+            case events.Order():
+                self._order(event)
+            case events.ClockStarted():
+                self.standstill.start(event)
             case events.Teardown():
                 self.ended = True
             case events.Aborted():
                 self.ended, self.aborted = True, event.reason
-            case _ if isinstance(event, JobEvent):
-                return self._job(event, event.job).apply(event)
-        return True
+
+    def _apply(self, event: JobEvent, job: JobHistory) -> bool:
+        counts = job.apply(event)
+        present = job.present
+        if isinstance(event, events.Intent) and event.verb == "restore" and present is not None:
+            present.leave_out(self.standstill.within_s)
+        return counts
+
+    def _order(self, event: events.Order) -> None:
+        if self.replay is None or self.ended:
+            word = f"order {event.order}"
+            reason = "expected a run whose replay goes on"
+            raise IllegalEventError(word, event.t_s, None, "ended" if self.ended else "preparing", event.order, reason)
+        if event.order in ("drain", "return"):
+            if event.node not in self._index:
+                reason = f"expected one of the nodes {', '.join(self._index)}"
+                raise IllegalEventError(event.order, event.t_s, None, f"node {event.node}", event.order, reason)
+            self.nodes[self._index[event.node]].drained = event.order == "drain"
+        else:
+            self.standstill.order(event)
 
     def _replay(self, event: events.Replay) -> None:
         self.replay = event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -11,6 +12,7 @@ LIVE: Final = "live"
 SAVE_RESTORE: Final = "save-restore"
 MIGRATION: Final = "migration"
 PREEMPTION: Final = "preemption"
+PAUSE: Final = "pause"
 P = TypeVar("P", bound=events.Penalty)
 
 
@@ -23,6 +25,9 @@ class Interruption:
     policy does not want it to run, is no part of it. Of a live migration, during which the job goes on, the penalty is
     what the job felt: the longest time for which one of its guests stood still, and from their arrival until every task
     had progressed again.
+
+    An interruption for a pause of the operator (`PAUSE`) is no rescheduling, and has no penalty. `held_wait_s` and
+    `held_paused_s` are the parts of `wait_s` and `paused_s` in which the run was paused: they are left out of both.
 
     `measured` is its account, once it is complete, or was cut off by the next one.
     """
@@ -44,12 +49,19 @@ class Interruption:
     downtime_s: float = 0.0
     hold_skew_s: float = 0.0
     release_skew_s: float = 0.0
+    held_wait_s: float = 0.0
+    held_paused_s: float = 0.0
     measured: events.Penalty | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every task has made progress after it."""
-        return isinstance(self.measured, events.Rescheduling)
+        return isinstance(self.measured, events.Rescheduling | events.Suspension)
+
+    @property
+    def is_rescheduling(self) -> bool:
+        """Whether the policy wanted it; else the operator paused the run."""
+        return self.reason != PAUSE
 
     @property
     def cut_off(self) -> bool:
@@ -91,14 +103,15 @@ class Interruption:
         """For which the policy did not want the job to run, after it was saved."""
         if self.save_end_s is None or self.wanted_s is None:
             return 0.0
-        return max(0.0, self.wanted_s - self.save_end_s)
+        return max(0.0, self.wanted_s - self.save_end_s - self.held_paused_s)
 
     @property
     def wait_s(self) -> float:
         """Wanted and saved, but waiting for memory or for another operation."""
         if self.save_end_s is None or self.wanted_s is None or self.restore_begin_s is None:
             return 0.0
-        return max(0.0, self.restore_begin_s - max(self.save_end_s, self.wanted_s) - self.transfer_s)
+        waited_s = self.restore_begin_s - max(self.save_end_s, self.wanted_s) - self.transfer_s
+        return max(0.0, waited_s - self.held_wait_s)
 
     @property
     def restore_s(self) -> float:
@@ -109,6 +122,12 @@ class Interruption:
 
     def _interrupted_s(self) -> float:
         return self.save_s + self.wait_s + self.transfer_s + self.restore_s + self.downtime_s
+
+    def leave_out(self, stood_still_s: Callable[[float, float], float]) -> None:
+        """Note for how long, between two moments, the run was paused before its restore began."""
+        if self.save_end_s is not None and self.wanted_s is not None and self.restore_begin_s is not None:
+            self.held_paused_s = stood_still_s(self.save_end_s, max(self.save_end_s, self.wanted_s))
+            self.held_wait_s = stood_still_s(max(self.save_end_s, self.wanted_s), self.restore_begin_s)
 
     def account(self, kind: type[P], times: tuple[float, float], job: int, end_s: float) -> P:
         """Return the event of `times` that closes its account: it was complete, or was cut off, at `end_s`."""
@@ -126,6 +145,9 @@ class Interruption:
             "hold_skew_s": self.hold_skew_s,
             "release_skew_s": self.release_skew_s,
         }
+        held_s = self.held_wait_s + self.held_paused_s
+        if held_s > 0.0:
+            phases["held_s"] = held_s
         t_s, trace_s = times
         return kind(
             t_s, trace_s, job=job, reason=self.reason, mechanism=self.mechanism, moved_tasks=self.moved_tasks,

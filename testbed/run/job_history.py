@@ -7,6 +7,8 @@ from typing import Final, TypeAlias
 
 from testbed.bus.guest_details import Done, Ended, Progress
 from testbed.run import events
+from testbed.run.intents import Flight
+from testbed.run.intents import Wanted as Wanted  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
 from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_nodes
@@ -14,34 +16,9 @@ from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase, stable_
 _CREATING: Final = ("start", "restore")
 JobEvent: TypeAlias = (
     events.Stranded | events.Intent | events.Retry | events.Outcome | events.Migration | events.Rescheduling
-    | events.ReschedulingCutOff | events.Cleared | events.ImagesDropped | events.Guest | events.Doubt
+    | events.ReschedulingCutOff | events.Suspension | events.Cleared | events.ImagesDropped | events.Guest
+    | events.Doubt
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the last decision wants of a job: task i on node `nodes[i]`, all at one yield."""
-
-    nodes: tuple[int, ...]
-    yield_frac: float
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """The operation on a job that is under way, since `begin_s` wall seconds of the run.
-
-    `nodes` are those of its intent, `arrived` the tasks that have migrated live by now, `progressed` those that have
-    made progress at its nodes, and `for_a_move` whether the job was wanted to run when it began.
-    """
-
-    action: int
-    verb: str
-    nodes: tuple[int, ...]
-    yield_frac: float
-    begin_s: float
-    for_a_move: bool
-    arrived: frozenset[int] = frozenset()
-    progressed: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +101,11 @@ class JobHistory:
         return self.phase is Phase.SAVING or self.migrating_to is not None
 
     @property
+    def reschedulings(self) -> list[Interruption]:
+        """Its preemptions and migrations: its interruptions without those for a pause of the operator."""
+        return [each for each in self.interruptions if each.is_rescheduling]
+
+    @property
     def preemptions(self) -> int:
         """Number of its preemptions."""
         return sum(each.reason == PREEMPTION for each in self.interruptions)
@@ -166,7 +148,7 @@ class JobHistory:
                 self._end(event)
             case events.Migration():
                 self._arrive(event)
-            case events.Rescheduling() | events.ReschedulingCutOff():
+            case events.Rescheduling() | events.ReschedulingCutOff() | events.Suspension():
                 self._account(event)
             case events.Cleared():
                 self._clear(event)
@@ -205,6 +187,17 @@ class JobHistory:
         if wanted is not None and self.wanted is not None and wanted.nodes != self.wanted.nodes:
             wanted = Wanted(stable_nodes(self.wanted.nodes, wanted.nodes), wanted.yield_frac)
         self.wanted = wanted
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        """A job that was saved for a pause, and does not resume where it was, is preempted or migrated now."""
+        present, wanted = self.present, self.wanted
+        if present is None or present.is_rescheduling or present.restore_begin_s is not None:
+            return
+        if wanted is None:
+            present.reason, present.wanted_s = PREEMPTION, None
+        elif sorted(wanted.nodes) != sorted(present.saved_on):
+            present.reason = MIGRATION
 
     def change(self, event: events.Job, *, cleared: bool) -> None:
         """Take a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
@@ -426,7 +419,7 @@ class JobHistory:
     def _account(self, event: events.Penalty) -> None:
         """The account of an interruption is closed: it is complete, or cut off."""
         present = self.present
-        what = "complete" if isinstance(event, events.Rescheduling) else "cut off"
+        what = "cut off" if isinstance(event, events.ReschedulingCutOff) else "complete"
         if present is None:
             raise self.illegal(event, what, "no preemption or migration of it is open")
         if present.reason != event.reason:

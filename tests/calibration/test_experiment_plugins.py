@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_lab import synthetic_trials
-from testbed.control.labs import dry_lab
 
 from testbed.calibration.checked import checked_observations, checked_quantities, checked_values
 from testbed.calibration.from_trials import calibrate_from
@@ -27,6 +26,7 @@ from testbed.calibration.tables import all_tables, as_json
 from testbed.calibration.trials import Outcome, Trials
 from testbed.cli.calibrate import calibrate as command
 from testbed.errors import UserError
+from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.report import page as page_module
 from testbed.report.calibration import calibration_page, write_calibration_report

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from rehearsal import scenario
 
-from testbed.control.session import check_events
+from testbed.control.admission import check_events
 from testbed.errors import UserError
 from testbed.lab import virtual_time
 from testbed.lab.virtual_time import run_in_virtual_time

@@ -14,11 +14,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from rehearsal import BEST
 from support.folds import folds_compared
+from support.ordered import Operator
 from test_outages import Disturbed
 from test_rehearsal import workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, Happening
+from testbed.control.order_messages import Request
+from testbed.control.orders import RunStoppedError
 from testbed.workload.jobs import Job
 
 NODES = 3
@@ -47,8 +50,24 @@ class Blow:
 
 
 @dataclass(frozen=True)
+class Intervention:
+    """Orders of the operator: one at a wall second of the replay, and the one that undoes it `lasts_s` later."""
+
+    order: str
+    node: int
+    at_s: float
+    lasts_s: float
+
+    def orders(self) -> list[tuple[float, Request]]:
+        node = f"node-{self.node}" if self.order == "drain" else None
+        first = (self.at_s, Request(self.order, node=node))
+        undo = {"pause": "continue", "drain": "return"}.get(self.order)
+        return [first] if undo is None else [first, (self.at_s + self.lasts_s, Request(undo, node=node))]
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """A run with faults; `ends_s` is when it is cancelled, if it is."""
+    """A run with faults and orders; `ends_s` is when it is cancelled, if it is."""
 
     jobs: tuple[Job, ...]
     policy: str
@@ -56,6 +75,7 @@ class Schedule:
     restart: bool
     slips: tuple[Slip, ...]
     blows: tuple[Blow, ...]
+    interventions: tuple[Intervention, ...]
     ends_s: float | None
 
 
@@ -75,6 +95,16 @@ def blows() -> st.SearchStrategy[Blow]:
     )
 
 
+def interventions() -> st.SearchStrategy[Intervention]:
+    return st.builds(
+        Intervention,
+        st.sampled_from(["pause", "pause", "drain", "drain", "stop"]),
+        st.integers(0, NODES - 1),
+        st.floats(0.0, 60.0),
+        st.sampled_from([0.0, 0.05, 0.5, 5.0, 30.0, 90.0]),
+    )
+
+
 def schedules() -> st.SearchStrategy[Schedule]:
     return st.builds(
         Schedule,
@@ -84,6 +114,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
         st.booleans(),
         st.lists(slips(), max_size=5).map(tuple),
         st.lists(blows(), max_size=3, unique_by=lambda blow: blow.node).map(tuple),
+        st.lists(interventions(), max_size=4).map(tuple),
         st.none() | st.floats(1.0, 60.0),
     )
 
@@ -150,7 +181,13 @@ def carry_out(schedule: Schedule, folder: Path) -> list[str]:
     extras = "whole,live" if schedule.live else ""
     world = Disturbed(begin, at_s=0.0, extras=extras)
     changes = {"extras": extras, "migration": {"mechanism": "live"}} if schedule.live else {}
-    with pytest.MonkeyPatch.context() as patch, folds_compared() as different, suppress(asyncio.CancelledError):
+    operator = Operator(*(order for each in schedule.interventions for order in each.orders()))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        operator.at_work(),
+        folds_compared() as different,
+        suppress(asyncio.CancelledError, RunStoppedError),
+    ):
         faults.install(patch)
         world.run(
             folder, list(schedule.jobs), count=NODES, policy=schedule.policy,

@@ -11,7 +11,8 @@ import pytest
 from rehearsal import BEST, Watcher, five_jobs, scenario
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.control.session import check_disk, run_session
+from testbed.control.admission import check_disk
+from testbed.control.session import run_session
 from testbed.errors import InputError, UserError
 from testbed.lab import local_agents as agents_module
 from testbed.lab.bring_up import dry_lab
@@ -71,7 +72,7 @@ def test_a_disk_that_is_too_small_is_told_as_one(tmp_path: Path, monkeypatch: py
     class Usage:
         free = 1 << 20
 
-    monkeypatch.setattr("testbed.control.session.shutil.disk_usage", lambda _path: Usage())
+    monkeypatch.setattr("testbed.control.admission.shutil.disk_usage", lambda _path: Usage())
     with pytest.raises(
         UserError, match=r"1 MiB free on its disk: expected at least 4000 MiB .* memory_mib of all nodes"
     ):

@@ -17,8 +17,9 @@ from rehearsal import BEST, Watcher, five_jobs, rehearse, scenario
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError
+from testbed.control.admission import check_disk, check_jobs
 from testbed.control.replay_decisions import replay_decisions
-from testbed.control.session import check_disk, check_jobs, run_session
+from testbed.control.session import run_session
 from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time

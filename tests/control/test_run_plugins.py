@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rehearsal import Watcher, rehearse, scenario
 
 from testbed.cli.run import run
-from testbed.control.session import check_programs
+from testbed.control.admission import check_programs
 from testbed.errors import UserError
 from testbed.measure.points import to_line
 from testbed.workload.jobs import Job

@@ -28,7 +28,11 @@ class Line:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [text for found, text in _BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
+    return blocks_of(page.read_text(encoding="utf-8"), language)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
+    return [block for found, block in _BLOCK.findall(text) if found == language]
 
 
 def command_lines(page: Path) -> list[str]:

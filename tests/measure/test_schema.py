@@ -23,8 +23,8 @@ from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
 from testbed.measure.schema_page import as_data, markdown
 from testbed.measure.spool import read_lines
 from testbed.run.events import Penalty
+from testbed.run.intents import Flight
 from testbed.run.interruptions import LIVE, SAVE_RESTORE
-from testbed.run.job_history import Flight
 from testbed.run.phases import Phase
 from testbed.workload.jobs import Job
 

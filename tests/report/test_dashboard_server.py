@@ -29,7 +29,7 @@ from testbed.report.browser.app import make_app
 from testbed.report.browser.follow import Follower
 from testbed.report.browser.guard import Guard, read_token
 from testbed.report.browser.hub import QUEUE_MESSAGES, Hub
-from testbed.report.browser.newest import newest_run
+from testbed.run.newest import newest_run
 
 TOKEN = "a-token-of-some-length"  # noqa: S105  # of this test alone
 CODE = (

@@ -17,11 +17,11 @@ from testbed.measure.points import to_line
 from testbed.report.browser.changes import Page
 from testbed.report.browser.follow import RunFeed
 from testbed.report.browser.jobs import board_of
-from testbed.report.browser.newest import newest_run
 from testbed.report.browser.state import RunState
 from testbed.report.browser.telemetry import Telemetry
 from testbed.report.timeline import read_timeline
 from testbed.run.history import History, fold
+from testbed.run.newest import newest_run
 
 
 @pytest.fixture(scope="module")

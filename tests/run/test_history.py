@@ -156,6 +156,95 @@ def test_nodes_are_reachable_again_when_they_were_asked() -> None:
     assert of_b(node("lost"), node("online"), back) == (True, True)
 
 
+def order(word: str, node: str | None = None, **more: object) -> dict[str, Any]:
+    return {"kind": "order", "order": word, "node": node, "by": "user 0, process 1", **more}
+
+
+def decision(nodes: tuple[int, ...], **more: object) -> dict[str, Any]:
+    view = {"job_id": [1], "tasks": [2]}
+    choice = {"task_node": list(nodes), "yield_frac": [0.5 if nodes[0] >= 0 else 0.0]}
+    return {"kind": "decision", "view": {**{key: [0.0] for key in COLUMNS}, **view}, "decision": choice, **more}
+
+
+COLUMNS = ("submit_time_s", "cpu_need_frac", "mem_req_frac", "virtual_time_s")
+SAVED_FOR_A_PAUSE = [
+    *STARTED, decision((0, 1)), order("pause", t_s=10.0), intent("save", 2, images=("i0", "i1"), t_s=10.0),
+    outcome("save", 2, images=IMAGES, reason="pause", t_s=12.0),
+]  # fmt: skip
+GOES_ON = {"kind": "clock-started", "stood_still_s": 91.0, "t_s": 101.0}
+
+
+def test_orders_hold_a_run_until_trace_time_goes_on() -> None:
+    def hold(*entries: dict[str, Any]) -> str:
+        return history(*STARTED, *entries).standstill.hold
+
+    assert hold() == ""
+    assert hold(order("pause")) == "paused"
+    assert hold(order("pause"), order("continue")) == "resuming"
+    assert hold(order("pause"), order("continue"), order("pause")) == "paused"
+    assert hold(order("pause"), order("continue"), GOES_ON) == ""
+    assert hold(order("pause"), order("stop")) == "stopping"
+    assert hold(order("stop")) == "stopping"
+
+
+def test_standstills_are_left_out_of_the_clock_of_a_run() -> None:
+    standstill = history(*STARTED, order("pause", t_s=10.0), order("continue", t_s=95.0), GOES_ON).standstill
+    assert [standstill.clock_s(t_s) for t_s in (5.0, 10.0, 50.0, 101.0, 111.0)] == [5.0, 10.0, 10.0, 10.0, 20.0]
+    assert standstill.within_s(0.0, 50.0) == 40.0
+    open_still = history(*STARTED, order("pause", t_s=10.0)).standstill
+    assert (open_still.clock_s(8.0), open_still.clock_s(30.0)) == (8.0, 10.0)
+
+
+def test_a_drained_node_is_not_available_but_obeys_commands_and_stays_drained_when_it_was_away() -> None:
+    def of_b(*entries: dict[str, Any]) -> tuple[bool, bool, bool]:
+        found = history(BEGIN, REPLAY, *entries).nodes[1]
+        return found.available, found.reachable, found.lost
+
+    away = {"kind": "node", "node": "b", "standing": "lost", "online": False}
+    back = [{**away, "standing": "online", "online": True}, {"kind": "returned", "node": "b", "reachable": True}]
+    assert of_b(order("drain", "b")) == (False, True, False)
+    assert of_b(order("drain", "b"), away) == (False, False, True)
+    assert of_b(order("drain", "b"), away, *back) == (False, True, False)
+    assert of_b(order("drain", "b"), away, *back, order("return", "b")) == (True, True, False)
+
+
+def test_a_save_for_a_pause_is_no_rescheduling_and_the_pause_is_no_wait() -> None:
+    restored = [
+        *SAVED_FOR_A_PAUSE, order("continue", t_s=100.0), intent("restore", 3, t_s=100.0),
+        outcome("restore", 3, t_s=101.0),
+    ]  # fmt: skip
+    found = history(*restored, GOES_ON).jobs[1]
+    assert (found.preemptions, found.migrations, found.reschedulings) == (0, 0, [])
+    (pause,) = found.interruptions
+    assert (pause.save_s, pause.wait_s, pause.paused_s, pause.restore_s) == (2.0, 0.0, 0.0, 1.0)
+    assert pause.held_wait_s == 88.0
+    closed = history(*restored, GOES_ON, {"kind": "suspension", "job": 1, "reason": "pause", "penalty_s": 3.5}).jobs[1]
+    assert closed.present is None
+    assert closed.interruptions[0].complete
+    assert closed.interruptions[0].penalty_s is None, "it has none"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"), [((0, 1), "pause"), ((1, 0), "pause"), ((0, 0), "migration"), ((-1, -1), "preemption")]
+)
+def test_a_job_that_does_not_resume_where_it_was_is_rescheduled(nodes: tuple[int, int], reason: str) -> None:
+    after = [order("continue", t_s=100.0), {**GOES_ON, "t_s": 100.0}, decision(nodes, t_s=100.0)]
+    (found,) = history(*SAVED_FOR_A_PAUSE, *after).jobs[1].interruptions
+    assert found.reason == reason
+    assert found.is_rescheduling == (reason != "pause")
+
+
+def test_a_preemption_that_is_open_in_a_pause_leaves_the_pause_out() -> None:
+    entries = [
+        *STARTED, decision((-1, -1), t_s=6.0), job("paused", t_s=6.0), intent("save", 2, images=("i0", "i1"), t_s=6.0),
+        outcome("save", 2, images=IMAGES, reason="preemption", t_s=8.0), order("pause", t_s=10.0),
+        order("continue", t_s=100.0), {**GOES_ON, "t_s": 100.0}, decision((0, 1), t_s=110.0),
+        job("resumed", t_s=110.0), intent("restore", 3, t_s=111.0), outcome("restore", 3, t_s=112.0),
+    ]  # fmt: skip
+    (found,) = history(*entries).jobs[1].interruptions
+    assert (found.paused_s, found.wait_s, found.held_paused_s, found.held_wait_s) == (12.0, 1.0, 90.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -181,6 +270,13 @@ def test_nodes_are_reachable_again_when_they_were_asked() -> None:
             [SUBMITTED, {"kind": "decision", "view": {"job_id": [1], "tasks": [2]}}],
             "decision at 3 s: seen -> decided is illegal: its columns differ in length",
         ),
+        ([order("pause"), order("pause")], "order pause at 3 s: paused -> pause is illegal: expected a run that"),
+        ([order("continue")], "order continue at 2 s: running -> continue is illegal: expected a run that is paused"),
+        ([order("stop"), order("continue")], "order continue at 3 s: stopping -> continue is illegal"),
+        ([order("fly")], "order fly at 2 s: running -> fly is illegal: expected one of pause, continue, stop, drain"),
+        ([order("drain", "c")], "drain at 2 s: node c -> drain is illegal: expected one of the nodes a, b"),
+        ([GOES_ON], "clock-started at 101 s: running -> running is illegal: expected a run that is continued"),
+        ([{"kind": "teardown"}, order("pause")], "order pause at 3 s: ended -> pause is illegal"),
     ],
 )  # fmt: skip
 def test_an_illegal_event_is_named_with_its_job_and_both_states(entries: list[dict[str, Any]], message: str) -> None:

@@ -159,7 +159,7 @@ def check_directory(run: Path) -> History:
         told = {name: float(row[name]) if row[name] else None for name in ("start_time_s", "end_time_s")}
         assert told == {"start_time_s": job.start_trace_s, "end_time_s": job.end_trace_s}
         assert (int(row["preemptions"]), int(row["migrations"])) == (job.preemptions, job.migrations)
-        live = sum(each.mechanism == "live" for each in job.interruptions)
-        moved = sum(each.bytes_moved for each in job.interruptions)
+        live = sum(each.mechanism == "live" for each in job.reschedulings)
+        moved = sum(each.bytes_moved for each in job.reschedulings)
         assert (int(row["live_migrations"]), int(row["bytes_moved"])) == (live, moved)
     return history

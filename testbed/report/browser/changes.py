@@ -78,7 +78,9 @@ class Page:
     def _head(self) -> dict[str, object]:
         state = self.state
         zero_s = state.zero_t_s or 0.0
-        anchor_ms = None if state.anchor_unix_ns is None else state.anchor_unix_ns / 1e6 + zero_s * 1e3
+        anchor_ms = (
+            None if state.anchor_unix_ns is None else state.anchor_unix_ns / 1e6 + (zero_s + state.stood_still_s) * 1e3
+        )
         return {
             "run": state.run, "scenario": state.scenario, "policy": state.policy, "state": state.state,
             "reason": state.reason, "time_scale": state.time_scale,
@@ -92,11 +94,10 @@ class Page:
         return {"total": board.total, "counts": board.counts, **ids, "eta_s": None if eta_s is None else round(eta_s)}
 
     def _actions(self) -> dict[str, object]:
-        zero_s = self.state.zero_t_s or 0.0
         flights = self.state.board.flights
         rows = [
             [one.action, one.verb, job, list(one.nodes[:8]), len(one.nodes), one.yield_frac,
-             round(one.begin_s - zero_s, 3)]
+             round(self.state.since_zero_s(one.begin_s), 3)]
             for job, one in flights[:SHOWN_ACTIONS]
         ]  # fmt: skip
         return {"count": len(flights), "rows": rows}
@@ -131,6 +132,7 @@ class Page:
         use = state.use(node)
         return {
             "online": state.online(node),
+            **({"drained": True} if state.drained(node) else {}),
             "cpu_frac": None if use is None else round(use.cpu_frac, 3),
             "used_mib": None if use is None else round(use.memory_used_mib),
             "held_mib": state.held_mib(node),

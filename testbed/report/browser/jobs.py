@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Final
 
 from testbed.run.history import History
-from testbed.run.job_history import Flight, JobHistory
+from testbed.run.intents import Flight
+from testbed.run.job_history import JobHistory
 from testbed.run.phases import ENDED, Phase
 
 STATES: Final = ("coming", "waiting", "running", "paused", "done", "failed")

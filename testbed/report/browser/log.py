@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from testbed.measure.reasons import reason_of
+from testbed.report.order_words import text_of_order
 from testbed.run import events
 
 GOOD = "good"
@@ -76,6 +77,14 @@ def _recorder(event: events.RecorderFailed, _names: Sequence[str]) -> tuple[str,
     return ERROR, f"recorder {event.name} is left out: {event.error}"
 
 
+def _order(event: events.Order | events.ClockStarted, _names: Sequence[str]) -> tuple[str, str]:
+    return WARNING, text_of_order(event)
+
+
+def _suspension(event: events.Suspension, _names: Sequence[str]) -> tuple[str, str]:
+    return PLAIN, f"job {event.job} runs again after the pause, which cost it {event.penalty_s:.2f} s"
+
+
 def _teardown(event: events.Teardown, _names: Sequence[str]) -> tuple[str, str]:
     return GOOD, f"all jobs have ended; teardown took {event.elapsed_s:.2f} s"
 
@@ -91,6 +100,9 @@ _WRITERS: dict[type, Callable[[Any, Sequence[str]], tuple[str, str] | None]] = {
     events.Job: _job,
     events.Outcome: _outcome,
     events.Rescheduling: _rescheduling,
+    events.Suspension: _suspension,
+    events.Order: _order,
+    events.ClockStarted: _order,
     events.Node: _node,
     events.Retry: _retry,
     events.RecorderFailed: _recorder,

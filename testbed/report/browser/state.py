@@ -110,7 +110,16 @@ class RunState:
         if self.anchor_unix_ns is not None and self.state == "running":
             last_ns = max((node.time_ns for node in self.telemetry.by_node.values()), default=0)
             now_t_s = max(now_t_s, (last_ns - self.anchor_unix_ns) / 1e9)
-        return now_t_s - (self.zero_t_s or 0.0)
+        return self.since_zero_s(now_t_s)
+
+    def since_zero_s(self, t_s: float) -> float:
+        """Return wall seconds since the replay began, without the pauses of the operator before that moment."""
+        return self.history.standstill.clock_s(t_s) - (self.zero_t_s or 0.0)
+
+    @property
+    def stood_still_s(self) -> float:
+        """For how long trace time has stood still, by pauses of the operator that are over."""
+        return sum(end_s - begin_s for begin_s, end_s in self.history.standstill.spans)
 
     @property
     def board(self) -> Board:
@@ -123,6 +132,10 @@ class RunState:
         """Whether a node can be used, as far as it is known."""
         return node >= len(self.history.nodes) or self.history.nodes[node].standing == ONLINE
 
+    def drained(self, node: int) -> bool:
+        """Whether the operator has drained a node."""
+        return node < len(self.history.nodes) and self.history.nodes[node].drained
+
     def use(self, node: int) -> NodeUse | None:
         """What a node reported last."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
@@ -131,7 +144,7 @@ class RunState:
         """Wall seconds to the end if work goes on at its mean rate so far; None when nothing can be said."""
         if self.state != "running" or self.zero_t_s is None:
             return None
-        return self.board.eta_s(self.last_t_s - self.zero_t_s)
+        return self.board.eta_s(self.since_zero_s(self.last_t_s))
 
     def guests(self, node: int) -> list[list[object]]:
         """Job, task, requested and used cores (null if not known), verb of the operation under way; by job."""
@@ -156,20 +169,7 @@ class RunState:
         self.history.apply(event)
         self._board = None
         self.last_t_s = max(self.last_t_s, event.t_s)
-        match event:
-            case events.Begin():
-                self.scenario, self.policy = event.scenario, event.policy
-            case events.Replay():
-                self.state = "running"
-                self.zero_t_s = event.t_s - event.trace_s / self.time_scale
-            case events.Teardown():
-                self.state = "finished"
-            case events.Aborted():
-                self.state, self.reason = "aborted", event.reason
-            case events.Node():
-                self.changed_names.add(event.node)
-            case events.Rescheduling():
-                self._rescheduling(event)
+        self._take(event)
         if isinstance(event, events.Penalty):
             self.history.jobs[event.job].forget_accounts()
         self.timeline.take(event, self.history)
@@ -181,9 +181,28 @@ class RunState:
         if told is not None:
             self._say(*told)
 
+    def _take(self, event: events.Known) -> None:
+        match event:
+            case events.Begin():
+                self.scenario, self.policy = event.scenario, event.policy
+            case events.Replay():
+                self.state = "running"
+                self.zero_t_s = event.t_s - event.trace_s / self.time_scale
+            case events.Teardown():
+                self.state = "finished"
+            case events.Aborted():
+                self.state, self.reason = "aborted", event.reason
+            case events.Order() | events.ClockStarted():
+                self.state = self.history.standstill.hold or "running"
+                self.changed_names.update([event.node] if isinstance(event, events.Order) and event.node else [])
+            case events.Node():
+                self.changed_names.add(event.node)
+            case events.Rescheduling():
+                self._rescheduling(event)
+
     def _say(self, level: str, text: str) -> None:
         self.log_count += 1
-        self.log.append((self.log_count, round(self.last_t_s - (self.zero_t_s or 0.0), 3), level, text))
+        self.log.append((self.log_count, round(self.since_zero_s(self.last_t_s), 3), level, text))
 
     def _rescheduling(self, event: events.Rescheduling) -> None:
         phases = {phase: getattr(event, phase) for phase in PHASES}

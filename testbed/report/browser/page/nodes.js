@@ -69,9 +69,10 @@ export class Nodes {
     const held = make("span");
     const fill = make("i");
     const mibText = make("div", { className: "mib" }, held, make("div", { className: "memory" }, fill));
-    const item = make("li", { className: "node", tabIndex: index ? -1 : 0 }, make("div", { className: "name", textContent: name }), cpu, coresText, mibText);
+    const label = make("div", { className: "name", textContent: name });
+    const item = make("li", { className: "node", tabIndex: index ? -1 : 0 }, label, cpu, coresText, mibText);
     item.dataset.node = index;
-    return { item, cpu, coresText, held, fill, seen: index < 20, guests: [] };
+    return { item, name: label, cpu, coresText, held, fill, seen: index < 20, guests: [] };
   }
 
   #draw(row, value, index) {
@@ -105,6 +106,7 @@ export class Nodes {
     row.held.replaceChildren(held, make("small", { textContent: of }));
     row.fill.style.transform = `scaleX(${total ? Math.min(1, value.held_mib / total) : 0})`;
     row.item.classList.toggle("lost", !value.online);
+    setText(row.name, `${this.head.names[index]}${value.drained ? " (drained)" : ""}`);
     row.item.setAttribute("aria-label", this.#words(index).join(", "));
   }
 
@@ -113,7 +115,7 @@ export class Nodes {
     if (!value) return [this.head.names[index], "nothing is known yet"];
     const busy = (verb) => (verb && verb !== "cap" ? `, ${verb}` : "");
     return [
-      `${this.head.names[index]}${value.online ? "" : " (lost)"}`,
+      `${this.head.names[index]}${value.online ? (value.drained ? " (drained)" : "") : " (lost)"}`,
       ...value.guests.slice(0, 8).map(([job, task, cap, used, verb]) => `job ${job} task ${task}: cap ${cores(cap)}, achieved ${cores(used)} cores${busy(verb)}`),
       ...(value.guests.length > 8 ? [`and ${value.guests.length - 8} more`] : []),
       ...(value.guests.length ? [] : ["no guest"]),

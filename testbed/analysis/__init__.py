@@ -1,0 +1,1 @@
+"""Runs and simulations as objects of Python, for notebooks and scripts; `testbed` exports them."""

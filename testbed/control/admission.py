@@ -1,0 +1,91 @@
+"""What is refused before anything of a run is started: jobs, numbers of events, disks and programs that do not fit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from testbed.errors import UserError, nearest
+from testbed.limits import MOST_EVENTS
+from testbed.policies.equipartition import Equipartition
+from testbed.policies.view import Policy
+from testbed.scenario.schema import Scenario
+from testbed.workload.jobs import Job
+
+
+def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
+    """Raise `UserError` for a policy or a job that can never run, before anything is started."""
+    if isinstance(policy, Equipartition):
+        raise UserError(
+            f"policy {policy.name}: it shares one machine without places: expected one that nodes can follow"
+        )
+    shapes = {(node.cpus, node.memory_mib) for node in scenario.nodes}
+    if len(shapes) > 1:
+        raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")
+    count = len(scenario.nodes)
+    for job in jobs:
+        if not policy.can_ever_run(job.tasks, job.mem_req_frac, count):
+            raise UserError(
+                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} do not fit on {count} "
+                f"nodes under {policy.name}: expected a smaller job or more nodes"
+            )
+
+
+def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
+    """Raise `UserError` for a dry run that has more events than anybody would wait for, with the key that causes it.
+
+    Each node reports once a wall second, a policy with a period acts at each multiple of it while there are jobs.
+    """
+    nodes, most = len(scenario.nodes), f"expected at most {MOST_EVENTS:.3g}"
+    wall_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
+    if wall_s * nodes > MOST_EVENTS:
+        raise UserError(
+            f"time_scale = {scenario.time_scale:g}: a dry run of {wall_s:.3g} wall seconds on {nodes} nodes has "
+            f"{wall_s * nodes:.3g} events: {most}, by a larger time_scale or a shorter trace"
+        )
+    longest_s = max((job.run_time_s for job in jobs), default=0.0)
+    if policy.period_s and longest_s / policy.period_s > MOST_EVENTS:
+        raise UserError(
+            f"period_s = {policy.period_s:g}: a job of {longest_s:g} s has {longest_s / policy.period_s:.3g} periods: "
+            f"{most}, by a longer period or shorter jobs"
+        )
+
+
+def check_disk(path: Path, scenario: Scenario) -> None:
+    """Raise `UserError` if this machine has not the memory of one of its nodes, or no room for their images.
+
+    Images need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
+    """
+    machine_mib = psutil.virtual_memory().total >> 20
+    for index, node in enumerate(scenario.nodes):
+        if node.spawn and node.driver != "null" and node.memory_mib > machine_mib:
+            raise UserError(
+                f"nodes.{index}.memory_mib = {node.memory_mib}: node {node.name} is on this machine, which has "
+                f"{machine_mib} MiB: expected at most that"
+            )
+    need_mib = 2 * sum(node.memory_mib for node in scenario.nodes if node.spawn)
+    free_mib = shutil.disk_usage(path).free >> 20
+    if free_mib < need_mib:
+        raise UserError(
+            f"{path}: {free_mib} MiB free on its disk: expected at least {need_mib} MiB for images of saved guests, "
+            "twice the memory_mib of all nodes on this machine; choose another place with --out, or smaller nodes"
+        )
+
+
+def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:
+    """Raise `UserError` if a node lacks a program that the jobs run.
+
+    `programs` are those of each node, by its name; none if it does not say.
+    """
+    table = scenario.programs
+    for parallel, key, name in ((False, "serial", table.serial), (True, "parallel", table.parallel)):
+        if any((job.tasks > 1) == parallel for job in jobs):
+            for node, known in programs.items():
+                if known and name not in known:
+                    raise UserError(
+                        f"programs.{key} = {name!r}: node {node} has {', '.join(known)}"
+                        + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
+                    )

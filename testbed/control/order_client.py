@@ -1,0 +1,61 @@
+"""Gives an order to a run that goes on, from another process, and says why where that is not possible."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from testbed.control.order_messages import Answer, Request
+from testbed.control.order_socket import NoControllerError, send, takes_orders
+from testbed.errors import RunError, UserError
+from testbed.run.newest import begin_key
+from testbed.run.parts import has_journal
+from testbed.run.reader import read_history
+
+_LOOK_S = 0.1
+
+
+def running_run(runs: Path) -> Path:
+    """Return the run directory under `runs` that began last of those whose controllers take orders."""
+    try:
+        with os.scandir(runs) as entries:
+            found = [Path(entry.path) for entry in entries if entry.is_dir()]
+    except OSError as error:
+        raise UserError(f"{runs}: cannot read: {error.strerror}; expected the folder of run directories") from error
+    for run in sorted(filter(has_journal, found), key=begin_key, reverse=True):
+        if takes_orders(run):
+            return run
+    raise RunError(f"{runs}: no run there takes orders: expected one whose replay goes on")
+
+
+def give(run: Path, request: Request) -> Answer:
+    """Give an order to the controller of a run; the answer to `stop` comes when the results are written.
+
+    Raises `UserError` for what is no run directory, and `RunError` for a run that takes no orders, with the reason.
+    """
+    if not run.is_dir() or not has_journal(run):
+        raise UserError(f"{run}: no run directory: expected one with events.jsonl, as `testbed run` writes it")
+    try:
+        answer = send(run, request)
+    except NoControllerError as error:
+        raise RunError(_why_not(run, error)) from error
+    if answer.done and request.order == "stop":
+        _wait_for_results(run, request.wait_s)
+    return answer
+
+
+def _why_not(run: Path, error: NoControllerError) -> str:
+    history = read_history(run / "events.jsonl")
+    if history.ended:
+        return f"{run}: the run is over" + (f": {history.aborted}" if history.aborted else "")
+    if history.replay is None:
+        return f"{error}; its journal ends before the replay begins: a run takes orders from then on"
+    return f"{error}; its journal does not say that the run is over"
+
+
+def _wait_for_results(run: Path, most_s: float) -> None:
+    """Wait until the controller has written summary.json, but for so long at most."""
+    ends_s = time.monotonic() + most_s
+    while not (run / "summary.json").exists() and time.monotonic() < ends_s:
+        time.sleep(_LOOK_S)

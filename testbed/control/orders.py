@@ -1,0 +1,240 @@
+"""The operator's orders on a run that goes on: pause, continue, stop, and the drain and return of a node.
+
+An order is journalled before anything is done for it. A pause, or a stop, lets trace time stand still at once, and
+saves all running jobs; no decision is taken meanwhile. After `continue` the jobs are restored where they were, at the
+yields that they had. Trace time goes on once all of them are back that can be, so that no restore counts in their
+stretch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from testbed.control.clock import ReplayClock
+from testbed.control.cluster import Cluster, LiveJob
+from testbed.control.executor import Executor
+from testbed.control.order_messages import Answer, Request
+from testbed.control.planner import LiveNodes, plan
+from testbed.control.recorder import Recorder
+from testbed.errors import RunError, nearest
+from testbed.run import events
+from testbed.run.phases import Phase
+from testbed.run.standstill import Hold
+
+_ENDED = "all jobs of the run have ended"
+_DONE = {"pause": Hold.PAUSED, "continue": Hold.NONE, "stop": Hold.STOPPING}
+
+
+class RunStoppedError(RunError):
+    """The operator stopped the run; what ran is saved."""
+
+
+class Orders:
+    """Carries orders out. `hear` listens to the ledger; `wake` wakes the conductor, which calls `hold` then."""
+
+    def __init__(
+        self, cluster: Cluster, clock: ReplayClock, recorder: Recorder, executor: Executor, live: LiveNodes,
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
+        self._clock = clock
+        self._recorder = recorder
+        self._executor = executor
+        self._live = live
+        self._wake = wake
+        self._standstill = cluster.history.standstill
+        self._news = asyncio.Event()  # set, and replaced, when something has changed
+
+    def hear(self, _event: events.Event) -> None:
+        """Look again at what is waited for: see `Ledger.listen`."""
+        if self._standstill.hold:
+            self._wake()
+        self._tell()
+
+    def hold(self) -> bool:
+        """Return whether decisions must wait for the operator.
+
+        Raises `RunStoppedError` once a run that is to be stopped has nothing under way.
+        """
+        hold = self._standstill.hold
+        if hold is Hold.RESUMING and not self._coming_back():
+            times = self._recorder.times()
+            stood_s = times[0] - (self._standstill.since_s or times[0])
+            self._clock.go_on()  # at the time of its entry: to write that takes a while
+            self._recorder.journal(events.ClockStarted(*times, stood_still_s=round(stood_s, 6)))
+            self._recorder.say(f"trace time goes on: it stood still for {stood_s:.1f} s")
+        elif hold is Hold.STOPPING and not self._executor.flights:
+            raise RunStoppedError(
+                f"stopped by the operator: {self._saved()}; what was measured is in {self._recorder.directory.path}"
+            )
+        return self._standstill.hold is not Hold.NONE
+
+    async def carry_out(self, request: Request, by: str) -> Answer:
+        """Carry out an order, wait until its effect is there, and say what became of it.
+
+        An order whose effect is there already changes nothing.
+        """
+        if request.order in ("drain", "return"):
+            names = [node.name for node in self._cluster.history.nodes]
+            if request.node not in names:
+                hint = nearest(request.node or "", names) or f"; nodes: {', '.join(names)}"
+                return self._answer(f"no node {request.node!r}{hint}", mistaken=True)
+        elif request.node is not None:
+            return self._answer(f"{request.order} is for the whole run: expected no node", mistaken=True)
+        if self._cluster.finished:
+            return self._answer(_ENDED)
+        if self._standstill.hold is Hold.STOPPING and request.order != "stop":
+            return self._answer("the run is being stopped")
+        changed = self._begin(request, by)
+        try:
+            async with asyncio.timeout(request.wait_s):
+                while not self._is_done(request):
+                    await self._news.wait()
+        except TimeoutError:
+            return self._late(request, changed=changed)
+        return self._done(request, changed=changed)
+
+    # --- what an order does ---------------------------------------------------------------------------------
+
+    def _begin(self, request: Request, by: str) -> bool:
+        """Do what an order asks for; return whether there was anything to do."""
+        if request.order in ("drain", "return"):
+            drained = request.order == "drain"
+            if self._cluster.history.nodes[self._number(request.node)].drained is drained:
+                return False
+            self._journal(request, by)
+            return True
+        hold = self._standstill.hold
+        if hold is _DONE[request.order] or (hold is Hold.RESUMING and request.order == "continue"):
+            return False
+        if request.order == "continue":
+            self._journal(request, by)
+            self._plan({job for job, target in self._cluster.targets().items() if self._is_open(target.nodes)})
+        else:
+            self._stand_still(request, by)
+            self._plan(())
+        self._wake()
+        return True
+
+    def _stand_still(self, request: Request, by: str) -> None:
+        """Stop trace time at the time of the order's entry, which takes a while to write."""
+        stood = self._clock.stands
+        self._clock.stop()
+        try:
+            self._journal(request, by)
+        except BaseException:
+            if not stood:
+                self._clock.go_on()
+            raise
+
+    def _journal(self, request: Request, by: str) -> None:
+        self._recorder.journal(events.Order(*self._recorder.times(), order=request.order, node=request.node, by=by))
+        about = "" if request.node is None else f" of node {request.node}"
+        self._recorder.say(f"order of the operator: {request.order}{about}")
+
+    def _plan(self, running: Collection[int]) -> None:
+        """Let these of the jobs that the last decision wants run, and save all others."""
+        targets = {job: target for job, target in self._cluster.targets().items() if job in running}
+        self._executor.submit(plan([live.status() for live in self._cluster.movable()], targets, self._live))
+
+    def _is_open(self, nodes: Collection[int]) -> bool:
+        """Whether guests can be placed on nodes now."""
+        return self._cluster.takes_guests(nodes) and all(self._cluster.reachable(node) for node in nodes)
+
+    # --- what is waited for ---------------------------------------------------------------------------------
+
+    def _coming_back(self) -> list[LiveJob]:
+        """Return the jobs that were saved for the pause, can be restored, and are not yet."""
+        return [live for live in self._cluster.placeable() if self._comes_back(live)]
+
+    def _comes_back(self, live: LiveJob) -> bool:
+        state, present = live.state, live.state.present
+        if state.wanted is None or not self._is_open(state.wanted.nodes):
+            return False
+        if state.phase is Phase.SAVING:
+            return True
+        return present is not None and not present.is_rescheduling and present.back_s is None
+
+    def _still_runs(self) -> list[LiveJob]:
+        return [live for live in self._cluster.movable() if live.state.running_on is not None]
+
+    def _is_done(self, request: Request) -> bool:
+        """Whether nothing is to be waited for any more, be the effect there or not."""
+        if self._cluster.finished:
+            return True
+        hold = self._standstill.hold
+        match request.order:
+            case "pause" | "stop":
+                return hold is not _DONE[request.order] or not self._executor.flights
+            case "continue":
+                return hold is not Hold.RESUMING
+            case "drain":
+                node = self._number(request.node)
+                return not self._cluster.history.nodes[node].drained or not self._on_node(node)
+        return True
+
+    def _on_node(self, node: int) -> tuple[int, ...]:
+        """Return the jobs with guests on a node, or with an operation that involves it."""
+        return tuple(
+            job.job
+            for job in self._cluster.history.active.values()
+            if job.on_node(node) or (job.flight is not None and node in job.flight.nodes)
+        )
+
+    def _done(self, request: Request, *, changed: bool) -> Answer:
+        if self._cluster.finished:
+            return self._answer(_ENDED, changed=changed)
+        hold = self._standstill.hold
+        match request.order:
+            case "drain":
+                drained = self._cluster.history.nodes[self._number(request.node)].drained
+                text = f"node {request.node} is drained" if drained else f"node {request.node} was returned meanwhile"
+                return self._answer(text, done=drained, changed=changed)
+            case "return":
+                return self._answer(f"node {request.node} takes guests", done=True, changed=changed)
+        if hold is not _DONE[request.order]:
+            return self._answer(f"the run is {hold or 'running'} by a later order", changed=changed)
+        if request.order == "continue":
+            return self._answer("the run goes on", done=True, changed=changed)
+        left = tuple(live.job_id for live in self._still_runs())
+        what = "paused" if request.order == "pause" else "stopped"
+        text = f"the run is {what}: {self._saved()}"
+        return self._answer(text, done=not left, changed=changed, jobs=left)
+
+    def _late(self, request: Request, *, changed: bool) -> Answer:
+        waits: tuple[int, ...]
+        match request.order:
+            case "drain":
+                waits = self._on_node(self._number(request.node))
+            case "continue":
+                waits = tuple(live.job_id for live in self._coming_back())
+            case _:
+                waits = tuple(flight.action.job_id for flight in self._executor.flights)
+        text = f"not done within {request.wait_s:g} s: the order stays in force, and waits for {_jobs(waits)}"
+        return self._answer(text, changed=changed, jobs=waits)
+
+    def _saved(self) -> str:
+        """Say how many jobs are saved, and which run on although they should be saved."""
+        saved = sum(live.state.saved_on is not None for live in self._cluster.active())
+        left = [live.job_id for live in self._still_runs()]
+        more = f", {_jobs(left)} could not be saved (see the journal)" if left else ""
+        return f"{saved} job{' is' if saved == 1 else 's are'} saved{more}"
+
+    def _answer(
+        self, text: str, *, done: bool = False, changed: bool = False, mistaken: bool = False,
+        jobs: tuple[int, ...] = (),
+    ) -> Answer:  # fmt: skip
+        state = self._standstill.hold or "running"
+        return Answer(done=done, text=text, state=state, changed=changed, mistaken=mistaken, jobs=jobs)
+
+    def _number(self, name: str | None) -> int:
+        return next(number for number, node in enumerate(self._cluster.history.nodes) if node.name == name)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+def _jobs(ids: Collection[int]) -> str:
+    return f"job{'' if len(ids) == 1 else 's'} {', '.join(map(str, sorted(ids)))}" if ids else "nothing"
