@@ -141,6 +141,21 @@ def test_failed_trials_and_odd_observations_are_left_out_and_told():
         calibrate_from(Trials(trials.begin, [bad]))
 
 
+def test_a_condition_without_a_penalty_has_no_ratio_of_penalties():
+    under = {"memory_mib": 64, "storage": "disk", "cache": "warm", "concurrent": 1, "program": "eatcpu"}
+    seen = [(1.0, {"penalty_s": 3.0}), (0.5, {"save_s": 1.0})]
+    outcomes = [
+        Outcome(
+            trial=number, experiment="save-restore", block=0, condition={**under, "touched_frac": touched},
+            observations=(observation,),
+        )
+        for number, (touched, observation) in enumerate(seen, 1)
+    ]  # fmt: skip
+    found = calibrate_from(Trials(BEGIN, outcomes))
+    assert found.find("penalty_at_s")[0].value == 3.0
+    assert found.find("penalty_touched_ratio") == []
+
+
 # the file
 
 

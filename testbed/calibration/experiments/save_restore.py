@@ -234,7 +234,9 @@ def _touched(found: Quantities, condition: Condition, trials: Sequence[Outcome])
     whole = next((column(some, "penalty_s") for kind, some in kinds if kind.get("touched_frac") == WHOLE), None)
     for kind, some in kinds:
         part = column(some, "penalty_s")
-        if whole is None or kind.get("touched_frac", WHOLE) == WHOLE or min(*whole.values, *part.values) <= 0.0:
+        if whole is None or kind.get("touched_frac", WHOLE) == WHOLE or not (whole.values and part.values):
+            continue
+        if min(*whole.values, *part.values) <= 0.0:
             continue
         ratio = ratio_interval(part.values, part.trials, whole.values, whole.trials)
         found.add("penalty_touched_ratio", "1", ratio, part, {**condition, **kind})
