@@ -28,6 +28,7 @@ from testbed.run.parts import has_journal
 if TYPE_CHECKING:
     import polars as pl
 
+    from testbed.control.order_messages import Answer, OrderName
     from testbed.report.page import Page
     from testbed.report.style import Chart
 
@@ -118,6 +119,16 @@ class Run:
         """The scenario as it was run; empty before the replay began."""
         scenario = self._facts.manifest.get("scenario")
         return dict(scenario) if isinstance(scenario, dict) else {}
+
+    def order(self, order: OrderName, node: str | None = None, *, wait_s: float = 600.0) -> Answer:
+        """Give an order to a run that goes on, as `testbed control` and `testbed node drain` do; return the answer.
+
+        Raises `RunError` for a run that takes no orders, with the reason.
+        """
+        from testbed.control.order_client import give  # noqa: PLC0415  # only runs that go on need the controller's side
+        from testbed.control.order_messages import Request  # noqa: PLC0415  # as above
+
+        return give(self.path, Request(order, node=node, wait_s=wait_s))
 
     # --- data frames ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.live import until
 
+from testbed import Run
 from testbed.cli.control import control, drain
 from testbed.control import order_socket
 from testbed.control.order_client import give, running_run
@@ -79,6 +80,12 @@ def test_an_order_is_carried_out_and_answered(tmp_path: Path) -> None:
     request = Request("drain", node="node-a", wait_s=5.0)
     assert with_taker(run, taker, in_thread(send, run, request)) == DONE
     assert taker.requests == [(request, f"user {os.geteuid()}, process {os.getpid()}")]
+
+
+def test_an_order_is_given_from_python(tmp_path: Path) -> None:
+    run, taker = run_directory(tmp_path / "run"), Taker()
+    assert with_taker(run, taker, in_thread(Run(run).order, "drain", "node-a")) == DONE
+    assert taker.requests[0][0] == Request("drain", node="node-a")
 
 
 def test_the_socket_is_for_its_user_alone_and_goes_with_the_run(tmp_path: Path) -> None:
