@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 _EXPORTS = {
-    "NOT_PLACED": "testbed.policies.view",
     "BlockingLab": "testbed.lab.blocking",
     "BlockingLabJob": "testbed.lab.blocking",
     "ClusterView": "testbed.policies.view",
@@ -58,6 +57,7 @@ _EXPORTS = {
     "JobState": "testbed.policies.view",
     "Lab": "testbed.lab.lab",
     "LabJob": "testbed.lab.job",
+    "NOT_PLACED": "testbed.policies.view",
     "Policy": "testbed.policies.view",
     "Run": "testbed.analysis.run_directory",
     "RunError": "testbed.errors",

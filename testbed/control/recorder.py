@@ -27,7 +27,7 @@ _MIB = 1 << 20
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
 _PHASES = (
     "save_s", "paused_s", "wait_s", "transfer_s", "restore_s", "live_s", "downtime_s", "first_progress_s", "penalty_s",
-    "hold_skew_s", "release_skew_s",
+    "hold_skew_s", "release_skew_s", "held_s",
 )  # fmt: skip
 _AMOUNTS = ("saved_bytes", "transferred_bytes", "restored_bytes", "migrated_bytes")
 

@@ -286,6 +286,7 @@ _ALL = (
             Field("penalty_s", float, "s", "save + wait + transfer + restore + downtime + first progress"),
             Field("hold_skew_s", float, "s", "between the first and the last member held, by the nodes' clocks"),
             Field("release_skew_s", float, "s", "between the first and the last whole member released, likewise"),
+            Field("held_s", float, "s", "for which the run was paused meanwhile; no part of the other times"),
             Field("saved_bytes", int, "B", "written to images"),
             Field("transferred_bytes", int, "B", "copied between nodes"),
             Field("restored_bytes", int, "B", "read from images"),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from testbed.report.comparison import Group, Verdict, band_of
 from testbed.report.facts import JobRow, RunFacts
 from testbed.report.fragment import table_html
-from testbed.report.quantiles import Quantiles
 from testbed.report.style import Headline
 from testbed.report.text import AMOUNTS, METRICS, PHASES
 
