@@ -35,7 +35,7 @@ from testbed.errors import RunError, TestbedError
 from testbed.failure_codes import Failure, FailureCode
 from testbed.lab.bring_up import BringUp, dry_lab
 from testbed.lab.core_speed import measure_core
-from testbed.lab.ended_by import ended_by
+from testbed.lab.ended_by import ended_by, ended_by_error_of
 from testbed.lab.fleet import Fleet, limit_text
 from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
 from testbed.lab.lab import Lab, addresses_of
@@ -238,7 +238,10 @@ class _Session:
         self._write_manifest(fleet, rates)
         recorder.journal(
             events.Replay(
-                *recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, jobs)), nodes=tuple(recorder.node_names)
+                *recorder.times(),
+                jobs=len(jobs),
+                trace=tuple(map(_trace_job, jobs)),
+                nodes=tuple(recorder.node_names),
             )
         )
         history = recorder.history
@@ -257,13 +260,14 @@ class _Session:
         fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed
         recorder.stage("prepare", begin_s)
-        beside = [
-            asyncio.create_task(fleet.watch(), name="watch nodes"),
-            asyncio.create_task(self._show(conductor, fleet), name="display"),
-        ]
+        watching = asyncio.create_task(fleet.watch(), name="watch nodes")
+        beside = [watching, asyncio.create_task(self._show(conductor, fleet), name="display")]
         try:
             try:
-                async with taking_orders(conductor.orders, self._path, dry=self._recorder.directory.is_dry):
+                async with (
+                    taking_orders(conductor.orders, self._path, dry=self._recorder.directory.is_dry),
+                    ended_by_error_of(watching),
+                ):
                     await conductor.run()
             finally:
                 fleet.resign()

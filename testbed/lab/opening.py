@@ -14,6 +14,7 @@ from testbed.errors import UserError, nearest
 from testbed.lab.blocking import BlockingLab, enter_blocking
 from testbed.lab.bring_up import BringUp, live_lab
 from testbed.lab.core_speed import measure_core
+from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.lab import Lab
 from testbed.lab.leased import lease_scenario
 from testbed.packaged import find_scenario
@@ -94,7 +95,8 @@ async def _opened(
             lab = Lab(scenario, fleet, tag, await measure_core(fleet, scenario.deadlines.command_s))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")
             try:
-                yield lab
+                async with ended_by_error_of(watching):
+                    yield lab
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
