@@ -62,17 +62,26 @@ async def hold_lease(
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
     With `force` the other's lease is ended first, in the name of the controller `party` of our certificate, whereupon
-    agents destroy its guests. A lease of a controller that died is taken over once its time has run out.
+    agents destroy its guests. A lease of a controller that died is taken over once its time has run out. The lease is
+    renewed at every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that.
     `LeaseTakenError` ends the block when somebody else takes the lab.
     """
     own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY)
     guard = LeaseGuard(asyncio.get_running_loop().time)
-    news = asyncio.Event()
+    news, away = asyncio.Event(), asyncio.Event()
     lost = False
+
+    async def due() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ttl_s / 3):
+                await away.wait()
+                away.clear()
+                await bus.connected.wait()  # to a broker that may have forgotten what it retained
+                await asyncio.sleep(RETAINED_PATIENCE_S)  # until a lease that it did retain is heard
 
     async def renew() -> None:
         while not lost:
-            await asyncio.sleep(ttl_s / 3)
+            await due()
             if not lost:
                 try:
                     await own.publish()
@@ -98,6 +107,7 @@ async def hold_lease(
                 await news.wait()
         await _take(own, guard, news, force=force)
         held = True
+        bus.on_lost = away.set
         renewal = asyncio.create_task(renew(), name="renew lease")
         try:
             yield

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from testbed.bus import topics
-from testbed.bus.lease import LeaseGuard
+from testbed.bus.lease import LeaseGuard, token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import Lease, decode
 from testbed.bus.outbox import Outbox, Parcel
@@ -95,6 +95,42 @@ def test_a_renewal_for_which_the_outbox_is_full_is_made_later(caplog: pytest.Log
                     await asyncio.sleep(TTL_S / 2)
                     assert lab.guard.allows("one")
             assert "lease" in caplog.text
+
+    run_in_virtual_time(main())
+
+
+def test_a_broker_that_forgets_the_lease_is_told_again_at_the_next_connection() -> None:
+    async def main() -> None:
+        lab, ends = Lab(), asyncio.Event()
+        driving = asyncio.create_task(lab.drive("one", ends))
+        await until(lambda: topics.lease_topic("t") in lab.hub.retained)
+        for _ in range(3):
+            lab.hub.drop("one")
+            lab.hub.retained.clear()
+            lab.hub.resume("one")
+            begin_s = asyncio.get_running_loop().time()
+            await until(lambda: topics.lease_topic("t") in lab.hub.retained)
+            assert asyncio.get_running_loop().time() - begin_s < TTL_S / 10, "virtual: later than a renewal would be"
+        ends.set()
+        await driving
+
+    run_in_virtual_time(main())
+
+
+def test_a_controller_that_was_cut_off_does_not_take_back_a_lab_by_its_return() -> None:
+    async def main() -> None:
+        lab, ends = Lab(), asyncio.Event()
+        loser = asyncio.create_task(lab.drive("one", ends))
+        await until(lambda: topics.lease_topic("t") in lab.hub.retained)
+        lab.hub.drop("one")
+        winner = asyncio.create_task(lab.drive("two", ends, force=True))
+        await until(lambda: lab.retained().digest == token_digest("two"))
+        lab.hub.resume("one")
+        with pytest.raises(LeaseTakenError):
+            await loser
+        assert lab.retained().digest == token_digest("two")
+        ends.set()
+        await winner
 
     run_in_virtual_time(main())
 
