@@ -45,6 +45,7 @@ from testbed.control.results import job_row, summarize
 from testbed.control.scenario import BoxTable, Scenario
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
+from testbed.drivers import traits_in, traits_of
 from testbed.errors import RunError, TestbedError, UserError, nearest
 from testbed.failure_codes import Failure, FailureCode
 from testbed.limits import MOST_EVENTS
@@ -113,7 +114,7 @@ def check_disk(path: Path, scenario: Scenario) -> None:
     """
     machine_mib = psutil.virtual_memory().total >> 20
     for index, node in enumerate(scenario.nodes):
-        if node.spawn and node.driver != "null" and node.memory_mib > machine_mib:
+        if node.spawn and not traits_of(node.driver).simulated and node.memory_mib > machine_mib:
             raise UserError(
                 f"nodes.{index}.memory_mib = {node.memory_mib}: node {node.name} is on this machine, which has "
                 f"{machine_mib} MiB: expected at most that"
@@ -279,7 +280,7 @@ class _Session:
             check_alike(dict(zip(names, facts, strict=True)))
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
-            check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
+            check_images(dict(zip(names, facts, strict=True)))
             self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, self._headline)
@@ -349,7 +350,9 @@ class _Session:
             scenario.deadlines, migration, frozenset(targets),
             restarts=scenario.on_guest_loss == "restart",
         )  # fmt: skip
-        conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
+        conductor.tracker.work_rates = WorkRates(
+            self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
+        )
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed

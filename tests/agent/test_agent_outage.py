@@ -260,7 +260,7 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
             await fleet.open()
             running = asyncio.create_task(agent.run())
             await fleet.wait_for_all(HANG_S)
-            await driver.start(SPEC, 0.5, None)
+            await driver.start(SPEC, 0.5)
             await until(lambda: len(got) > 50 and events, "samples and an event")
             if not forget:
                 await until((folder / "mosquitto.db").exists, "saved sessions")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.accuracy import Accuracy, Window
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
@@ -24,6 +23,7 @@ from testbed.calibration.watched import RESPONSE_WINDOW_S
 from testbed.control.labs import live_lab
 from testbed.control.scenario import check_scenario
 from testbed.errors import RunError
+from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = pytest.mark.slow
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.room import guest_mib, room_cores, vcpu_counts, why_no_caps
 from testbed.calibration.watched import window_use
 from testbed.errors import RunError
@@ -46,8 +47,7 @@ class CapAccuracy:
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = 6.0 if lab.able("whole") else 1.0
-        return boot_s + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
+        return first_progress_s(lab) + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
     async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
         """Return one observation a window: `used_cores` is the median over all windows of that length.

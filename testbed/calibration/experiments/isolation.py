@@ -7,6 +7,7 @@ import contextlib
 
 from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
 from testbed.calibration.specimen import Specimen
@@ -44,8 +45,7 @@ class Isolation:
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = 6.0 if lab.able("whole") else 1.0
-        return boot_s * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
+        return first_progress_s(lab) * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
     async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.

@@ -6,6 +6,7 @@ import random
 
 from testbed.calibration.bench import Bench
 from testbed.calibration.experiment import Condition, LabFacts, Observation
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.progress_rate import SETTLE_S, WINDOW_S, measure_rate
 from testbed.calibration.room import guest_mib, need_cores, why_no_caps
 
@@ -51,9 +52,9 @@ class Proportionality:
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = (6.0 if lab.able("whole") else 1.0) * (1.0 if condition["kind"] == "serial" else 1.5)
+        start_s = first_progress_s(lab) * (1.0 if condition["kind"] == "serial" else 1.5)
         looks_s = [_window_s(lab, float(condition["iteration_s"]), at) for at in (1.0, *YIELDS, 1.0)]
-        return boot_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
+        return start_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
     async def run(self, bench: Bench, condition: Condition) -> list[Observation]:
         """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.

@@ -12,6 +12,7 @@ import pytest
 
 from testbed.calibration.bench import Watched
 from testbed.checks.lab import Lab, NodeUnderTest
+from testbed.drivers import traits_in
 
 T = TypeVar("T")
 CAP_SLACK_CORES = 0.03  # a quota's slices, and the emulator's own threads
@@ -70,7 +71,7 @@ def processes_of(lab: Lab, node: NodeUnderTest, guest: str) -> list[psutil.Proce
             words = process.cmdline()
             if any(word.startswith(f"guest={guest},") for word in words):
                 found.append(process)
-            elif node.facts.driver == "process" and "node_agent" in words and folder in words:
+            elif traits_in(node.facts).guests_are_children and "node_agent" in words and folder in words:
                 found += process.children(recursive=True)
         except psutil.Error:  # it has ended just now
             continue
