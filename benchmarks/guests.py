@@ -77,7 +77,7 @@ async def through_testbed(node: Node, spec: GuestSpec) -> dict[str, float]:
     await timed(parts, "hold_s", node.driver.hold(spec.guest))
     report = await node.driver.save(spec.guest, None, image)
     parts |= {"write_s": report.write_s, "sync_s": report.sync_s}
-    await timed(parts, "restore_s", node.driver.start(spec, 1.0, image))
+    await timed(parts, "restore_s", node.driver.restore(spec, 1.0, image))
     await timed(parts, "release_s", node.driver.release(spec.guest))
     parts["total_s"] = time.monotonic() - begin_s
     parts["bytes"] = report.bytes
@@ -149,7 +149,7 @@ async def measure_save(one: Node, two: Node, options: argparse.Namespace) -> dic
     sizes: dict[str, object] = {}
     for memory_mib in options.sizes:
         spec = eatcpu(memory_mib)
-        await one.driver.start(spec, 1.0, None)
+        await one.driver.start(spec, 1.0)
         await one.progress(spec.guest)
         runs: dict[str, list[dict[str, float]]] = {"testbed": [], "virsh": [], "plain": []}
         data = b""
@@ -226,7 +226,7 @@ async def measure_start(one: Node, two: Node, options: argparse.Namespace) -> di
     for repeat in range(options.start_repeats):
         spec = eatcpu(128)
         begin_ns = time.monotonic_ns()
-        await one.driver.start(spec, 1.0, None)
+        await one.driver.start(spec, 1.0)
         returned_s.append((time.monotonic_ns() - begin_ns) / 1e9)
         progress_s.append(((await one.progress(spec.guest)).mono_ns - begin_ns) / 1e9)
         await one.driver.stop(spec.guest)
@@ -250,7 +250,7 @@ async def measure_skew(one: Node, two: Node, options: argparse.Namespace) -> dic
         for rank in range(2)
     ]  # fmt: skip
     members = list(zip((one, two), specs, strict=True))
-    await asyncio.gather(*(node.driver.start(spec, 1.0, None) for node, spec in members))
+    await asyncio.gather(*(node.driver.start(spec, 1.0) for node, spec in members))
     await join(members)
     for node, spec in members:
         await node.progress(spec.guest)
@@ -337,7 +337,7 @@ async def measure_caps(one: Node, two: Node, options: argparse.Namespace) -> dic
     spec = eatcpu(128)
     plan = [cap_cores for cap_cores in CAPS_CORES for _ in range(options.cap_repeats)]
     random.Random(options.seed).shuffle(plan)  # noqa: S311  # the same order each time
-    await one.driver.start(spec, 1.0, None)
+    await one.driver.start(spec, 1.0)
     await one.progress(spec.guest)
     used_cores: dict[float, dict[float, list[float]]] = {
         window_s: {cap_cores: [] for cap_cores in CAPS_CORES} for window_s in CAP_WINDOWS_S

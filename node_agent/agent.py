@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from node_agent import SERVING
+from node_agent.abilities import Abilities, meter_of
 from node_agent.backlog import Backlog
 from node_agent.bounds import Bounds, bound_own_group
 from node_agent.drivers.protocol import (
@@ -23,6 +24,7 @@ from node_agent.drivers.protocol import (
     Driver,
     DriverError,
     DriverFacts,
+    Meters,
     MigrationReport,
     NodeBudget,
     SaveReport,
@@ -117,6 +119,7 @@ class Agent:
     def __init__(self, config: AgentConfig, driver: Driver, connect: Callable[[Presence], Bus]) -> None:
         self._config = config
         self._driver = driver
+        self._able = Abilities(driver)
         self._connect = connect
         self._boot = uuid.uuid4().hex
         self._stopping = asyncio.Event()
@@ -132,7 +135,7 @@ class Agent:
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
         self._bounds = Bounds(config.agent_memory_mib, self._events.put)
-        self._virtual = False  # the driver's guests are
+        self._simulated = driver.traits.simulated
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
         self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
@@ -145,8 +148,8 @@ class Agent:
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
-        self._images = ImageOrders(driver, self._stores, self._room, fetcher)
-        self._starts = ImageStarts(driver, self._stores)
+        self._images = ImageOrders(self._able, self._stores, self._room, fetcher)
+        self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -158,10 +161,9 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._events.put)
-            self._virtual = self._starts.virtual = self._room.stands_for_more = found.virtual
-            self._verifies = "checksums" in found.capabilities
-            able = set(found.capabilities)  # programs read their own images, and check them
-            self._starts.reads_images = "checksums" in able and not able.isdisjoint({"whole", "save:criu"})
+            capabilities = self._able.open(found)
+            self._room.stands_for_more = self._simulated
+            self._verifies = "checksums" in capabilities
             if config.serve_images:
                 await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
@@ -169,7 +171,7 @@ class Agent:
             else:
                 self._stores.rehearse_memory()
             self._kept_images.begin()
-            facts = self._facts(found)
+            facts = self._facts(found, capabilities)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
                 await self._driver.close()  # before the bus: the farewell then says the truth
@@ -270,13 +272,15 @@ class Agent:
             _log.error("%s failed", task.get_name(), exc_info=task.exception())
             self.stop()
 
-    def _facts(self, facts: DriverFacts) -> NodeFacts:
+    def _facts(self, found: DriverFacts, capabilities: tuple[str, ...]) -> NodeFacts:
         free_mib = self._room.free_mib()
-        return node_facts(self._config.budget, self._driver.name, facts, self._stores, self._server.port, free_mib)
+        return node_facts(
+            self._config.budget, self._driver, found, capabilities, self._stores, self._server.port, free_mib
+        )  # fmt: skip
 
     async def _report(self, post: Post, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
-        speed = None if self._virtual else SpeedProbe()
+        speed = None if self._simulated else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
         next_s = loop.time()
         while True:
@@ -319,7 +323,7 @@ class Agent:
         """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
         try:
             async with asyncio.timeout(_PAUSE_WITHIN_S), self._locks.setdefault(guest, asyncio.Lock()):
-                await self._driver.hold(guest)
+                await self._able.saving.hold(guest)
             self._orphans.add(guest)
         except (DriverError, TimeoutError) as error:
             _log.warning("guest %s cannot be paused: %s", guest, error)
@@ -378,7 +382,7 @@ class Agent:
         return {}
 
     async def _pass(self, action: MpiPass) -> None:
-        await self._driver.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
+        await self._able.joining.mpi_pass(action.guest, action.session, action.number, action.keys, last=action.last)
         if action.last:
             self._events.ends.passed(action.guest, action.session, action.number)
 
@@ -393,12 +397,13 @@ class Agent:
         if isinstance(action, Native):
             if action.program.ranks > MOST_NATIVE_RANKS:
                 raise DriverError(f"native: {action.program.ranks} ranks: expected at most {MOST_NATIVE_RANKS}")
-            return asdict(await self._driver.native(action.program, action.seconds, action.cap_cores))
+            return asdict(await self._able.running_native.native(action.program, action.seconds, action.cap_cores))
         if isinstance(action, Calibrate):
             return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
         check(action)
-        meters = {guest: self._driver.meter(guest) for guest in action.guests}
-        return await watch(action, meters, self._set_cap, virtual=self._virtual)
+        meters = {guest: meter_of(self._driver, guest) for guest in action.guests}
+        in_loop = self._simulated or not isinstance(self._driver, Meters)
+        return await watch(action, meters, self._set_cap, in_loop=in_loop)
 
     async def _set_cap(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
@@ -409,13 +414,13 @@ class Agent:
             case Start():
                 return await self._start(action)
             case MpiJoin():
-                await self._driver.mpi_join(action.guest, action.session)
+                await self._able.joining.mpi_join(action.guest, action.session)
             case Hold():
                 at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
                 return {"at": at, "wall_ns": time.time_ns()}
             case Release():
                 self._room.release(action.guest)
-                await self._driver.release(action.guest)
+                await self._able.saving.release(action.guest)
                 return {"wall_ns": time.time_ns()}
             case Save() | Migrate():
                 return await self._leaves(action)
@@ -431,7 +436,7 @@ class Agent:
     async def _leaves(self, action: Save | Migrate) -> dict[str, object]:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
-            report = await self._driver.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
+            report = await self._able.migrating.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
         else:
             report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
         self._gone(action.guest)
@@ -441,6 +446,7 @@ class Agent:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
+        self._able.check_start(spec.program.ranks)
         self._reserve(spec)
         try:
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
@@ -460,7 +466,7 @@ class Agent:
             return
         self._reserve(spec)
         try:
-            await self._driver.adopt(spec, action.cap_cores)
+            await self._able.migrating.adopt(spec, action.cap_cores)
         except BaseException:
             self._gone(spec.guest)  # it is not destroyed: it may be the only copy
             raise

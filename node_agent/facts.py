@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 import testbed
-from node_agent.drivers.protocol import DriverFacts, NodeBudget
+from node_agent.drivers.protocol import Driver, DriverFacts, NodeBudget
 from node_agent.stores import ImageStores
 from testbed.bus.messages import NodeFacts
 
@@ -26,8 +26,9 @@ def cpu_model() -> str:
 
 def node_facts(
     budget: NodeBudget,
-    driver: str,
+    driver: Driver,
     found: DriverFacts,
+    capabilities: tuple[str, ...],
     stores: ImageStores,
     image_port: int,
     image_free_mib: int | None,
@@ -43,8 +44,8 @@ def node_facts(
         machine_memory_mib=psutil.virtual_memory().total >> 20,
         cpu_model=cpu_model(),
         kernel=platform.release(),
-        driver=driver,
-        capabilities=found.capabilities,
+        driver=driver.name,
+        capabilities=capabilities,
         versions={"testbed": testbed.__version__, "python": platform.python_version(), **found.versions},
         address=budget.address,
         image_port=image_port,
@@ -52,4 +53,6 @@ def node_facts(
         guest_floor_mib=found.floor_mib,
         programs=found.programs,
         image_stores=stores.names,
+        traits=driver.traits,
+        guest_boot_s=found.boot_s,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from node_agent.drivers.protocol import Driver, DriverError, SaveReport, SuspectError
+from node_agent.abilities import Abilities
+from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.room import ImageRoom, tells_full_disk
 from node_agent.stores import ImageStores
@@ -18,9 +19,9 @@ class ImageOrders:
     """
 
     def __init__(
-        self, driver: Driver, stores: ImageStores, room: ImageRoom, fetcher: ImageFetcher | ImageCopier
+        self, able: Abilities, stores: ImageStores, room: ImageRoom, fetcher: ImageFetcher | ImageCopier
     ) -> None:
-        self._driver = driver
+        self._able = able
         self._stores = stores
         self._room = room
         self._fetcher = fetcher
@@ -28,12 +29,12 @@ class ImageOrders:
     async def hold(self, action: Hold, memory_mib: int) -> int | None:
         """Hold a guest, with room for the image that it is to be saved to, if there is one to be.
 
-        Returns what `Driver.hold` does.
+        Returns what `Saves.hold` does.
         """
         if action.image:
             self._room.reserve(action.guest, action.image, memory_mib)
         try:
-            return await self._driver.hold(action.guest)
+            return await self._able.saving.hold(action.guest)
         except BaseException:
             self._room.release(action.guest)
             raise
@@ -47,10 +48,10 @@ class ImageOrders:
     async def _save(self, action: Save, memory_mib: int) -> SaveReport:
         path = self._stores.place(action.image, action.store, memory_mib)
         if path.parent != self._stores.disk.folder:
-            return await self._driver.save(action.guest, action.at, path)
+            return await self._able.saving.save(action.guest, action.at, path)
         self._room.reserve(action.guest, action.image, memory_mib)
         try:
-            report = await self._driver.save(action.guest, action.at, path)
+            report = await self._able.saving.save(action.guest, action.at, path)
             self._room.written(action.guest, action.image, report.bytes)
         except DriverError as error:
             if tells_full_disk(error):

@@ -51,17 +51,17 @@ def check(action: Watch) -> None:
 
 
 async def watch(
-    action: Watch, meters: Mapping[str, Meter], set_cap: SetCap, *, virtual: bool = False
+    action: Watch, meters: Mapping[str, Meter], set_cap: SetCap, *, in_loop: bool = False
 ) -> dict[str, object]:
     """Do a checked watch; returns what its reply carries. Raises `DriverError`, also when a guest ends meanwhile.
 
-    With `virtual` the samples are taken in the loop, whose time may be virtual.
+    With `in_loop` the samples are taken in the loop: its time may be virtual, or the meters may be for its thread only.
     """
     loop = asyncio.get_running_loop()
     stop = threading.Event()
     samples = _Samples()
     begin_s = loop.time()
-    executor = None if virtual else ThreadPoolExecutor(1, thread_name_prefix="watch")
+    executor = None if in_loop else ThreadPoolExecutor(1, thread_name_prefix="watch")
     sampling: asyncio.Future[None]
     if executor is None:
         sampling = loop.create_task(_sample_in_loop(action, meters, begin_s, samples), name="watch")

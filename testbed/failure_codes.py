@@ -23,6 +23,7 @@ class FailureCode(StrEnum):
     TRANSFER_FAILED = "transfer-failed"
     RESTORE_FAILED = "restore-failed"
     MIGRATE_FAILED = "migrate-failed"
+    UNABLE = "unable"
 
 
 MEANINGS = {
@@ -40,6 +41,7 @@ MEANINGS = {
     FailureCode.TRANSFER_FAILED: "its images could not be copied to another node",
     FailureCode.RESTORE_FAILED: "its guests could not be restored from their images",
     FailureCode.MIGRATE_FAILED: "a guest was lost in a live migration",
+    FailureCode.UNABLE: "the driver of a node cannot do what was needed",
 }
 """What each code means, for people."""
 

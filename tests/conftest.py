@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.accuracy import Accuracy
 from support.folds import check_directory, folds_compared
 
 from node_agent.programs.segments import abandoned_segments
+from testbed.testing.accuracy import NOT_JUDGED, Accuracy
 
 _ABANDONED_BEFORE = pytest.StashKey[set[Path]]()
-_NOT_JUDGED = "accuracy_not_judged"  # a property of reports: it also comes from workers
 
 # the same examples at every run and no deadline: a test must not depend on luck or on the machine's load
 settings.register_profile(
@@ -113,7 +112,7 @@ def accuracy(request: pytest.FixtureRequest, record_property: Callable[[str, obj
     found = Accuracy(request.node.nodeid)
     yield found
     for line in found.not_judged:
-        record_property(_NOT_JUDGED, line)
+        record_property(NOT_JUDGED, line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -124,7 +123,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in reports
         if getattr(report, "when", "") == "teardown"
         for name, value in report.user_properties
-        if name == _NOT_JUDGED
+        if name == NOT_JUDGED
     ]
     if lines:
         terminalreporter.section("accuracy, not judged: the machine was busy")

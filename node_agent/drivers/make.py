@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 
+from node_agent.drivers.builtin import BuiltInDriver
 from node_agent.drivers.protocol import Driver
+from testbed.drivers import drivers, traits_of
 from testbed.errors import UserError
 
 
 def make_driver(name: str, options: Mapping[str, str] | None = None) -> Driver:
     """Return a new driver by its entry point name (group `testbed.drivers`), made with `options` as its arguments.
 
-    Raises `UserError` for a name or an option that is not known.
+    Raises `UserError` for a name or an option that is not known, and for a driver that needs what is not installed.
     """
-    points = {point.name: point for point in entry_points(group="testbed.drivers")}
+    points = drivers()
     if name not in points:
         raise UserError(f"driver {name!r}: expected one of {', '.join(sorted(points))}")
-    factory: Callable[..., Driver] = points[name].load()
+    try:
+        found = points[name].load()
+        factory: Callable[..., Driver] = found.load() if isinstance(found, BuiltInDriver) else found
+    except ModuleNotFoundError as error:
+        extra = traits_of(name).extra
+        expected = f"pip install 'dfrs-testbed[{extra}]'" if extra else "the package that has it"
+        raise UserError(f"driver {name!r}: {error}: expected {expected}") from error
     options = options or {}
     known = sorted(inspect.signature(factory).parameters)
     for option in options:

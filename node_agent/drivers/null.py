@@ -11,10 +11,13 @@ from typing import ClassVar
 
 import xxhash
 
+from node_agent.drivers.builtin import NULL
 from node_agent.drivers.protocol import (
+    Driver,
     DriverError,
     DriverFacts,
     Happening,
+    ImageKind,
     Meter,
     MigrationReport,
     NativeReport,
@@ -40,7 +43,7 @@ class _Guest:
     cap_cores: float
     units: float
     since_s: float
-    runs: bool
+    runs: bool = False
     held: bool = False
     fresh: bool = False  # from an image, and not released since
     cpu_s: float = 0.0
@@ -48,7 +51,7 @@ class _Guest:
     passed: asyncio.Event = field(default_factory=asyncio.Event)  # the barrier at the start of MPI
 
 
-class NullDriver:
+class NullDriver(Driver):
     """Work advances at the cap; operations take no time, but for live migrations; images hold a guest's progress.
 
     `extras` names capabilities to have beside the usual ones, with commas between: `whole`, `live`. Guests migrate
@@ -58,6 +61,7 @@ class NullDriver:
     """
 
     name = "null"
+    traits = NULL.traits
 
     reachable: ClassVar[dict[tuple[int, str], NullDriver]] = {}  # open drivers with `live`, by event loop and URI
 
@@ -76,8 +80,13 @@ class NullDriver:
         if "live" in self._extras:
             self._uri = f"null://{budget.node}/system"
             self.reachable[self._place(self._uri)] = self
-        capabilities = ("start", "cap", "save", "mpi", "native", *self._extras)
-        return DriverFacts(capabilities=capabilities, versions={}, programs=installed(), virtual=True)
+        lacks = {} if self._uri else {"live": "it has no option extras=live"}
+        return DriverFacts(programs=installed(), lacks=lacks)
+
+    @property
+    def images(self) -> ImageKind:
+        """See `Saves.images`."""
+        return ImageKind("null", whole="whole" in self._extras)
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`: its guests end with it."""
@@ -91,19 +100,29 @@ class NullDriver:
         for guest in list(self._guests):
             await self.stop(guest)
 
-    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+    async def start(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Driver.start`."""
-        if spec.guest in self._guests:
-            raise DriverError(f"guest {spec.guest} is there already")
-        units = 0.0 if image is None else _read(image, spec.guest)
-        waits = image is not None and "whole" in self._extras
-        runs = waits or spec.program.ranks == 1
-        self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s(), runs=runs, held=waits, fresh=waits)
-        if runs and not waits:
+        guest = self._put(spec, cap_cores, 0.0)
+        guest.runs = spec.program.ranks == 1
+        if guest.runs:
             self._begin(spec.guest)
 
+    async def restore(self, spec: GuestSpec, cap_cores: float, image: Path) -> None:
+        """See `Saves.restore`."""
+        guest = self._put(spec, cap_cores, _read(image, spec.guest))
+        guest.held = guest.fresh = self.images.whole
+        guest.runs = guest.held or spec.program.ranks == 1
+        if guest.runs and not guest.held:
+            self._begin(spec.guest)
+
+    def _put(self, spec: GuestSpec, cap_cores: float, units: float) -> _Guest:
+        if spec.guest in self._guests:
+            raise DriverError(f"guest {spec.guest} is there already")
+        guest = self._guests[spec.guest] = _Guest(spec, cap_cores, units, self._now_s())
+        return guest
+
     async def mpi_join(self, guest: str, session: str) -> None:
-        """See `Driver.mpi_join`: there is one barrier, in which nothing is published."""
+        """See `Joins.mpi_join`: there is one barrier, in which nothing is published."""
         found = self._get(guest)
         detail: dict[str, object] = {"session": session, "number": 1, "keys": {}}
         self._tell(Happening(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
@@ -115,7 +134,7 @@ class NullDriver:
         self._begin(guest)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
-        """See `Driver.mpi_pass`."""
+        """See `Joins.mpi_pass`."""
         del session, number, keys
         if last and guest in self._guests:
             self._guests[guest].passed.set()
@@ -129,17 +148,17 @@ class NullDriver:
         return _in_force(found)
 
     async def hold(self, guest: str) -> int | None:
-        """See `Driver.hold`."""
+        """See `Saves.hold`."""
         found = self._get(guest)
         if not found.runs:
             raise DriverError(f"guest {guest} has not joined its job")
         self._advance(found)
         found.held = True
         self._arm(found)
-        return None if "whole" in self._extras else int(found.units) // found.spec.program.units_per_iteration
+        return None if self.images.whole else int(found.units) // found.spec.program.units_per_iteration
 
     async def release(self, guest: str) -> None:
-        """See `Driver.release`."""
+        """See `Saves.release`."""
         found = self._get(guest)
         self._advance(found)
         found.held = False
@@ -149,7 +168,7 @@ class NullDriver:
         self._arm(found)
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`."""
+        """See `Saves.save`."""
         found = self._get(guest)
         if not found.held:
             raise DriverError(f"guest {guest} is not held")
@@ -166,7 +185,7 @@ class NullDriver:
         return SaveReport(bytes=_touched_bytes(found.spec), digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Driver.migrate`; memory is sent once, so that something is always less."""
+        """See `Migrates.migrate`; memory is sent once, so that something is always less."""
         del no_progress_s
         found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
@@ -203,7 +222,7 @@ class NullDriver:
         self._arm(found)
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
-        """See `Driver.adopt`."""
+        """See `Migrates.adopt`."""
         await self.set_cap(spec.guest, cap_cores)
         self._begin(spec.guest)
 
@@ -221,9 +240,6 @@ class NullDriver:
         await asyncio.sleep(cpu_s)
         return UNITS_PER_CORE_S
 
-    async def refresh(self) -> None:
-        """See `Driver.refresh`: there is nothing to fetch."""
-
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`."""
         for found in self._guests.values():
@@ -240,7 +256,7 @@ class NullDriver:
         ]  # fmt: skip
 
     def meter(self, guest: str) -> Meter:
-        """See `Driver.meter`; only for the loop's own thread."""
+        """See `Meters.meter`; only for the loop's own thread."""
         found = self._get(guest)
 
         def read() -> Reading:
@@ -252,7 +268,7 @@ class NullDriver:
         return read
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
-        """See `Driver.native`."""
+        """See `Natives.native`."""
         cpu_s = seconds * min(cap_cores or program.workers, program.workers)
         units = int(cpu_s * UNITS_PER_CORE_S)
         if units >= program.work_units:

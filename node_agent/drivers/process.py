@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.metadata
 import importlib.util
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from node_agent.drivers.builtin import PROCESS
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.procs.child import Child, Log, ending
 from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import House, ProcessGuest
 from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
+    Driver,
     DriverError,
     DriverFacts,
     Happening,
+    ImageKind,
     Meter,
-    MigrationReport,
     NativeReport,
     NodeBudget,
     SaveReport,
-    SuspectError,
+    check_name,
     check_rank,
 )
 from node_agent.programs.catalogue import installed, unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
-from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 
 FLOOR_MIB = 64  # a rank with numpy and MPI takes 40 to 49 MiB by machine
-_GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _log = logging.getLogger(__name__)
 
 
-class ProcessDriver:
+class ProcessDriver(Driver):
     """One guest = one program in a session of its own; the agent is the process manager of an MPI member's rank.
 
     Joins of the members of one job must run side by side: no rank is ready before all are. `caps` forces a mechanism
@@ -50,6 +47,7 @@ class ProcessDriver:
     """
 
     name = "process"
+    traits = PROCESS.traits
 
     def __init__(self, caps: str | None = None) -> None:
         self._forced_caps = caps or os.environ.get("DFRS_CAPS") or None
@@ -60,7 +58,6 @@ class ProcessDriver:
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
         self._records: ProcessRecords | None = None
-        self._calibrations: set[Child] = set()
         self._tell: Callable[[Happening], None] = lambda _happening: None
 
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
@@ -74,11 +71,16 @@ class ProcessDriver:
         for socket in (*budget.state_dir.glob("*.sock"), *budget.state_dir.glob("*.pmi")):
             socket.unlink()
         self._caps = await self.open_caps(f"{budget.prefix}{budget.node}-{os.getpid()}")
-        mpi = ("mpi",) if _has_mpi() else ()
+        mpi = _has_mpi()
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
-        capabilities = ("start", "cap", f"cap:{self._caps.name}", "save", "checksums", "native", *mpi)
-        return DriverFacts(capabilities, versions, FLOOR_MIB, programs=self._programs)
+        lacks = {} if mpi else {"mpi": "mpich and mpi4py are not installed"}
+        return DriverFacts((f"cap:{self._caps.name}", "checksums"), versions, FLOOR_MIB, self._programs, lacks)
+
+    @property
+    def images(self) -> ImageKind:
+        """See `Saves.images`: programs write what they need, and check it when they read it."""
+        return ImageKind("program")
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """See `Driver.sweep`."""
@@ -96,8 +98,6 @@ class ProcessDriver:
 
     async def close(self) -> None:
         """See `Driver.close`."""
-        for child in self._calibrations:
-            child.kill()
         there = (*self._guests.values(), *self._native)
         await asyncio.gather(*(guest.stop() for guest in there), return_exceptions=True)
         if self._caps is not None:
@@ -106,10 +106,16 @@ class ProcessDriver:
         if self._records is not None:
             self._records.remove()
 
-    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+    async def start(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Driver.start`."""
-        if not _GUEST_NAME.fullmatch(spec.guest):
-            raise SuspectError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+        await self._make(spec, cap_cores, None)
+
+    async def restore(self, spec: GuestSpec, cap_cores: float, image: Path) -> None:
+        """See `Saves.restore`."""
+        await self._make(spec, cap_cores, image)
+
+    async def _make(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+        check_name(spec.guest)
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
@@ -141,13 +147,13 @@ class ProcessDriver:
         return f"{self._count}.sock"
 
     async def mpi_join(self, guest: str, session: str) -> None:
-        """See `Driver.mpi_join`; all processes of a node are reached at the node's address."""
+        """See `Joins.mpi_join`; all processes of a node are reached at the node's address."""
         member = self._get(guest)
         check_rank(member.spec)
         await join_job(member, session, self._opened()[0].address)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
-        """See `Driver.mpi_pass`."""
+        """See `Joins.mpi_pass`."""
         if guest in self._guests:
             self._guests[guest].pass_barrier(session, number, keys, last=last)
 
@@ -156,54 +162,28 @@ class ProcessDriver:
         return await self._get(guest).set_cap(cap_cores)
 
     async def hold(self, guest: str) -> int | None:
-        """See `Driver.hold`."""
+        """See `Saves.hold`."""
         return await self._get(guest).hold()
 
     async def release(self, guest: str) -> None:
-        """See `Driver.release`."""
+        """See `Saves.release`."""
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`. The call returns when all members of the job are written: they end together."""
+        """See `Saves.save`. The call returns when all members of the job are written: they end together."""
         return await self._get(guest).save(at, image)
-
-    async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Driver.migrate`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
-        del to, budget_s, no_progress_s
-        raise SuspectError(f"guest {guest} is a tree of processes, which cannot migrate live")
-
-    async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
-        """See `Driver.adopt`; raises `SuspectError`: it has not the capability `live`, so nobody honest asks."""
-        del cap_cores
-        raise SuspectError(f"guest {spec.guest} is a tree of processes, which cannot migrate live")
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`."""
         if guest in self._guests:
             await self._guests[guest].stop()
 
-    async def calibrate(self, cpu_s: float) -> float:
-        """See `Driver.calibrate`; in a process of its own, uncapped."""
-        budget = self._opened()[0]
-        printed = Log(budget.state_dir / "calibrate.log")
-        child = Child(program_argv("calibrate", f"{cpu_s:g}"), environment(), budget.state_dir, printed.write)
-        self._calibrations.add(child)
-        try:
-            code = await asyncio.shield(child.exited)
-        finally:
-            self._calibrations.discard(child)
-            child.kill()
-        with contextlib.suppress(ValueError):
-            if code == 0:
-                return float(printed.tail(1))
-        raise DriverError(f"calibration: {ending(code)}; it printed: {printed.tail()}")
-
     def meter(self, guest: str) -> Meter:
-        """See `Driver.meter`."""
+        """See `Meters.meter`."""
         return self._get(guest).meter()
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
-        """See `Driver.native`."""
+        """See `Natives.native`."""
         if program.name not in self._programs:
             raise DriverError(unknown(program.name, self._programs))
 
@@ -215,9 +195,6 @@ class ProcessDriver:
 
         address = self._opened()[0].address
         return await run_native(program, seconds, cap_cores, f"native-{self._count}", make, address)
-
-    async def refresh(self) -> None:
-        """See `Driver.refresh`: files tell it at once."""
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`."""

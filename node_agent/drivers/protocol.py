@@ -1,34 +1,46 @@
-"""What a hypervisor must be able to do: the small interface between an agent and its guests.
+"""What a driver does: a small core that each has, and optional protocols from which its capabilities follow.
 
-A driver is written once per kind of guest (process, libvirt, docker) and knows nothing of jobs, policies or the
-bus. Its methods are coroutines that never block the loop; each returns once the effect was read back. Names of
-guests are unique in a lab. Calls for one guest never overlap: the agent sees to that.
+A driver is written once per kind of guest and knows nothing of jobs, policies or the bus. Its methods are coroutines
+that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
+one guest never overlap: the agent sees to that.
+
+The core is `Driver`. A class that also has the methods of `Saves`, `Migrates`, `Joins`, `Natives` or `Meters`
+implements that protocol; there is nothing to register. The agent refuses commands that need a protocol which its driver
+does not implement (`node_agent.abilities`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
+from node_agent.drivers.calibration import calibrate_here
+from node_agent.drivers.errors import DriverError, ImageLostError, SuspectError, UnableError
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
-from testbed.errors import TestbedError
-from testbed.failure_codes import FailureCode
+from testbed.bus.traits import DriverTraits
+
+__all__ = [
+    "GUEST_NAME", "PREFIX", "Driver", "DriverError", "DriverFacts", "Happening", "ImageKind", "ImageLostError",
+    "Joins", "Meter", "Meters", "Migrates", "MigrationReport", "NativeReport", "Natives", "NodeBudget", "Reading",
+    "SaveReport", "Saves", "SuspectError", "UnableError", "check_name", "check_rank",
+]  # fmt: skip
 
 PREFIX = "dfrs-"  # begins the name of everything that agents make
 
 
-class DriverError(TestbedError):
-    """An operation on a guest failed; the message says what was looked for and what was found."""
+GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 
 
-class SuspectError(DriverError):
-    """What a command names, or what is in an image, could harm this node, and no honest controller or node made it."""
-
-    suspicious = True
+def check_name(guest: str) -> None:
+    """Raise `SuspectError` for a name of a guest that could lead to files or options of others."""
+    if not GUEST_NAME.fullmatch(guest):
+        raise SuspectError(f"guest name {guest!r}: expected letters, digits and '-', at most 63")
 
 
 def check_rank(spec: GuestSpec) -> None:
@@ -36,12 +48,6 @@ def check_rank(spec: GuestSpec) -> None:
     if spec.program.ranks < 2:
         found = spec.program.ranks
         raise SuspectError(f"guest {spec.guest} has ranks = {found}: expected 2 or more, to join an MPI job")
-
-
-class ImageLostError(DriverError):
-    """A saved image is missing, or is not the one that was saved."""
-
-    failure_code = FailureCode.IMAGE_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +65,40 @@ class NodeBudget:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver found when it opened: its abilities, how it caps, versions, the programs of its guests.
+    """What the driver found on the machine when it opened.
 
-    The guests of a `virtual` driver live in the event loop's time, which may be virtual, and use nothing of the
-    machine: neither threads nor the machine's counters belong to them.
+    `capabilities` are those that follow from no protocol: `checksums`: the end of a guest carries the checksum of its
+    task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; how guests
+    are capped (`cap:`), accelerated (`accel:`) and migrated (`migration:`). `lacks` names abilities of the driver's
+    class that are missing on this machine (`save`, `live`, `mpi`, `native`), each with the reason.
     """
 
-    capabilities: tuple[str, ...]
-    versions: dict[str, str]
+    capabilities: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
     floor_mib: int = 0  # the least memory of a guest
     programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
-    virtual: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    boot_s: float = 0.5  # about how long a small guest takes to start
+
+
+@dataclass(frozen=True, slots=True)
+class ImageKind:
+    """How guests are saved: nodes of one lab can exchange images of the same `name` only.
+
+    `whole` images hold the guest with all that runs in it. Where images are `verified`, whoever reads one compares it
+    with a digest in it; else the agent reads the image and compares its digest while the guest is restored.
+    """
+
+    name: str
+    whole: bool = False
+    verified: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
     """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
 
-    `mpi-barrier`: its rank waits in a barrier (see `mpi_join`).
+    `mpi-barrier`: its rank waits in a barrier (see `Joins.mpi_join`).
 
     The detail of `failed` has a `reason`, and a `code` (`FailureCode`) unless that is `guest-failed`.
     """
@@ -128,59 +150,82 @@ class NativeReport:
     cpu_s: float
 
 
-class Driver(Protocol):
-    """Behaviour of one kind of guest on one node; `name` is that of its entry point.
+class Driver(ABC):
+    """One kind of guest on one node: the seven methods that every driver has, and defaults for the rest.
 
-    Capabilities that change how it is driven: `whole`: an image holds the guest with all that runs in it; `live`: a
-    guest can go to another node while it runs (`migrate`, `adopt`); `mpi`: guests can be members of MPI jobs;
-    `checksums`: `done` carries the checksum that the task must come to; `native`: it runs programs outside guests;
-    `dom0`: this machine is a control domain, whose counters know nothing of the guests' CPU time.
+    `name` is that of the entry point. `traits` are what other parts of the testbed have to know of the driver.
     """
 
-    @property
-    def name(self) -> str:
-        """The entry point's name."""
+    name: ClassVar[str]
+    traits: ClassVar[DriverTraits] = DriverTraits()
 
+    @abstractmethod
     async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
         """Probe the machine, remove what an earlier agent of this name left, and get ready."""
 
+    @abstractmethod
+    async def close(self) -> None:
+        """Destroy every guest and release everything; never raises for a guest that resists, it tries the next."""
+
+    @abstractmethod
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
         """Destroy what a killed agent with this budget left; return what it was, in words. `open` does so by itself.
 
         For a driver that is not open, and no live agent of that node. With `dry_run` it only looks.
         """
 
-    async def close(self) -> None:
-        """Destroy every guest and release everything; never raises for a guest that resists, it tries the next."""
+    @abstractmethod
+    async def start(self, spec: GuestSpec, cap_cores: float) -> None:
+        """Create the guest with its cap set, and return when its memory is there.
 
-    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
-        """Create the guest with its cap set, and return when its memory is there (from `image`: read and verified).
-
-        A member of an MPI job (`ranks` > 1) begins at `mpi_join` instead, which then returns at that point. A `whole`
-        driver returns with the guest held when it comes from an image, its cap set: `release` lets it go on, and
-        there is nothing to join.
+        A member of an MPI job (`ranks` > 1) begins at `Joins.mpi_join` instead, which then returns at that point.
         """
 
-    async def mpi_join(self, guest: str, session: str) -> None:
-        """Start the guest's rank: its own program, served as process manager; return when the rank has its memory.
+    @abstractmethod
+    async def stop(self, guest: str) -> None:
+        """Destroy the guest; one that is not there is no error."""
 
-        Whenever the rank enters a barrier of MPI that happens as `mpi-barrier`, with `session`, the `number` of the
-        barrier, from 1, and the `keys` that the rank published since the last one. It waits there for `mpi_pass`.
-        A `whole` driver tells of a barrier again when the guest has come from another node meanwhile.
-        """
-
-    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
-        """Hand the guest's rank what others published in a barrier; it passes with the `last` part.
-
-        A guest that is not there, another session, and a barrier that was passed are no errors. Raises `DriverError`
-        for a barrier still to come, and for keys that no rank of MPI would publish.
-        """
-
+    @abstractmethod
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
 
         While the guest is made, held or saved without one, the cap is kept for later and all that it can use returned.
         """
+
+    @abstractmethod
+    def sample(self) -> list[GuestSample]:
+        """Read what every guest used so far, and its cap; cheap, called once a second.
+
+        A guest that works under another cap than was set gets its own again; that is told as `drift`.
+
+        The longest iteration in `supersteps` is that since the last call.
+        """
+
+    async def refresh(self) -> None:
+        """Fetch what `sample` tells, as far as that takes longer than reading a file; within a few seconds.
+
+        By default there is nothing to fetch.
+        """
+        return
+
+    async def calibrate(self, cpu_s: float) -> float:
+        """Return work units that a core of a guest does in a second of CPU time.
+
+        By default those of this package's programs on the node itself, which suits guests that run them there.
+        """
+        return await calibrate_here(cpu_s)
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """Guests stop, are written to a file, and go on from it, here or on another node: capability `save`.
+
+    `images` is known once the driver is open; its name is the capability `save:NAME`, and `whole` one of its own.
+    """
+
+    @property
+    def images(self) -> ImageKind:
+        """How guests are saved here."""
 
     async def hold(self, guest: str) -> int | None:
         """Stop at the next consistent point; return the iterations done, or None where any point will do."""
@@ -194,6 +239,17 @@ class Driver(Protocol):
         If that fails the guest is held still.
         """
 
+    async def restore(self, spec: GuestSpec, cap_cores: float, image: Path) -> None:
+        """Create the guest from its image, with its cap set, and return when its memory is read and verified.
+
+        From a `whole` image the guest is held until `release`, and there is nothing to join; else it goes on at once.
+        """
+
+
+@runtime_checkable
+class Migrates(Protocol):
+    """Guests go to another node while they run: capability `live`."""
+
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """Move a running guest to another node's hypervisor while it works; it is gone here when this returns.
 
@@ -204,33 +260,42 @@ class Driver(Protocol):
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
         """Take over a guest that has arrived by `migrate`, set its cap; raises `DriverError` if it is not here."""
 
-    async def stop(self, guest: str) -> None:
-        """Destroy the guest; one that is not there is no error."""
 
-    async def calibrate(self, cpu_s: float) -> float:
-        """Return work units a core does in a second of CPU time."""
+@runtime_checkable
+class Joins(Protocol):
+    """Guests are members of MPI jobs: capability `mpi`."""
 
-    async def refresh(self) -> None:
-        """Fetch what `sample` tells, as far as that takes longer than reading a file; within a few seconds."""
+    async def mpi_join(self, guest: str, session: str) -> None:
+        """Start the guest's rank: its own program, served as process manager; return when the rank has its memory.
 
-    def sample(self) -> list[GuestSample]:
-        """Read what every guest used so far, and its cap; cheap, called once a second.
-
-        A guest that works under another cap than was set gets its own again; that is told as `drift`.
-
-        The longest iteration in `supersteps` is that since the last call.
+        Whenever the rank enters a barrier of MPI that happens as `mpi-barrier`, with `session`, the `number` of the
+        barrier, from 1, and the `keys` that the rank published since the last one. It waits there for `mpi_pass`.
+        A driver with `whole` images tells of a barrier again when the guest has come from another node meanwhile.
         """
 
-    def meter(self, guest: str) -> Meter:
-        """Return what reads a guest's CPU time and units, from any thread, in some 10 µs; it raises `DriverError`.
+    async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
+        """Hand the guest's rank what others published in a barrier; it passes with the `last` part.
 
-        It does so once the guest has ended.
+        A guest that is not there, another session, and a barrier that was passed are no errors. Raises `DriverError`
+        for a barrier still to come, and for keys that no rank of MPI would publish.
         """
+
+
+@runtime_checkable
+class Natives(Protocol):
+    """The programs of guests also run outside guests: capability `native`."""
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
         """Run all ranks of a program on the node itself, by the code that guests run, and nothing is left of them.
 
         They are measured for `seconds` after the first progress of the last of them, each under a cap of `cap_cores`,
-        or without one for 0. Raises `DriverError`, also when the work is done before that, and without the capability
-        `native`.
+        or without one for 0. Raises `DriverError`, also when the work is done before that.
         """
+
+
+@runtime_checkable
+class Meters(Protocol):
+    """CPU time and work units of a guest can be read from any thread; else the agent reads `Driver.sample`."""
+
+    def meter(self, guest: str) -> Meter:
+        """Return a function that reads them in some 10 µs; it raises `DriverError` once the guest has ended."""

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from testbed.bus.migration import Transport
+from testbed.drivers import traits_of
 
 RUN_ROOT = Path("/run/dfrs-testbed")
 STORE_ROOT = Path("/var/lib/dfrs-testbed")
-WITHOUT_HYPERVISOR = frozenset({"process", "null"})
-NESTED = "xen"  # the driver of nodes that are whole machines, with a hypervisor of their own in them
 
 
 def prefix(lab: str) -> str:
@@ -59,12 +58,12 @@ class NodeSpec:
     @property
     def has_hypervisor(self) -> bool:
         """Whether its guests are virtual machines."""
-        return self.driver not in WITHOUT_HYPERVISOR
+        return bool(traits_of(self.driver).hypervisor)
 
     @property
     def is_nested(self) -> bool:
         """Whether it is a virtual machine itself, with hypervisor, libvirtd and agent in it."""
-        return self.driver == NESTED
+        return traits_of(self.driver).owns_machine
 
     @property
     def has_libvirtd(self) -> bool:

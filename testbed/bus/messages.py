@@ -13,6 +13,7 @@ import msgspec
 from testbed.bus import records
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank, Ranks, Workers
+from testbed.bus.traits import DriverTraits
 
 # Part of this module as well: whoever uses records needs them.
 Record = records.Record
@@ -366,6 +367,8 @@ class NodeFacts(Value, frozen=True):
     """What a node is: budget, machine, driver, what the driver can do, and the programs that its guests can run.
 
     `image_stores` are the places that it can save guests to: `disk` is the first, `memory` a folder on a tmpfs.
+    `guest_boot_s` is about how long a small guest takes to start. Agents of earlier releases do not send it, nor the
+    `traits` of their driver, which `testbed.drivers.traits_in` then looks up by name.
     """
 
     cpus: float
@@ -383,6 +386,8 @@ class NodeFacts(Value, frozen=True):
     guest_floor_mib: int = 0
     programs: tuple[str, ...] = ()
     image_stores: tuple[str, ...] = ("disk",)
+    traits: DriverTraits | None = None
+    guest_boot_s: float | None = None
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""

@@ -15,12 +15,13 @@ import msgspec
 from testbed.errors import TestbedError, shown
 
 Transport = Literal["tls", "tcp"]
+HYPERVISORS = ("qemu", "xen")  # by libvirt's name
 TRANSPORTS: tuple[Transport, ...] = ("tls", "tcp")
 HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
 PARTITION_PATTERN = r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})+"  # of a control group, as libvirt names it
 BRIDGE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}"
 URI_PATTERN = (
-    rf"(?P<hypervisor>qemu|xen)\+(?P<transport>{'|'.join(TRANSPORTS)})://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
+    rf"(?P<hypervisor>{'|'.join(HYPERVISORS)})\+(?P<transport>{'|'.join(TRANSPORTS)})://(?P<host>{HOST_PATTERN}|\[[0-9a-f:.]+\])"
     r"(:(?P<port>[1-9][0-9]{0,4}))?/system"
 )
 _URI = re.compile(URI_PATTERN)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import testbed
 from testbed.bus.messages import NodeFacts
+from testbed.drivers import traits_in
 
 _KEY_VERSIONS = ("libvirt", "qemu", "xen", "python")
-_DRIVERS_OF_THEIR_OWN_NAME = frozenset({"process", "null"})
 
 
 def accelerator_of(facts: NodeFacts) -> str:
@@ -25,10 +25,8 @@ def hypervisors_of(facts: NodeFacts) -> frozenset[str]:
     The driver's name, and what runs the guests: `kvm`, `qemu` where they are emulated, `xen`.
     """
     names = {facts.driver}
-    if "xen" in facts.versions:
-        names.add("xen")
-    elif accelerator := accelerator_of(facts):
-        names.add("kvm" if accelerator == "kvm" else "qemu")
+    if hypervisor := traits_in(facts).hypervisor:
+        names.add("kvm" if accelerator_of(facts) == "kvm" else hypervisor)
     return frozenset(names)
 
 
@@ -59,7 +57,7 @@ def machine_facts(facts: NodeFacts, storage: str) -> dict[str, str]:
     """Return what the figures of a node depend on, by name."""
     caps = next((c for c in facts.capabilities if c.startswith("cap:")), "")
     versions = {name: facts.versions[name] for name in _KEY_VERSIONS if name in facts.versions}
-    if facts.driver not in _DRIVERS_OF_THEIR_OWN_NAME:
+    if not traits_in(facts).runs_own_programs:
         versions.pop("python", None)  # guests hold no Python there
     return {
         "cpu_model": " ".join(facts.cpu_model.split()),

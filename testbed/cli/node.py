@@ -125,15 +125,37 @@ def unit(*, name: str, path: Path) -> int:
 
     A file called - is standard input.
     """
+    from testbed.remote.unit import unit as unit_of  # noqa: PLC0415  # --help stays quick
+
+    hosts, host = _one(name, path)
+    click.echo(unit_of(hosts.lab, hosts.broker, host), nl=False)
+    return 0
+
+
+@node.command()
+@click.argument("name")
+@_FILE
+def extra(*, name: str, path: Path) -> int:
+    """Print the extra of this package that the driver of a machine of the file needs, or an empty line.
+
+    A file called - is standard input.
+    """
+    from testbed.drivers import traits_of  # noqa: PLC0415  # --help stays quick
+
+    _, host = _one(name, path)
+    click.echo(traits_of(host.driver).extra)
+    return 0
+
+
+def _one(name: str, path: Path) -> tuple[Hosts, Host]:
+    """Return the machines of a file, or of standard input for -, and one of them."""
     import sys  # noqa: PLC0415  # --help stays quick
 
     from testbed.remote.hosts import load_hosts, read_hosts  # noqa: PLC0415  # as above
-    from testbed.remote.unit import unit as unit_of  # noqa: PLC0415  # as above
 
     hosts = read_hosts(sys.stdin.read(), path) if path == Path("-") else load_hosts(path)
     (host,) = hosts.choose((name,))
-    click.echo(unit_of(hosts.lab, hosts.broker, host), nl=False)
-    return 0
+    return hosts, host
 
 
 @node.command()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from testbed.compare.decisions import PERIODIC, SUBMISSION
 from testbed.compare.live import LiveRun
 from testbed.compare.load import core_speed, foreign_load, sampling
+from testbed.drivers import recorded_traits
 from testbed.measure.frames import load_points
 from testbed.run import events
 
 _MEASUREMENTS = ("node", "guest", "cap", "cap_drift")
-_WITHOUT_HARDWARE = frozenset({"null"})  # drivers whose nodes do nothing: how busy their machine is does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,8 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     dropped = sum(event.dropped for event in run.journal if isinstance(event, events.Telemetry))
     yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
     yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
-    drivers = {str(facts.get("driver")) for facts in run.facts.manifest.get("nodes", {}).values()}
-    if drivers <= _WITHOUT_HARDWARE:
-        return
+    if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
+        return  # how busy the machine was does not matter
     load = foreign_load(run, points["node"], points["guest"])
     why = "no samples of the nodes' CPU"
     yield Finding("foreign_mean", f"foreign CPU load, mean of {load.machine or 'a machine'}", load.mean_frac,

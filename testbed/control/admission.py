@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from testbed.drivers import traits_of
 from testbed.errors import UserError, nearest
 from testbed.limits import MOST_EVENTS
 from testbed.policies.equipartition import Equipartition
@@ -61,7 +62,7 @@ def check_disk(path: Path, scenario: Scenario) -> None:
     """
     machine_mib = psutil.virtual_memory().total >> 20
     for index, node in enumerate(scenario.nodes):
-        if node.spawn and node.driver != "null" and node.memory_mib > machine_mib:
+        if node.spawn and not traits_of(node.driver).simulated and node.memory_mib > machine_mib:
             raise UserError(
                 f"nodes.{index}.memory_mib = {node.memory_mib}: node {node.name} is on this machine, which has "
                 f"{machine_mib} MiB: expected at most that"

@@ -31,6 +31,7 @@ from testbed.control.result_checks import Verdicts, check_results
 from testbed.control.results import job_row, summarize
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
+from testbed.drivers import traits_in
 from testbed.errors import RunError, TestbedError
 from testbed.failure_codes import Failure, FailureCode
 from testbed.lab.bring_up import BringUp, dry_lab
@@ -187,7 +188,7 @@ class _Session:
             check_alike(dict(zip(names, facts, strict=True)))
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
-            check_images(dict(zip(names, (fact.capabilities for fact in facts), strict=True)))
+            check_images(dict(zip(names, facts, strict=True)))
             self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self._display.line(0.0, self._headline)
@@ -255,7 +256,9 @@ class _Session:
             scenario.deadlines, migration, frozenset(targets),
             restarts=scenario.on_guest_loss == "restart",
         )  # fmt: skip
-        conductor.tracker.work_rates = WorkRates(self._measured, {node: fact.driver for node, fact in enumerate(facts)})
+        conductor.tracker.work_rates = WorkRates(
+            self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
+        )
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed

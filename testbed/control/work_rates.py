@@ -13,7 +13,7 @@ it has in two periods in no more time than that takes on a free core; and a samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from testbed.bus.messages import ProgramSpec
@@ -21,7 +21,6 @@ from testbed.bus.messages import ProgramSpec
 TOLERANCE = 3.0
 SLACK_S = 0.25  # two periods of the drivers' caps, each 0.1 s, and what a busy agent takes to read a sample
 BUILT_IN = ("eatcpu", "patterns")  # their units are those of the probes
-PROBED = ("process", "docker")  # drivers whose guests run the very code of their agent's probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +104,10 @@ class CpuAccounts:
 class WorkRates:
     """The highest known core speed of each node, and whether a finished task exceeded it."""
 
-    def __init__(self, measured: MeasuredRates | None = None, drivers: Mapping[int, str] | None = None) -> None:
-        """`drivers` are those of the nodes, by index."""
+    def __init__(self, measured: MeasuredRates | None = None, probed: Collection[int] = ()) -> None:
+        """`probed` are the nodes, by index, whose guests run the code that their agent's probe measures."""
         self._measured = measured or MeasuredRates()
-        self._drivers = drivers or {}
+        self._probed = frozenset(probed)
         self._probes: dict[int, float] = {}
 
     def probe(self, node: int, units_per_s: float) -> None:
@@ -122,7 +121,7 @@ class WorkRates:
         known = max(measured.core if program in BUILT_IN else 0.0, measured.by_job.get(job_id, 0.0))
         if measured.probe > 0:
             known *= max(1.0, probe / measured.probe)
-        if program in BUILT_IN and all(self._drivers.get(node) in PROBED for node in nodes):
+        if program in BUILT_IN and nodes <= self._probed:
             known = max(known, probe)
         return known
 

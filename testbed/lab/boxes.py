@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from testbed.box.spec import NESTED, BoxSpec, NodeSpec, prefix
+from testbed.box.spec import BoxSpec, NodeSpec, prefix
 from testbed.errors import UserError
 from testbed.scenario.schema import Scenario
 
@@ -38,10 +38,11 @@ def spec_of(scenario: Scenario) -> BoxSpec:
         for number, node in enumerate(scenario.nodes, start=1)
     )  # fmt: skip
     others = sorted({node.driver for node in nodes if node.has_libvirtd})
-    if others and any(node.is_nested for node in nodes):
+    nested = sorted({node.driver for node in nodes if node.is_nested})
+    if others and nested:
         raise UserError(
-            f"scenario {scenario.name}: nodes with driver {NESTED} and with driver {others[0]}: expected one of them "
-            "alone, as neither restores what the other saved"
+            f"scenario {scenario.name}: nodes with driver {nested[0]} and with driver {others[0]}: expected one of "
+            "them alone, as neither restores what the other saved"
         )
     kind = scenario.broker.kind
     if kind is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.bus.messages import GuestSpec, NodeFacts, ProgramSpec
+from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
@@ -118,15 +119,22 @@ def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib:
             )
 
 
-def check_images(able: Mapping[str, Collection[str]]) -> None:
-    """Raise `UserError` if not all nodes, by name with their capabilities, take back what others of them have saved."""
+def check_images(nodes: Mapping[str, NodeFacts]) -> None:
+    """Raise `UserError` if not all nodes, by name with their facts, take back what others of them have saved."""
     kinds: dict[str, list[str]] = {}
-    for node, capabilities in able.items():
-        kind = "virtual machines" if "whole" in capabilities else "programs"
-        kinds.setdefault("whole containers" if "save:criu" in capabilities else kind, []).append(node)
+    for node, facts in nodes.items():
+        kinds.setdefault(_image_kind(facts), []).append(node)
     if len(kinds) > 1:
-        told = "; ".join(f"{kind} on {', '.join(nodes)}" for kind, nodes in kinds.items())
+        told = "; ".join(f"{kind} on {', '.join(names)}" for kind, names in sorted(kinds.items()))
         raise UserError(
-            f"nodes that cannot take back what others save: images of {told}: expected one kind in a lab; "
-            "a docker agent saves programs with --option save=program"
+            f"nodes that cannot take back what others save: images of kind {told}: expected one kind in a lab, "
+            "which the options of their drivers may choose"
         )
+
+
+def _image_kind(facts: NodeFacts) -> str:
+    """Return what images of a node are of; agents of earlier releases say so only where there is a choice."""
+    told = [word.removeprefix("save:") for word in facts.capabilities if word.startswith("save:")]
+    if told or "save" not in facts.capabilities:
+        return told[0] if told else "none"
+    return traits_in(facts).hypervisor or "program"

@@ -7,9 +7,9 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
+from testbed.drivers import drivers
 from testbed.errors import InputError, RunError, UserError, nearest
 from testbed.interpreter import module_argv
 from testbed.scenario.schema import NodeTable, Scenario
@@ -19,7 +19,7 @@ GRACE_S = 8.0
 
 def check_drivers(scenario: Scenario) -> None:
     """Raise `UserError` for a driver that the agents on this machine would not know."""
-    known = sorted(point.name for point in entry_points(group="testbed.drivers"))
+    known = sorted(drivers())
     for index, node in enumerate(scenario.nodes):
         if (node.spawn or scenario.box is not None) and node.driver not in known:
             expected = f"one of {', '.join(known)}{nearest(node.driver, known)}"

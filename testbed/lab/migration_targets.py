@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from testbed.box.network import BRIDGE
 from testbed.bus.messages import NodeFacts
-from testbed.bus.migration import Destination, migration_uri
+from testbed.bus.migration import HYPERVISORS, Destination, migration_uri
+from testbed.bus.traits import DriverTraits
+from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import NodeTable, Scenario
-
-_REHEARSED = "null"  # the driver whose guests migrate within its process
-_OF_DRIVER = {"xen": "xen"}  # libvirt's name of a hypervisor; qemu for all others
 
 
 def migration_targets(scenario: Scenario, facts: Mapping[str, NodeFacts]) -> Mapping[int, Destination]:
@@ -26,14 +25,14 @@ def migration_targets(scenario: Scenario, facts: Mapping[str, NodeFacts]) -> Map
     """
     tables = {node.name: node for node in scenario.nodes}
     return {
-        index: _target(scenario, tables[name], fact.driver, fact.capabilities)
+        index: _target(scenario, tables[name], traits_in(fact), fact.capabilities)
         for index, (name, fact) in enumerate(facts.items())
         if "live" in fact.capabilities
     }
 
 
-def _target(scenario: Scenario, node: NodeTable, driver: str, capabilities: Sequence[str]) -> Destination:
-    if driver == _REHEARSED:
+def _target(scenario: Scenario, node: NodeTable, traits: DriverTraits, capabilities: Sequence[str]) -> Destination:
+    if traits.simulated:
         return Destination(uri=f"null://{node.name}/system", host=node.name, node=node.name)
     transport = scenario.migration.transport
     offered = [each.partition(":")[2] for each in capabilities if each.startswith("migration:")]
@@ -42,7 +41,7 @@ def _target(scenario: Scenario, node: NodeTable, driver: str, capabilities: Sequ
             f"node {node.name}: guests migrate to it by {' or '.join(offered) or 'nothing that it names'}: expected "
             f"{transport}, as [migration] transport says"
         )
-    hypervisor = _OF_DRIVER.get(driver, "qemu")
+    hypervisor = traits.hypervisor if traits.hypervisor in HYPERVISORS else HYPERVISORS[0]
     if scenario.box is not None:
         there = next(each for each in spec_of(scenario).nodes if each.name == node.name)
         uri = migration_uri(hypervisor, transport, there.host)

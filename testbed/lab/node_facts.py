@@ -22,6 +22,7 @@ from testbed.scenario.schema import NodeTable
 
 _CPUS_TOLERANCE = 1e-5  # relative: agents are started with six digits
 _MOST_WORDS = 256
+_MOST_BOOT_S = 3600.0
 _SHOWN_CHARS = 80
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -53,6 +54,8 @@ def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) ->
     check("guest_floor_mib", 0 <= facts.guest_floor_mib <= most_mib, f"0 to {most_mib}, its machine_memory_mib")
     check("image_free_mib", 0 <= facts.image_free_mib <= MOST_DISK_MIB, f"0 to {MOST_DISK_MIB} MiB")
     check("image_port", 0 <= facts.image_port <= 65535, "a port from 0 to 65535")
+    boot_s = facts.guest_boot_s
+    check("guest_boot_s", boot_s is None or 0 <= boot_s <= _MOST_BOOT_S, f"0 to {_MOST_BOOT_S:g} s")
     check("address", _is_address(facts.address), "a host name or IP address")
     check("versions", len(facts.versions) <= _MOST_WORDS, f"at most {_MOST_WORDS} of them")
     for name in ("capabilities", "programs", "image_stores"):

@@ -12,6 +12,7 @@ import msgspec
 
 from node_agent import SERVING
 from testbed.doctor.finding import Finding, Severity
+from testbed.drivers import traits_of
 from testbed.errors import UserError, shown
 from testbed.remote.hosts import Host, Hosts
 from testbed.remote.shell import RemoteError, Shell
@@ -126,7 +127,7 @@ def _install_package(shell: Shell, wheel: Path) -> None:
         shell.put(here / "install-agent", f"{home}/install-agent", 0o755)
     copy = f"{home}/{wheel.name}"
     shell.put(wheel, copy)
-    shell.run("sh", f"{home}/install-agent", home, shell.host.driver, copy, within_s=_INSTALL_S)
+    shell.run("sh", f"{home}/install-agent", home, traits_of(shell.host.driver).extra, copy, within_s=_INSTALL_S)
 
 
 def _serve(hosts: Hosts, shell: Shell) -> str:

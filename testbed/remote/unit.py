@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+from testbed.drivers import traits_of
 from testbed.errors import UserError, shown
 from testbed.remote.hosts import Host
 
 _RUNTIME = "/run/"
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
-_ELSEWHERE = frozenset({"libvirt", "xen", "docker", "null"})  # drivers whose guests are no processes below the unit
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # what systemd takes as it is, but for the percent sign
 
@@ -85,7 +85,7 @@ def unit(lab: str, broker: str, host: Host) -> str:
                 f"node {host.name}: {folder}: expected a folder outside {', '.join(_HIDDEN)}, which the agent's unit "
                 "does not see"
             )
-    hypervisor = " libvirtd.service" if host.driver in {"libvirt", "xen"} else ""
+    hypervisor = " libvirtd.service" if traits_of(host.driver).hypervisor else ""
     words = [_word(host, each) for each in command_of(lab, broker, host)]
     return _UNIT.format(
         node=host.name, lab=lab, after=f"network-online.target{hypervisor}", command=" ".join(words),
@@ -119,6 +119,6 @@ def _memory(host: Host) -> str:
     Page cache counts in it: images that the agent copies are as large as the node's memory, and what of them is still
     in memory makes restores fast.
     """
-    if not host.agent_memory_mib or host.driver not in _ELSEWHERE:
+    if not host.agent_memory_mib or traits_of(host.driver).guests_are_children:
         return "# no MemoryMax: guests may be processes below this unit; the agent bounds itself, --agent-memory-mib"
     return f"MemoryMax={host.agent_memory_mib + host.memory_mib}M"

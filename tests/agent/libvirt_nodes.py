@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 from support.libvirt_box import destination, driver_options
 from support.live import ENDLESS_UNITS, HANG_S
-from support.mpi_ranks import MpiJob
 
 from node_agent.drivers.protocol import DriverFacts, Happening, MigrationReport, NodeBudget
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
+from testbed.testing.mpi_job import MpiJob
 
 THROTTLED_CORES = 0.1  # at 0.02 an emulated kernel leaves nothing to its program
 THROTTLED_UNITS = 60_000  # at that cap minutes pass until such work is done
@@ -53,7 +53,7 @@ class Node:
 
     async def work(self, spec: GuestSpec, cap_cores: float = THROTTLED_CORES) -> None:
         """Start a guest, and wait for its first progress."""
-        await self.driver.start(spec, cap_cores, None)
+        await self.driver.start(spec, cap_cores)
         await self.until(spec.guest, "progress")
 
     def pid(self, guest: str) -> int:
@@ -112,7 +112,7 @@ def parallel(work_units: int, ranks: int, topology: str = "ring") -> list[GuestS
 
 
 async def start_job(members: list[tuple[Node, GuestSpec]], cap_cores: float = 1.0) -> None:
-    await asyncio.gather(*(place.driver.start(spec, cap_cores, None) for place, spec in members))
+    await asyncio.gather(*(place.driver.start(spec, cap_cores) for place, spec in members))
     job = MpiJob([(place.driver, spec) for place, spec in members])
     for place in {id(place): place for place, _ in members}.values():
         place.mpi_jobs.append(job)

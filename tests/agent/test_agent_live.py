@@ -13,7 +13,7 @@ from node_agent.agent import Agent, AgentConfig
 from node_agent.cli import cli
 from node_agent.drivers.make import make_driver
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, DriverFacts, ImageLostError, NodeBudget
+from node_agent.drivers.protocol import DriverError, DriverFacts, ImageKind, ImageLostError, NodeBudget
 from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
@@ -45,9 +45,9 @@ def spec(guest: str, memory_mib: int) -> GuestSpec:
 class Pair:
     """Two agents, not on a bus, with null drivers that migrate."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[NullDriver] = NullDriver) -> None:
         hub = MemoryHub()
-        self.drivers = [NullDriver("whole,live") for _ in range(2)]
+        self.drivers = [kind("whole,live") for _ in range(2)]
         self.facts: list[DriverFacts] = []
         self.agents = []
         for index, driver in enumerate(self.drivers):
@@ -130,10 +130,10 @@ class SlowDriver(NullDriver):
         super().__init__("whole,live")
         self.starting = asyncio.Event()
 
-    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+    async def start(self, spec: GuestSpec, cap_cores: float) -> None:
         self.starting.set()
         await asyncio.sleep(10.0)
-        await super().start(spec, cap_cores, image)
+        await super().start(spec, cap_cores)
 
 
 def test_a_guest_that_is_being_made_when_the_lease_goes_is_not_left(tmp_path: Path) -> None:
@@ -236,11 +236,13 @@ def test_options_that_are_no_pairs_are_refused(options: list[str], words: str) -
 
 @pytest.mark.parametrize("checks", [True, False])  # the agent, or the driver's guests themselves
 def test_an_image_that_was_altered_or_is_gone_never_gets_to_work(tmp_path: Path, *, checks: bool) -> None:
+    class Unverified(NullDriver):
+        images = ImageKind("null", whole=True, verified=not checks)
+
     async def main() -> None:
-        pair = Pair(tmp_path)
+        pair = Pair(tmp_path, Unverified)
         await pair.open(tmp_path)
         agent, _ = pair.agents
-        agent._starts.reads_images = checks
         await agent.perform(Start(spec=spec("a", 60), cap_cores=1.0))
         await agent.perform(Hold(guest="a"))
         await agent.perform(Save(guest="a", image="a.img"))

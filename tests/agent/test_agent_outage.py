@@ -258,7 +258,7 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
             fleet.on_guest_event = lambda _node, event: events.append(event)
             running = asyncio.create_task(agent.run())
             await leased.ready()
-            await driver.start(SPEC, 0.5, None)
+            await driver.start(SPEC, 0.5)
             await until(lambda: len(got) > 50 and events, "samples and an event")
             if not forget:
                 await until((folder / "mosquitto.db").exists, "saved sessions")

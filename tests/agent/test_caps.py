@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.accuracy import Accuracy, Window
 from support.live import until
 
 from node_agent.drivers.caps.cgroup import PERIOD_US
@@ -23,6 +22,7 @@ from node_agent.drivers.caps.duty import DutyCaps, process_clock
 from node_agent.drivers.caps.mounts import own_group
 from node_agent.drivers.caps.probe import MECHANISMS, open_caps
 from node_agent.drivers.protocol import DriverError
+from testbed.testing.accuracy import Accuracy, Window
 
 MOUNTS = """\
 24 29 0:22 / /proc rw,nosuid shared:12 - proc proc rw

@@ -29,8 +29,8 @@ SPEC = GuestSpec(
 ATTACKS: dict[str, Callable[[LibvirtDriver], Awaitable[None]]] = {
     "stop": lambda driver: driver.stop(FOREIGN),
     "adopt": lambda driver: driver.adopt(SPEC, 0.5),
-    "start": lambda driver: driver.start(SPEC, 0.5, None),
-    "restore": lambda driver: driver.start(SPEC, 0.5, Path("/nowhere/a.img")),
+    "start": lambda driver: driver.start(SPEC, 0.5),
+    "restore": lambda driver: driver.restore(SPEC, 0.5, Path("/nowhere/a.img")),
 }
 
 

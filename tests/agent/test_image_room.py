@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +15,7 @@ from support.disks import fill, small_disk
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, DriverFacts, SaveReport, SuspectError
+from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
 from node_agent.images import ImageStore
 from node_agent.room import ImageRoom
 from testbed.bus.lease import token_digest
@@ -37,6 +36,7 @@ from testbed.bus.messages import (
 )  # fmt: skip
 from testbed.bus.no_room import NoRoom, NoRoomError, no_room_in
 from testbed.bus.topics import lease_topic
+from testbed.bus.traits import DriverTraits
 from testbed.lab.virtual_time import run_in_virtual_time
 
 DISK_MIB = 20
@@ -52,14 +52,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 class WritingDriver(NullDriver):
     """Its images are as large as its guests, and it writes them when the test lets it."""
 
+    traits = DriverTraits()  # what it writes counts, as that of real guests does
+
     def __init__(self) -> None:
         super().__init__("whole")
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.writes = asyncio.Event()
-
-    async def open(self, budget, tell) -> DriverFacts:
-        return replace(await super().open(budget, tell), virtual=False)
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         self.writes.set()

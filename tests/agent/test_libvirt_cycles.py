@@ -65,7 +65,7 @@ class Life:
     async def begin(self) -> None:
         if len(self.members) == 1:
             ((place, spec),) = self.members
-            await place.driver.start(spec, THROTTLED_CORES, None)
+            await place.driver.start(spec, THROTTLED_CORES)
         else:
             await start_job(self.members, THROTTLED_CORES)
         await self.told()
@@ -116,7 +116,7 @@ class Life:
             one, two = self._nodes
             self.members = [(two if place is one else one, spec) for place, spec in self.members]
         await together(
-            place.driver.start(spec, cap_cores, image)
+            place.driver.restore(spec, cap_cores, image)
             for (place, spec), image in zip(self.members, images, strict=True)
         )
         begin_s = time.monotonic()
@@ -139,7 +139,7 @@ class Life:
         for (place, spec), image in zip(self.members, images, strict=True):
             sample = place.sample(spec.guest)
             if sample is None and image.exists():
-                await place.driver.start(spec, 1.0, image)
+                await place.driver.restore(spec, 1.0, image)
             with contextlib.suppress(DriverError):  # it has ended
                 await place.driver.release(spec.guest)
 

@@ -28,12 +28,12 @@ from libvirt_nodes import (
     start_job,
     twin,
 )
-from support.accuracy import Accuracy, Window
 from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
 from support.live import HANG_S, until
 
 from node_agent.drivers.protocol import DriverError
 from testbed.bus.messages import GuestSpec
+from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = [needs_hypervisor, pytest.mark.slow]
 
@@ -59,7 +59,7 @@ def test_a_job_saved_for_20_s_goes_on_with_one_member_on_the_other_node(lab: obj
         moved = [(two, specs[0]), (two, specs[1])]
         await asyncio.gather(
             *(
-                place.driver.start(spec, THROTTLED_CORES, image)
+                place.driver.restore(spec, THROTTLED_CORES, image)
                 for (place, spec), image in zip(moved, images, strict=True)
             )
         )
@@ -81,7 +81,7 @@ async def held_and_given_up(one: Node, spec: GuestSpec, image: Path, monkeypatch
         save(self, domain, image)
 
     monkeypatch.setattr(Qemu, "save", told)
-    await one.driver.start(spec, THROTTLED_CORES, None)
+    await one.driver.start(spec, THROTTLED_CORES)
     await one.driver.hold(spec.guest)
     saving = asyncio.ensure_future(one.driver.save(spec.guest, None, image))
     await began.wait()
@@ -100,7 +100,7 @@ def test_a_save_that_is_given_up_loses_nothing(lab: object, tmp_path: Path, monk
         else:  # it was written before: who asks again is told
             there = two
             assert (await one.driver.save(spec.guest, None, image)).bytes == image.stat().st_size
-            await two.driver.start(spec, THROTTLED_CORES, image)
+            await two.driver.restore(spec, THROTTLED_CORES, image)
         await there.driver.release(spec.guest)
         assert await finish([(there, spec)]) == [twin(spec)]
 
@@ -119,7 +119,7 @@ def test_a_save_that_cannot_be_aborted_is_found_by_who_asks_again(
         assert one.driver.sample() == []
         with pytest.raises(DriverError, match="is not here"):
             await one.driver.save(spec.guest, None, image)  # it was told once
-        await two.driver.start(spec, THROTTLED_CORES, image)
+        await two.driver.restore(spec, THROTTLED_CORES, image)
         await two.driver.release(spec.guest)
         assert await finish([(two, spec)]) == [twin(spec)]
 
@@ -191,13 +191,13 @@ def broken_off(
 def test_a_save_that_the_connection_breaks_off_is_found_once_it_is_written(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node, relay: Relay) -> None:
         spec, image = serial(THROTTLED_UNITS, memory_mib=512), one.images / "broken-off.img"
-        await one.driver.start(spec, THROTTLED_CORES, None)
+        await one.driver.start(spec, THROTTLED_CORES)
         await one.driver.hold(spec.guest)
         report = await one.driver.save(spec.guest, None, image)
         assert relay.cuts == 1
         assert report.bytes == image.stat().st_size
         assert one.driver.sample() == []
-        await two.driver.start(spec, THROTTLED_CORES, image)
+        await two.driver.restore(spec, THROTTLED_CORES, image)
         await two.driver.release(spec.guest)
         assert await finish([(two, spec)]) == [twin(spec)]
 
@@ -333,7 +333,7 @@ def test_caps_are_what_the_kernel_measures(lab: object, tmp_path: Path, accuracy
 def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         spec = serial()
-        await one.driver.start(spec, 0.5, None)
+        await one.driver.start(spec, 0.5)
         uri = driver_options(lab, "a")["uri"]
         await asyncio.to_thread(
             subprocess.run,
@@ -354,7 +354,7 @@ def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path
 def test_a_guest_that_is_killed_fails_alone(lab: object, tmp_path: Path):
     async def play(one: Node, two: Node) -> None:
         doomed, other = serial(number=1), serial(THROTTLED_UNITS, 2)
-        await asyncio.gather(*(one.driver.start(spec, THROTTLED_CORES, None) for spec in (doomed, other)))
+        await asyncio.gather(*(one.driver.start(spec, THROTTLED_CORES) for spec in (doomed, other)))
         one.driver.domain_stopped(other.guest)  # late word of an earlier domain of that name
         os.kill(one.pid(doomed.guest), signal.SIGKILL)
         failed = await one.until(doomed.guest, "failed", "done")
@@ -415,7 +415,7 @@ def test_what_an_earlier_agent_left_is_removed(lab: object, tmp_path: Path):
 
     async def vanish() -> None:
         async with node(lab, "a", tmp_path) as one:
-            await one.driver.start(serial(), 1.0, None)
+            await one.driver.start(serial(), 1.0)
             await one.driver._hypervisor.close()  # as when the agent is killed: nobody cleans up
             one.driver._hypervisor = None
             for guest in one.driver._guests.values():

@@ -7,17 +7,18 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
-from driver_conformance import DriverConformance
-from driver_suite import Node
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from node_agent.drivers.protocol import Driver
 from testbed.errors import UserError
 from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.testing import DriverConformance
+from testbed.testing.nodes import Node
 
 
 class TestNullDriver(DriverConformance):
     leaves = False
+    lacks = frozenset({"live"})
 
     def make(self) -> Driver:
         return NullDriver()
@@ -33,7 +34,7 @@ class TestNullDriver(DriverConformance):
         async def scenario(node: Node) -> None:
             now_s = asyncio.get_running_loop().time
             begin_s = now_s()
-            await node.driver.start(self.spec("a", 8.0), 0.5, None)
+            await node.driver.start(self.spec("a", 8.0), 0.5)
             await asyncio.sleep(4.0)  # 2 of 8 seconds' work
             await node.driver.set_cap("a", 2.0)  # more than the task can use: as 1.0
             await asyncio.sleep(1.0)  # 3 of 8
@@ -50,7 +51,7 @@ class TestNullDriver(DriverConformance):
 
 
 class TestNullDriverWithWholeImagesAndLiveMigration(TestNullDriver):
-    whole = True
+    lacks = frozenset()
 
     def make(self) -> Driver:
         return NullDriver("whole,live")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from driver_conformance import DriverConformance
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.protocol import Driver
+from testbed.testing import DriverConformance
 
 
 @pytest.mark.slow

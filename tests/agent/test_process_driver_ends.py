@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from driver_suite import Node
 from support.live import HANG_S
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
 from node_agent.drivers.protocol import DriverError
 from node_agent.programs.segments import segments_of
+from testbed.testing.nodes import Node
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ async def main():
     suite.make = lambda: ProcessDriver(caps="duty")
     (node,) = suite.nodes(Path(sys.argv[1]), 1)
     await node.open()
-    await node.driver.start(suite.spec("a"), 0.02, None)
+    await node.driver.start(suite.spec("a"), 0.02)
     await suite.start_job([(node, spec) for spec in suite.job(2)])
     pids = [child.pid for guest in node.driver._guests.values() for child in guest._children]
     pids += [guest._link.pid for guest in node.driver._guests.values()]
@@ -51,7 +51,7 @@ class TestEnds:
 
     def test_a_guest_killed_from_outside_has_failed(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.suite.spec("a"), 1.0, None)
+            await node.driver.start(self.suite.spec("a"), 1.0)
             await node.until("a", "progress")
             os.kill(node.driver._guests["a"]._link.pid, signal.SIGKILL)
             failed = await node.until("a", "failed")
@@ -67,7 +67,7 @@ class TestEnds:
         self, tmp_path: Path, order: str
     ) -> None:
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.suite.spec("a"), 1.0, None)
+            await node.driver.start(self.suite.spec("a"), 1.0)
             if order != "hold":
                 await node.driver.hold("a")
             guest = node.driver._guests["a"]
@@ -133,7 +133,7 @@ class TestEnds:
     def test_damaged_images_and_too_little_memory_are_told_with_reasons(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             spec = self.suite.spec("a")
-            await node.driver.start(spec, 1.0, None)
+            await node.driver.start(spec, 1.0)
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", None, image)
@@ -141,14 +141,14 @@ class TestEnds:
             content[len(content) // 2] ^= 1
             image.write_bytes(content)
             with pytest.raises(DriverError, match="it is damaged"):
-                await node.driver.start(spec, 1.0, image)
+                await node.driver.restore(spec, 1.0, image)
             image.write_bytes(content[:-100])
             with pytest.raises(DriverError, match=r"a\.img: \d+ bytes; expected \d+"):
-                await node.driver.start(spec, 1.0, image)
+                await node.driver.restore(spec, 1.0, image)
             self.suite.memory_mib = 10
             try:
                 with pytest.raises(DriverError, match="memory_mib = 10: expected at least"):
-                    await node.driver.start(self.suite.spec("a"), 1.0, None)
+                    await node.driver.start(self.suite.spec("a"), 1.0)
             finally:
                 del self.suite.memory_mib
             assert "failed" not in node.events("a")  # the order was refused: nothing happened by itself
@@ -162,7 +162,7 @@ class TestEnds:
                 spec = self.suite.spec("a")
             finally:
                 del self.suite.memory_mib
-            await node.driver.start(spec, 1.0, None)
+            await node.driver.start(spec, 1.0)
             await node.until("a", "progress")
             (sample,) = node.driver.sample()
             assert sample.rss_mib == pytest.approx(300, abs=8)
@@ -198,13 +198,13 @@ class TestEnds:
     def test_two_workers_do_the_work_of_two(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             spec = self.suite.spec("a", self.suite.throttled_s, workers=2)
-            await node.driver.start(spec, 2.0, None)
+            await node.driver.start(spec, 2.0)
             straight = (await node.until("a", "done")).detail
             await self.suite.throttle(node, spec)
             await node.until("a", "progress")
             await node.driver.hold("a")
             await node.driver.save("a", None, node.budget.image_dir / "a.img")
-            await node.driver.start(spec, 0.5, node.budget.image_dir / "a.img")
+            await node.driver.restore(spec, 0.5, node.budget.image_dir / "a.img")
             again = (await node.until("a", "done")).detail
             assert again["checksum"] == straight["checksum"]
             assert again["units"] == straight["units"] == spec.program.work_units
@@ -213,7 +213,7 @@ class TestEnds:
 
     def test_a_start_that_is_given_up_leaves_nothing(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            starting = asyncio.ensure_future(node.driver.start(self.suite.spec("a"), 1.0, None))
+            starting = asyncio.ensure_future(node.driver.start(self.suite.spec("a"), 1.0))
             await asyncio.sleep(0)
             assert node.state("a") is not None
             starting.cancel()
@@ -221,6 +221,6 @@ class TestEnds:
                 await starting
             assert node.driver.sample() == []
             assert node.happenings == []
-            await node.driver.start(self.suite.spec("a"), 1.0, None)
+            await node.driver.start(self.suite.spec("a"), 1.0)
 
         self.suite.on_nodes(tmp_path, 1, scenario)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import ProcessDriver
@@ -19,6 +18,7 @@ from node_agent.guests.channel import ChannelError, Message
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
 from node_agent.programs.topology import neighbours
+from testbed.testing.nodes import Node
 
 pytestmark = pytest.mark.slow
 

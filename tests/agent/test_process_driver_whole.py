@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.protocol import DriverError, SaveReport
+from testbed.testing.nodes import Node
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_suite import Node
 from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.procs import environment
@@ -20,6 +19,7 @@ from node_agent.programs.catalogue import BUILT_IN, find_program, installed
 from node_agent.programs.task import Task, TaskError
 from node_agent.verifier import Verifier
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.testing.nodes import Node
 
 Install = Callable[[str, str, str], Path]
 
@@ -138,7 +138,7 @@ class TestGuests:
             await node.driver.save("a", at, image)
             verifier = Verifier()
             verifier.begin(one)
-            await node.driver.start(one, 1.0, image)
+            await node.driver.restore(one, 1.0, image)
             told = await verifier.check(await node.until("a", "done"))
             assert told.detail["verified"] is True
             work = asdict(Task.from_spec(msgspec.to_builtins(one)))
@@ -174,7 +174,7 @@ class TestGuests:
             for name in ("counter", "node_agent.cli", "../eatcpu"):
                 other = msgspec.structs.replace(one, program=msgspec.structs.replace(one.program, name=name))
                 with pytest.raises(DriverError, match="expected one of eatcpu, patterns"):
-                    await node.driver.start(other, 1.0, None)
+                    await node.driver.start(other, 1.0)
             assert node.driver.sample() == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from driver_suite import Node
 from support.live import HANG_S
 from test_process_driver import TestProcessDriver as _Base
 
@@ -19,6 +18,7 @@ from node_agent.programs.pace import Pace
 from node_agent.telemetry import GuestSampler
 from testbed.bus.telemetry import GuestSample, Supersteps
 from testbed.control.step_meter import StepMeter
+from testbed.testing.nodes import Node
 
 STEPS = {"steps": 3, "longest_s": 0.5, "compute_s": 1.0, "comm_s": 0.25}
 PROGRESS = {"kind": "progress", "units": 7, "mono_ns": 9}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.accuracy import Accuracy, Window
 from support.live import ENDLESS_UNITS, HANG_S, until, wait_until
 
 from node_agent.drivers.protocol import DriverError
@@ -22,6 +21,7 @@ from node_agent.guests.unpack import unpacked
 from node_agent.programs.segments import segments_of
 from testbed.bus.messages import ProgramSpec
 from testbed.errors import UserError
+from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = pytest.mark.slow
 EATCPU = ProgramSpec(name="eatcpu", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7)

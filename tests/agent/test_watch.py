@@ -63,7 +63,7 @@ def test_virtual_samples_and_changes_are_on_time(every_s, steps, parts) -> None:
             return cap_cores
 
         meter = lambda: Reading(now_s() - begin_s, int(1e6 * (now_s() - begin_s)))  # noqa: E731  # one expression
-        found = await watch(action, {"a": meter}, set_cap, virtual=True)
+        found = await watch(action, {"a": meter}, set_cap, in_loop=True)
         assert found["t_s"] == pytest.approx([every_s * step for step in range(len(found["t_s"]))], abs=2e-6)
         assert len(found["t_s"]) in (steps, steps + 1)  # the last may be late by a rounding error
         assert found["cpu_s"]["a"] == pytest.approx(found["t_s"], abs=2e-6)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from hosts import HostAt, Ssh, hosts, own_wheel, why_not
-from support.accuracy import Accuracy, Window
 from support.live import HANG_S, wait_until
 
 from node_agent.drivers.procs.records import start_ticks
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.errors import UserError
 from testbed.remote.hosts import check_hosts, load_hosts
+from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 

@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from testbed.cli.node import node
+from testbed.drivers import traits_of
 from testbed.errors import UserError
 from testbed.remote.agents import install
 from testbed.remote.hosts import Host, Hosts, check_hosts, read_hosts
@@ -149,6 +150,16 @@ def test_ansible_writes_the_same_unit_in_its_own_folders() -> None:
     assert read_hosts(rendered(), Path("-")).hosts[0].options == {}
 
 
+@pytest.mark.parametrize(("driver", "extra"), [("libvirt", "libvirt"), ("xen", "libvirt"), ("process", "")])
+def test_ansible_asks_for_the_extra_that_a_driver_needs(driver: str, extra: str) -> None:
+    words = ["extra", "n1", "--hosts", "-"]
+    said = CliRunner().invoke(node, words, input=rendered(dfrs_driver=driver), standalone_mode=False)
+    assert (said.exit_code, said.output) == (0, f"{extra}\n")
+    tasks = (PLAYBOOKS / "roles/agent/tasks/main.yml").read_text()
+    assert "argv: [testbed, node, extra," in tasks
+    assert "dfrs_driver" not in tasks
+
+
 def test_the_role_has_no_unit_and_no_package_of_its_own() -> None:
     role = PLAYBOOKS / "roles/agent"
     assert not (role / "templates").exists()
@@ -215,44 +226,45 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def run_install(home: Path, driver: str, *more: str) -> list[str]:
+def run_install(home: Path, extra: str, *more: str) -> list[str]:
     """Install, and return the calls of pip."""
     (home / "calls").unlink(missing_ok=True)
-    subprocess.run(["sh", REMOTE / "install-agent", home, driver, home / "own.whl", *more], check=True)
+    subprocess.run(["sh", REMOTE / "install-agent", home, extra, home / "own.whl", *more], check=True)
     return (home / "calls").read_text().splitlines() if (home / "calls").exists() else []
 
 
 @pytest.mark.parametrize(
     ("driver", "lists"), [("process", ["agent.txt"]), ("docker", ["agent.txt", "agent-docker.txt"]),
-                          ("xen", ["agent.txt", "agent-libvirt.txt"])],
+                          ("xen", ["agent.txt", "agent-libvirt.txt"]), ("of-a-plug-in", ["agent.txt"])],
 )  # fmt: skip
 def test_requirements_are_installed_by_hashes_and_the_wheel_without_any(
     home: Path, driver: str, lists: list[str]
 ) -> None:
-    calls = run_install(home, driver, "--find-links=/srv/wheels")
+    extra = traits_of(driver).extra
+    calls = run_install(home, extra, "--find-links=/srv/wheels")
     *requirements, wheel = calls
     assert all("--require-hashes" in call and "--find-links=/srv/wheels" in call for call in requirements)
     assert re.findall(r"--requirement (\S+)", " ".join(requirements)) == lists
     assert wheel.endswith(f"install --no-deps --no-index --force-reinstall {home}/own.whl")
-    assert run_install(home, driver, "--find-links=/srv/wheels") == [], "again there is nothing to do"
+    assert run_install(home, extra, "--find-links=/srv/wheels") == [], "again there is nothing to do"
 
 
 def test_another_wheel_or_another_lock_is_installed_and_a_failure_is_tried_again(home: Path) -> None:
-    run_install(home, "process")
+    run_install(home, "")
     (home / "own.whl").write_text("another of the same version")
-    (call,) = run_install(home, "process")
+    (call,) = run_install(home, "")
     assert call.endswith("own.whl")
     (home / "locks/agent.txt").write_text("another\n")
-    (call,) = run_install(home, "process")
+    (call,) = run_install(home, "")
     assert "--require-hashes" in call
     (home / "locks/agent.txt").write_text("a third\n")
     python = home / "venv/bin/python"
     good = python.read_text()
     python.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError):
-        run_install(home, "process")
+        run_install(home, "")
     python.write_text(good)
-    (call,) = run_install(home, "process")
+    (call,) = run_install(home, "")
     assert "--require-hashes" in call
 
 
@@ -277,7 +289,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     (home / "locks/agent.txt").write_text(entry)
     subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
     done = subprocess.run(
-        ["sh", REMOTE / "install-agent", home, "process", wheels / "own.whl", "--no-index", f"--find-links={wheels}"],
+        ["sh", REMOTE / "install-agent", home, "", wheels / "own.whl", "--no-index", f"--find-links={wheels}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode != 0

@@ -284,7 +284,6 @@ def test_what_the_agent_imports_is_on_its_disk():
     ("drivers", "box", "message"),
     [
         (("xen", "libvirt"), {}, "nodes with driver xen and with driver libvirt: expected one of them alone"),
-        (("docker", "xen"), {}, "nodes with driver xen and with driver docker"),
         (("xen",), {"xen_scheduler": "rtds"}, r"box\.xen_scheduler = 'rtds'"),
     ],
 )
@@ -292,6 +291,13 @@ def test_what_cannot_be_made_is_refused_with_one_line(drivers, box, message):
     with pytest.raises(UserError, match=message) as caught:
         spec_of(scenario(drivers, **box))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("driver", ["docker", "process", "null", "of-a-plug-in"])
+def test_a_driver_without_virtual_machines_gets_no_libvirtd(driver):
+    nested, plain = spec_of(scenario(("xen", driver))).nodes
+    assert nested.is_nested
+    assert (plain.has_hypervisor, plain.has_libvirtd) == (False, False)
 
 
 def test_a_nested_node_has_a_machine_where_others_have_a_libvirtd():

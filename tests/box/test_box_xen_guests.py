@@ -33,13 +33,10 @@ _SETTINGS = "[pytest]\nmarkers = slow: as outside\naddopts = -p no:cacheprovider
 
 
 def shipment() -> bytes:
-    """Return an archive of the suite and of pytest, which control domains have not."""
+    """Return an archive of the tests and of pytest, which control domains have not; the suite is part of the agent."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
-        for name in ("driver_conformance.py", "driver_suite.py", "test_xen_guests.py"):
-            archive.add(_TESTS / name, f"suite/{name}")
-        for path in sorted((_TESTS.parent / "support").glob("*.py")):
-            archive.add(path, f"suite/support/{path.name}")
+        archive.add(_TESTS / "test_xen_guests.py", "suite/test_xen_guests.py")
         settings = tarfile.TarInfo("suite/pytest.ini")
         settings.size = len(_SETTINGS)
         archive.addfile(settings, io.BytesIO(_SETTINGS.encode()))

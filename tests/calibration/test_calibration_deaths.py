@@ -167,10 +167,10 @@ def test_a_lab_that_can_have_no_guest_any_more_ends_the_calibration_which_goes_o
 ):
     starts, start = Starts(), NullDriver.start
 
-    async def refuse(self, spec, cap_cores, image):
+    async def refuse(self, spec, cap_cores):
         if starts.calls > 2:
             raise DriverError("cannot start QEMU: out of memory")
-        await start(self, spec, cap_cores, image)
+        await start(self, spec, cap_cores)
 
     monkeypatch.setattr(NullDriver, "start", refuse)
     with pytest.raises(RunError) as ended:

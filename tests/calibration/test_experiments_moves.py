@@ -123,7 +123,7 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
     """With operations that take known times, the parts add up, and the pause is in none of them."""
     import asyncio
 
-    save, start = NullDriver.save, NullDriver.start
+    save, restore = NullDriver.save, NullDriver.restore
     lately = []
 
     async def slow_save(self, guest, at, image):
@@ -131,12 +131,12 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
         await asyncio.sleep(1.0 + len(lately))  # the first waits for the second
         return await save(self, guest, at, image)
 
-    async def slow_start(self, spec, cap_cores, image):
-        await asyncio.sleep(0.0 if image is None else 4.0)
-        await start(self, spec, cap_cores, image)
+    async def slow_restore(self, spec, cap_cores, image):
+        await asyncio.sleep(4.0)
+        await restore(self, spec, cap_cores, image)
 
     monkeypatch.setattr(NullDriver, "save", slow_save)
-    monkeypatch.setattr(NullDriver, "start", slow_start)
+    monkeypatch.setattr(NullDriver, "restore", slow_restore)
     (experiment,) = find_experiments(["save-restore"])
     scenario = lab_scenario()
 

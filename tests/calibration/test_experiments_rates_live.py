@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.accuracy import Accuracy, Window
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
@@ -26,6 +25,7 @@ from testbed.lab.lab import Lab
 from testbed.lab.opening import open_lab
 from testbed.lab.outcomes import Watched
 from testbed.scenario.schema import check_scenario
+from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = pytest.mark.slow
 

@@ -164,7 +164,7 @@ def real(busy_frac: float, achieved: float = 1.0) -> dict[str, Callable]:
 
     def manifest(about: Entry) -> None:
         for facts in about["nodes"].values():
-            facts |= {"driver": "process", "machine_cores": 4}
+            facts |= {"driver": "process", "machine_cores": 4, "traits": {"simulated": False}}
 
     def points(lines: list[str]) -> list[str]:
         lines = [re.sub(r"cpu_frac=[0-9.e-]+", f"cpu_frac={busy_frac}", line) for line in lines]

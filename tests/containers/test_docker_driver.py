@@ -11,16 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from driver_conformance import DriverConformance
-from driver_suite import Node
 from engine import EngineAt, engine, why_not
 from support.live import ENDLESS_UNITS
 
+from node_agent.abilities import Abilities
 from node_agent.drivers.containers.frozen import is_frozen
 from node_agent.drivers.protocol import Driver, DriverError, NodeBudget
 from node_agent.stores import ImageStores
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
+from testbed.testing import DriverConformance
+from testbed.testing.nodes import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
@@ -68,7 +69,7 @@ class TestDockerDriver(Containers):
             stores.open_memory("t")
             try:
                 spec = msgspec.structs.replace(self.spec("a"), memory_mib=400)
-                await node.driver.start(spec, 1.0, None)
+                await node.driver.start(spec, 1.0)
                 at = await node.driver.hold("a")
                 before = self.limits_mib()
                 with pytest.raises(DriverError, match="nowhere"):
@@ -101,10 +102,9 @@ class TestWholeContainers(Containers):
 
     def test_images_are_of_whole_containers(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            assert node.facts is not None
-            assert "save:criu" in node.facts.capabilities
+            assert "save:criu" in node.capabilities
             assert node.happenings == []  # of the trial nobody hears
-            await node.driver.start(self.spec("a"), 0.5, None)
+            await node.driver.start(self.spec("a"), 0.5)
             await node.until("a", "progress")
             image = node.budget.image_dir / "a.img"
             for _ in range(3):
@@ -112,7 +112,7 @@ class TestWholeContainers(Containers):
                 report = await node.driver.save("a", at, image)
                 assert is_frozen(image)
                 assert image.stat().st_size == report.bytes
-                await node.driver.start(self.spec("a"), 0.25, image)
+                await node.driver.restore(self.spec("a"), 0.25, image)
                 assert [sample.cap_cores for sample in node.driver.sample()] == [0.25]
                 progress = await node.until("a", "progress")
                 assert int(str(progress.detail["units"])) >= (at or 0) * self.units_per_iteration
@@ -124,7 +124,7 @@ class TestWholeContainers(Containers):
         from node_agent.drivers.containers.driver import DockerDriver
 
         async def scenario(node: Node) -> None:
-            await node.driver.start(self.spec("a"), 1.0, None)
+            await node.driver.start(self.spec("a"), 1.0)
             await node.driver.hold("a")
             image = node.budget.image_dir / "a.img"
             await node.driver.save("a", None, image)
@@ -134,10 +134,9 @@ class TestWholeContainers(Containers):
             )
             try:
                 await other.open()
-                assert other.facts is not None
-                assert "save:program" in other.facts.capabilities
+                assert "save:program" in other.capabilities
                 with pytest.raises(DriverError, match="cannot take back: its agent was not told save=criu"):
-                    await other.driver.start(self.spec("a"), 1.0, image)
+                    await other.driver.restore(self.spec("a"), 1.0, image)
                 assert other.driver.sample() == []
             finally:
                 await other.driver.close()
@@ -157,10 +156,11 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
             try:
                 budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
                 facts = await driver.open(budget, lambda _happening: None)
+                able = Abilities(driver).open(facts)
             finally:
                 await driver.close()
-            assert ("save:criu" in facts.capabilities) is not ("save:program" in facts.capabilities)
-            assert ("save:criu" in facts.capabilities) is (not driver.why_not_whole)
+            assert ("save:criu" in able) is not ("save:program" in able)
+            assert ("save:criu" in able) is (not driver.why_not_whole)
             return driver.why_not_whole
 
     return asyncio.run(main())
@@ -180,11 +180,11 @@ def test_where_criu_does_not_work_programs_save_themselves(
             assert driver.sample() == []
             program = ProgramSpec("eatcpu", ENDLESS_UNITS, 200, 1)
             spec = GuestSpec(guest="g", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=96, program=program)
-            await driver.start(spec, 1.0, None)
+            await driver.start(spec, 1.0)
             at = await driver.hold("g")
             await driver.save("g", at, tmp_path / "i" / "g.img")
             assert is_frozen(tmp_path / "i" / "g.img") is (not why_no_criu)
-            await driver.start(spec, 1.0, tmp_path / "i" / "g.img")
+            await driver.restore(spec, 1.0, tmp_path / "i" / "g.img")
             assert (await driver.hold("g") or 0) >= (at or 0)
         finally:
             await driver.close()

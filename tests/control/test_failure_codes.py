@@ -115,7 +115,7 @@ def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: obje
     return codes(rehearse(tmp_path, jobs, policy="Interrupting", **changes)[1])
 
 
-@pytest.mark.parametrize("method", ["start", "mpi_join"])
+@pytest.mark.parametrize("method", ["restore", "mpi_join"])
 def test_restores_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     original = getattr(NullDriver, method)
     saved: set[str] = set()
@@ -133,7 +133,7 @@ def test_restores_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
     monkeypatch.setattr(NullDriver, "save", note)
     monkeypatch.setattr(NullDriver, method, broken)
     found = interrupted(tmp_path, monkeypatch)
-    assert found == ({1: "restore-failed", 2: "restore-failed"} if method == "start" else {2: "restore-failed"})
+    assert found == ({1: "restore-failed", 2: "restore-failed"} if method == "restore" else {2: "restore-failed"})
 
 
 def test_transfers_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,8 +123,8 @@ def test_a_full_disk_ends_the_run_with_its_guests_destroyed_and_its_results_writ
     stopped: list[Agent] = []
     start, stop = NullDriver.start, Agent.stop
 
-    async def count(self: NullDriver, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
-        await start(self, spec, cap_cores, image)
+    async def count(self: NullDriver, spec: GuestSpec, cap_cores: float) -> None:
+        await start(self, spec, cap_cores)
         started.append(spec.guest)
 
     monkeypatch.setattr(NullDriver, "start", count)

@@ -194,7 +194,7 @@ def test_an_incoming_copy_beside_a_running_source_is_destroyed(tmp_path: Path, m
     def replacement(_real: Migrate) -> Migrate:
         async def half(self: NullDriver, guest: str, to: Destination, budget_s: float, no_progress_s: float):
             there = NullDriver.reachable[id(asyncio.get_running_loop()), to.uri]
-            await there.start(self._guests[guest].spec, 0.0, None)
+            await there.start(self._guests[guest].spec, 0.0)
             copies.append((there, guest))
             raise DriverError("the stream broke")
 
@@ -276,13 +276,16 @@ def test_a_job_that_fails_while_it_migrates_leaves_no_guest_at_either_end(
 
 def test_guests_of_a_run_have_addresses_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
-    start = NullDriver.start
 
-    async def note(self: NullDriver, spec, cap_cores: float, image: Path | None) -> None:
-        assert seen.setdefault(spec.guest, spec.address) == spec.address
-        await start(self, spec, cap_cores, image)
+    def noting(make: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def note(self: NullDriver, spec, *args: object) -> None:
+            assert seen.setdefault(spec.guest, spec.address) == spec.address
+            await make(self, spec, *args)
 
-    monkeypatch.setattr(NullDriver, "start", note)
+        return note
+
+    monkeypatch.setattr(NullDriver, "start", noting(NullDriver.start))
+    monkeypatch.setattr(NullDriver, "restore", noting(NullDriver.restore))
     rehearse(tmp_path, five_jobs(), policy=BEST)
     assert any("alone" in guest for guest in seen)
     assert len(set(seen.values())) == len(seen)

@@ -254,10 +254,10 @@ def test_a_start_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pyt
     start = NullDriver.start
     failures = iter([True])
 
-    async def flaky(self: NullDriver, spec, cap_cores: float, image: Path | None) -> None:
+    async def flaky(self: NullDriver, spec, cap_cores: float) -> None:
         if spec.job == 2 and "alone" not in spec.guest and next(failures, False):
             raise DriverError("out of pids")
-        await start(self, spec, cap_cores, image)
+        await start(self, spec, cap_cores)
 
     monkeypatch.setattr(NullDriver, "start", flaky)
     result, journal = rehearse(tmp_path, five_jobs())

@@ -191,22 +191,24 @@ def test_a_short_task_may_use_two_periods_of_its_cap_at_once() -> None:
 
 
 PROGRAM = specs_of(1, 1, work_units=10_000)[0].program
-HERE = frozenset({0})
+HERE, ELSEWHERE = frozenset({0}), frozenset({1})
 
 
 @pytest.mark.parametrize(
-    ("measured", "driver", "probe", "fastest"),
+    ("measured", "probed", "probe", "fastest"),
     [
-        (MeasuredRates(), "process", 0.0, 0.0),
-        (MeasuredRates(), "process", 900.0, 900.0),  # by the code of the guests themselves
-        (MeasuredRates(), "libvirt", 900.0, 0.0),  # its guests run other code, perhaps emulated
-        (MeasuredRates(500.0, {1: 700.0}, 0.0), "libvirt", 900.0, 700.0),
-        (MeasuredRates(500.0, {1: 400.0}, 300.0), "libvirt", 900.0, 1500.0),  # three times as fast as it was then
-        (MeasuredRates(500.0, {1: 400.0}, 300.0), "libvirt", 200.0, 500.0),
+        (MeasuredRates(), HERE, 0.0, 0.0),
+        (MeasuredRates(), HERE, 900.0, 900.0),  # by the code of the guests themselves
+        (MeasuredRates(), ELSEWHERE, 900.0, 0.0),  # its guests run other code, perhaps emulated
+        (MeasuredRates(500.0, {1: 700.0}, 0.0), ELSEWHERE, 900.0, 700.0),
+        (MeasuredRates(500.0, {1: 400.0}, 300.0), ELSEWHERE, 900.0, 1500.0),  # three times as fast as it was then
+        (MeasuredRates(500.0, {1: 400.0}, 300.0), ELSEWHERE, 200.0, 500.0),
     ],
 )
-def test_the_fastest_core_that_is_known(measured: MeasuredRates, driver: str, probe: float, fastest: float) -> None:
-    rates = WorkRates(measured, {0: driver})
+def test_the_fastest_core_that_is_known(
+    measured: MeasuredRates, probed: frozenset[int], probe: float, fastest: float
+) -> None:
+    rates = WorkRates(measured, probed)
     rates.probe(0, probe)
     rates.probe(0, probe / 2)
     rates.probe(1, 1e6)  # where the guest was never
@@ -220,14 +222,14 @@ def test_the_fastest_core_that_is_known(measured: MeasuredRates, driver: str, pr
 
 
 def test_units_of_plug_ins_are_not_those_of_the_probe() -> None:
-    rates = WorkRates(MeasuredRates(500.0, {2: 5e6}, 0.0), {0: "process"})
+    rates = WorkRates(MeasuredRates(500.0, {2: 5e6}, 0.0), HERE)
     rates.probe(0, 900.0)
     assert rates.fastest(1, "counter", HERE) == 0.0
     assert rates.fastest(2, "counter", HERE) == 5e6
 
 
 def test_ranks_with_less_to_do_may_be_done_sooner() -> None:
-    rates = WorkRates(MeasuredRates(1000.0), {})
+    rates = WorkRates(MeasuredRates(1000.0))
     third = msgspec.structs.replace(PROGRAM, rank=4, ranks=5, imbalance="1/i", name="patterns")
     assert rates.doubt(1, third, 0.7, HERE) == ""  # a fifth of 10,000 units
     assert rates.doubt(1, msgspec.structs.replace(third, imbalance="uniform"), 0.7, HERE)

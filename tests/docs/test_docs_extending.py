@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -17,11 +18,15 @@ from support.deadlines import PATIENT_TOML
 from support.live import HANG_S
 
 import testbed
+from node_agent.abilities import PROTOCOLS
+from node_agent.drivers.protocol import Driver
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.task import Task
 from testbed.calibration.model_reader import load_calibration
 from testbed.policies.catalogue import parse
 from testbed.simulation.simulate import simulate
+from testbed.testing import DriverConformance
+from testbed.testing.core import CoreConformance
 from testbed.workload.table import read_table
 
 PAGE = ROOT / "docs/extending.md"
@@ -30,7 +35,7 @@ JOBS = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
 2,1,2,1.0,0.1,100
 3,2,1,1.0,0.1,50
 """
-
+SERIAL_JOBS = JOBS.replace(",2,1.0,", ",1,1.0,")  # the small driver has no members of MPI jobs
 
 SCENARIO = """
 name = "own"
@@ -63,10 +68,25 @@ memory_mib = 320
 
 @pytest.fixture
 def plugins(install_plugin: Callable[[str, str, str], Path]) -> Path:
+    """Return the folder in which the examples are installed: each driver's file by itself, the rest in one."""
     (points,) = blocks(PAGE, "toml")
     named = tomllib.loads(points)["project"]["entry-points"]
-    text = "\n".join(f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in each.items()) for group, each in named.items())
-    return install_plugin("lab_plugins", "\n".join(blocks(PAGE, "python")), text)
+    driver = {"testbed.drivers": named.pop("testbed.drivers")}
+    policy, program, gentle, _test = blocks(PAGE, "python")
+    install_plugin("gentle", gentle, entry_points(driver))
+    return install_plugin("lab_plugins", f"{policy}\n{program}", entry_points(named))
+
+
+def entry_points(named: dict[str, dict[str, str]]) -> str:
+    return "\n".join(f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in each.items()) for group, each in named.items())
+
+
+def run_python(plugins: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    packages = Path(testbed.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=HANG_S,
+        env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{packages}"},
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("plugins")
@@ -97,19 +117,16 @@ def test_the_program_computes_what_it_expects() -> None:
 
 @pytest.mark.slow
 def test_policy_and_driver_work_in_a_live_run(plugins: Path, tmp_path: Path) -> None:
-    (tmp_path / "jobs.csv").write_text(JOBS)
+    (tmp_path / "jobs.csv").write_text(SERIAL_JOBS)
     (tmp_path / "own.toml").write_text(SCENARIO + PATIENT_TOML)
-    packages = Path(testbed.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "testbed", "run", "own.toml"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=HANG_S, env={**os.environ, "PYTHONPATH": f"{plugins}{os.pathsep}{packages}"},
-    )  # fmt: skip
+    done = run_python(plugins, tmp_path, "testbed", "run", "own.toml")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     manifest = json.loads((run / "manifest.json").read_text())
-    text = json.dumps(manifest)
-    assert '"driver": "gentle"' in text
-    assert '"Narrow"' in text
+    assert {facts["driver"] for facts in manifest["nodes"].values()} == {"gentle"}
+    assert all(facts["traits"]["runs_own_programs"] for facts in manifest["nodes"].values())
+    assert '"Narrow"' in json.dumps(manifest)
+    assert json.loads((run / "summary.json").read_text())["done"] == 3
     rows = (run / "jobs.csv").read_text().splitlines()
     assert len(rows) == 4
 
@@ -151,3 +168,32 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
     assert "iterations of 0.05 s" in figure
     assert "A hold waits for half an iteration." in page
     assert "Other experiments" in page
+
+
+@pytest.mark.slow
+def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -> None:
+    """By the page's own test, in a project that knows nothing of this one's settings."""
+    *_, test = blocks(PAGE, "python")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "test_gentle.py").write_text(test)
+    done = run_python(plugins, folder, "pytest", "-p", "no:cacheprovider", "-q", "-rs", "test_gentle.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    core = {name for name in dir(CoreConformance) if name.startswith("test_")}
+    every = {name for name in dir(DriverConformance) if name.startswith("test_")}
+    assert f"{len(core)} passed, {len(every - core)} skipped" in done.stdout
+    skipped = re.findall(r"^SKIPPED .*: driver gentle has not the ability (\w+)$", done.stdout, re.MULTILINE)
+    assert set(skipped) == {"save", "live", "mpi", "native"}
+
+
+def test_the_driver_is_small() -> None:
+    """Its methods are the seven of the core, and what they are made of."""
+    _, _, code, _ = blocks(PAGE, "python")
+    (driver,) = [
+        each for each in ast.parse(code).body if isinstance(each, ast.ClassDef) and each.name == "GentleDriver"
+    ]
+    methods = {each.name for each in driver.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert methods >= Driver.__abstractmethods__
+    assert len(Driver.__abstractmethods__) == 7
+    for protocol in PROTOCOLS.values():
+        assert not methods & {name for name in vars(protocol) if not name.startswith("_")}

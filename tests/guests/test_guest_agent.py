@@ -14,11 +14,11 @@ import pytest
 from guest_end import AgentAlone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.accuracy import Window
 from support.live import HANG_S, wait_until
 
 from node_agent.guests import wire
 from node_agent.guests.recipe import compile_program
+from testbed.testing.accuracy import Window
 
 ABSENT_S = 0.05  # between two looks of an agent at a port without a host
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=40)

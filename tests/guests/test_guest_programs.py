@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.accuracy import Window
 from support.live import HANG_S
 from twins import expected, task
 
@@ -20,6 +19,7 @@ from node_agent.guests import wire
 from node_agent.programs.ballast import Ballast
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import TOPOLOGIES
+from testbed.testing.accuracy import Window
 
 RESERVE_MIB = 28
 NAMES = ("ready", "done", "error")

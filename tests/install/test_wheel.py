@@ -322,6 +322,42 @@ def test_packaged_files_are_found(installed: Installed, folder: str) -> None:
         installed.check(Row(says=word), command, folder)
 
 
+DRIVER_TEST = """
+from node_agent.drivers.null import NullDriver
+from testbed.lab.virtual_time import run_in_virtual_time
+from testbed.testing import DriverConformance
+
+class TestOwn(DriverConformance):
+    leaves = False
+
+    def make(self):
+        return NullDriver("live")
+
+    def run(self, main):
+        run_in_virtual_time(main)
+
+class TestBroken(TestOwn):
+    lacks = frozenset({"live"})
+"""
+
+
+def test_authors_of_drivers_inherit_the_suite_from_the_wheel(installed: Installed) -> None:
+    """Outside of any project of ours; failed assertions show their values, as those of test modules do."""
+    (installed.folders["empty"] / "test_own.py").write_text(DRIVER_TEST)
+    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestOwn", "empty")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^[2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
+    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestBroken", "empty")
+    assert done.returncode == 1
+    assert re.search(r"^1 failed, [2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
+    assert "assert set() == frozenset({'live'})" in done.stdout
+    done = installed.shell(
+        "python -c \"import sys; sys.modules['pytest'] = None; import testbed.testing as t; t.DriverConformance\"",
+        "empty",
+    )
+    assert "ImportError: testbed.testing.DriverConformance needs pytest: expected pip install" in done.stderr
+
+
 def test_a_short_run(installed: Installed) -> None:
     assert {folder: len(installed.run(folder).parts) for folder in ("clone", "empty")} == {"clone": 2, "empty": 2}
 

@@ -161,8 +161,8 @@ def test_an_absurd_speed_of_a_core_is_refused(value: object) -> None:
 def test_a_run_is_refused_for_what_one_node_says(change: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Agent._facts
 
-    def lies(agent: Agent, found: object) -> NodeFacts:
-        facts = honest(agent, found)
+    def lies(agent: Agent, *found: object) -> NodeFacts:
+        facts = honest(agent, *found)
         return msgspec.structs.replace(facts, **change) if agent._config.node == "node-0" else facts
 
     monkeypatch.setattr(Agent, "_facts", lies)

@@ -188,10 +188,10 @@ def test_attempts_are_told_with_their_errors(tmp_path: Path, monkeypatch: pytest
     start = NullDriver.start
     failures = iter([True])
 
-    async def flaky(self: NullDriver, spec, cap_cores: float, image: Path | None) -> None:
+    async def flaky(self: NullDriver, spec, cap_cores: float) -> None:
         if spec.job == 2 and "alone" not in spec.guest and next(failures, False):
             raise DriverError("out of pids")
-        await start(self, spec, cap_cores, image)
+        await start(self, spec, cap_cores)
 
     monkeypatch.setattr(NullDriver, "start", flaky)
     told = tell(rehearse(tmp_path, five_jobs())[0].path, 2)

@@ -295,18 +295,23 @@ def movers() -> list[Job]:
 @pytest.fixture
 def slow_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving takes 2 s, starting 1 s, and from an image 3 s."""
-    save, start = NullDriver.save, NullDriver.start
+    save, start, restore = NullDriver.save, NullDriver.start, NullDriver.restore
 
     async def slow_save(self: NullDriver, *args: object) -> object:
         await asyncio.sleep(2.0)
         return await save(self, *args)
 
-    async def slow_start(self: NullDriver, spec: object, cap_cores: float, image: Path | None) -> None:
-        await asyncio.sleep(1.0 if image is None else 3.0)
-        await start(self, spec, cap_cores, image)
+    async def slow_start(self: NullDriver, *args: object) -> None:
+        await asyncio.sleep(1.0)
+        await start(self, *args)
+
+    async def slow_restore(self: NullDriver, *args: object) -> None:
+        await asyncio.sleep(3.0)
+        await restore(self, *args)
 
     monkeypatch.setattr(NullDriver, "save", slow_save)
     monkeypatch.setattr(NullDriver, "start", slow_start)
+    monkeypatch.setattr(NullDriver, "restore", slow_restore)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ WORK = frozenset(["work_units", "seconds"])  # parameters that say how much work
 ACTS = re.compile(r"(hold|save|migrate|set_cap|kill|stop|adopt|release|terminate|send_signal)(_|$)")
 SECONDS = re.compile(r"(_s|_ms|_ns)$|(^|_)(elapsed|took)(_|$)")
 EXCUSE = re.compile(r"#\s*speed:\s*(.*)")
+KIT_PACKAGE = "testbed.testing"  # what tests of drivers inherit, also those of other projects
 KIT = frozenset(["HANG_S", "ENDLESS_UNITS", "THROTTLED_CORES"])  # of support.live: what tests shall use
 WRAPPERS = frozenset(["abs", "float", "max", "mean", "median", "min", "round", "sum"])  # of seconds: seconds, too
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -214,11 +215,29 @@ class Project:
 
     @cache  # noqa: B019  # a project lives as long as the program
     def _file(self, importer: Path, module: str) -> Path | None:
-        """Return the file that an import in a test means: pytest has each folder of tests in its path."""
+        """Return the file that an import means: pytest has each folder of tests in its path, beside KIT_PACKAGE."""
+        if f"{module}.".startswith(f"{KIT_PACKAGE}."):
+            place = Path(*module.split("."))
+            files = (place / "__init__.py", place.with_suffix(".py"))
+            found = (above / file for above in importer.resolve().parents for file in files)
+            return next((self._known(each) for each in found if each.is_file()), None)
         tests = next((each for each in importer.parents if each.name == "tests"), importer.parent)
         relative = Path(*module.split(".")).with_suffix(".py")
         candidates = [importer.parent / relative, tests / relative, *sorted(tests.glob(f"*/{relative}"))]
         return next((each for each in candidates if each.is_file()), None)
+
+    def _known(self, path: Path) -> Path:
+        """Return a file by the path that it was given by, as modules are known by that."""
+        return next((each for each in self._modules if each.resolve() == path), path)
+
+    def lineage(self, module: Module, name: str) -> Iterator[tuple[Module, str]]:
+        """Yield the class of a name in a module and what it inherits from."""
+        found = self.resolve(module, name)
+        node = found and found[0].definitions[found[1]]
+        if found and isinstance(node, ast.ClassDef):
+            yield found
+            for base in node.bases:
+                yield from self.lineage(found[0], name_of(base))
 
     def resolve(self, module: Module, name: str) -> tuple[Module, str] | None:
         """Return where a name is defined, by the module itself, an import, or the folder's fixtures."""
@@ -434,7 +453,10 @@ class Check:
             return True
         suites = {(self._module, each.name) for each in around if isinstance(each, ast.ClassDef)}
         return any(
-            self._project.resolve(module, name) in suites for module in self._project.slow for name in module.imports
+            each in suites
+            for module in self._project.slow
+            for name in module.imports
+            for each in self._project.lineage(module, name)
         )
 
     def _finite(self, test: Function) -> Iterator[Finding]:
@@ -481,8 +503,11 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tests = [Path(os.path.relpath(Path(__file__).resolve().parents[1]))]
-    parser.add_argument("path", nargs="*", type=Path, default=tests, help="files and folders (default: tests/)")
+    tests = Path(os.path.relpath(Path(__file__).resolve().parents[1]))
+    checked = [tests, tests.parent.joinpath(*KIT_PACKAGE.split("."))]
+    parser.add_argument(
+        "path", nargs="*", type=Path, default=checked, help="files and folders (default: tests/ and testbed/testing/)"
+    )
     paths: list[Path] = parser.parse_args(arguments).path
     if missing := [path for path in paths if not path.exists()]:
         parser.error(f"no such file or folder: {missing[0]}")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support import accuracy
-from support.accuracy import Look, Window, disturbance
 from support.live import HANG_S
+from testbed.testing import accuracy
+from testbed.testing.accuracy import Look, Window, disturbance
 
 
 def looks(*stretches: tuple[float, float, float, float]) -> list[Look]:

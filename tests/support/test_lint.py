@@ -196,6 +196,24 @@ def test_a_suite_is_live_where_slow_tests_inherit_it(tmp_path: Path, capsys: pyt
     assert lint(tmp_path, capsys, suite=suite, test_a=SLOW + tests) == ["4 finite"]
 
 
+def test_the_suite_that_is_shipped_is_live_where_slow_tests_inherit_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = "    def test_a(self):\n        self.spec('a', 1)\n        self.driver.stop('a')\n"
+    shipped = tmp_path / "testbed/testing"
+    shipped.mkdir(parents=True)
+    (shipped / "core.py").write_text(SUITE.replace("Suite", "Core") + test)
+    (shipped / "all.py").write_text("from testbed.testing.core import Core\nclass All(Core): ...\n")
+    (shipped / "__init__.py").write_text("if TYPE_CHECKING:\n    from testbed.testing.all import All\n")
+    tests = "from testbed.testing import All\nfrom testbed.other import More\nclass TestA(All): ...\n"
+    (tmp_path / "tests").mkdir()
+    for source, found in ((tests, []), (SLOW + tests, ["4 finite"])):
+        (tmp_path / "tests/test_a.py").write_text(source)
+        main([str(tmp_path / "tests"), str(shipped)])
+        lines = capsys.readouterr().out.splitlines()
+        assert [f"{line.split(':')[1]} {line.split()[1]}" for line in lines] == found
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from node_agent.drivers.builtin import DOCKER
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
@@ -23,7 +24,7 @@ from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import House, ProcessGuest, State
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, NodeBudget, SaveReport
+from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, ImageKind, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
@@ -47,10 +48,11 @@ class DockerDriver(ProcessDriver):
     Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, where a
     guest of its own comes back from its own image when the driver opens, those that are alone are saved whole, by CRIU;
     those of MPI jobs by their programs all the same. CRIU runs as root, and reads what another node wrote: only for
-    nodes that trust each other. The capabilities `save:criu` and `save:program` tell which.
+    nodes that trust each other. The kind of `images` tells which.
     """
 
     name = "docker"
+    traits = DOCKER.traits
 
     def __init__(self, url: str | None = None, save: str = "program") -> None:
         super().__init__()
@@ -76,8 +78,12 @@ class DockerDriver(ProcessDriver):
         self.why_not_whole = "its agent was not told save=criu" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
             _log.info("guests are saved by their programs: %s", self.why_not_whole)
-        capabilities = (*facts.capabilities, "save:program" if self.why_not_whole else "save:criu")
-        return replace(facts, capabilities=capabilities, versions={**facts.versions, "docker": version})
+        return replace(facts, versions={**facts.versions, "docker": version})
+
+    @property
+    def images(self) -> ImageKind:
+        """See `Saves.images`; CRIU checks nothing of what it reads."""
+        return super().images if self.why_not_whole else ImageKind("criu", verified=False)
 
     async def _try_whole(self) -> str:
         """Save a small guest and take it back, several times; return why that does not work, or nothing if it does."""
@@ -91,11 +97,11 @@ class DockerDriver(ProcessDriver):
         spec = rank_spec(name, TRIAL, 0, TRIAL_MIB)
         try:
             async with asyncio.timeout(TRIAL_WITHIN_S):
-                await self.start(spec, 1.0, None)
+                await self.start(spec, 1.0)
                 for _ in range(TRIALS):
                     before = await self.hold(name)
                     await self.save(name, before, image)
-                    await self.start(spec, 1.0, image)
+                    await self.restore(spec, 1.0, image)
                     after = await self.hold(name)
                     if before is None or after is None or after < before:
                         return f"a guest saved at iteration {before} came back at {after}"
@@ -130,7 +136,7 @@ class DockerDriver(ProcessDriver):
         return self._container_caps
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`; an image in the machine's memory counts as memory of the container that writes it."""
+        """See `Saves.save`; an image in the machine's memory counts as memory of the container that writes it."""
         there = self._get(guest)
         container = self._container_caps and self._container_caps.container(guest)
         if not container or there.state is not State.HELD:

@@ -284,7 +284,7 @@ class ProcessGuest:
         )  # fmt: skip
 
     def meter(self) -> Meter:
-        """See `Driver.meter`: all threads of the program, which is what its cap holds for."""
+        """See `Meters.meter`: all threads of the program, which is what its cap holds for."""
         if self._link.pid is None:
             raise DriverError(f"guest {self.spec.guest}: its program does not run yet")
 

@@ -21,7 +21,7 @@ Make = Callable[[GuestSpec, float, Callable[[Happening], None]], ProcessGuest]
 async def run_native(
     program: ProgramSpec, seconds: float, cap_cores: float, name: str, make: Make, address: str
 ) -> NativeReport:
-    """See `Driver.native`. `make(spec, cap_cores, tell)` makes a guest that nobody else knows of."""
+    """See `Natives.native`. `make(spec, cap_cores, tell)` makes a guest that nobody else knows of."""
     ended: dict[str, str] = {}
 
     barriers = NativeBarriers(program.ranks)

@@ -6,23 +6,27 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 import libvirt
 
+from node_agent.drivers.builtin import LIBVIRT
 from node_agent.drivers.protocol import (
+    GUEST_NAME,
+    Driver,
     DriverError,
     DriverFacts,
     Happening,
+    ImageKind,
     Meter,
     MigrationReport,
     NativeReport,
     NodeBudget,
     SaveReport,
     SuspectError,
+    check_name,
     check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
@@ -42,11 +46,15 @@ from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
 
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
-_GUEST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+_WITHOUT = {
+    "mpi": "its guests have no network without a bridge",
+    "native": "the programs of the guest image could not be unpacked here",
+    "live": "no transport of migrations is set",
+}
 _log = logging.getLogger(__name__)
 
 
-class LibvirtDriver:
+class LibvirtDriver(Driver):
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
     `migration` (tls, tcp), by which other nodes' libvirt reaches this one, without which guests do not migrate live;
     `accel` (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
@@ -57,6 +65,7 @@ class LibvirtDriver:
     """  # noqa: D205  # the summary is a list of options
 
     name = "libvirt"
+    traits = LIBVIRT.traits
 
     def __init__(
         self, uri: str = "qemu:///system", migration: str = "", partition: str = "", bridge: str = "",
@@ -102,15 +111,18 @@ class LibvirtDriver:
         self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
         versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
-        capabilities = [
-            "start", "cap", "save", "whole", "checksums", *platform,
-            *(["mpi"] if self._place.bridge else []), *(["native"] if self._native is not None else []),
-            *(["live", f"migration:{self._transport}"] if self._transport else []),
-        ]  # fmt: skip
+        there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
+        lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
+        migration = [f"migration:{self._transport}"] if self._transport else []
         return DriverFacts(
-            tuple(capabilities), {**versions, "guest-image": image.key, **image.versions}, image.floor_mib,
-            tuple(PROGRAMS),
+            ("checksums", *platform, *migration), {**versions, "guest-image": image.key, **image.versions},
+            image.floor_mib, tuple(PROGRAMS), lacks, self._platform.boot_s,
         )  # fmt: skip
+
+    @property
+    def images(self) -> ImageKind:
+        """See `Saves.images`: the whole memory of a machine, of which the hypervisor checks nothing."""
+        return ImageKind(self.traits.hypervisor, whole=True, verified=False)
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -168,10 +180,18 @@ class LibvirtDriver:
 
     # --- lives
 
-    async def start(self, spec: GuestSpec, cap_cores: float, image: Path | None) -> None:
+    async def start(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Driver.start`."""
-        if not _GUEST_NAME.fullmatch(spec.guest):
-            raise SuspectError(f"guest name {spec.guest!r}: expected letters, digits and '-', at most 63")
+        await self._make(spec, cap_cores, self._create)
+
+    async def restore(self, spec: GuestSpec, cap_cores: float, image: Path) -> None:
+        """See `Saves.restore`."""
+        await self._make(spec, cap_cores, lambda guest: self._restore(guest, image))
+
+    async def _make(
+        self, spec: GuestSpec, cap_cores: float, make: Callable[[VirtualGuest], Coroutine[None, None, None]]
+    ) -> None:
+        check_name(spec.guest)
         if spec.guest in self._guests:
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in PROGRAMS:
@@ -179,10 +199,7 @@ class LibvirtDriver:
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
             await self._reached()[1].find_own(spec.guest, self._patience.call_s)
-            if image is None:
-                await self._create(guest)
-            else:
-                await self._restore(guest, image)
+            await make(guest)
         except BaseException:
             await asyncio.shield(self._give_up(guest))
             raise
@@ -225,7 +242,7 @@ class LibvirtDriver:
         await guest.set_cap(guest.cap_cores)
 
     async def mpi_join(self, guest: str, session: str) -> None:
-        """See `Driver.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
+        """See `Joins.mpi_join`: ranks of virtual machines reach each other at addresses of their own."""
         member = self._get(guest)
         check_rank(member.spec)
         if not network_of(member.spec.address):
@@ -233,7 +250,7 @@ class LibvirtDriver:
         await member.join(PROGRAMS[member.spec.program.name], session)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
-        """See `Driver.mpi_pass`."""
+        """See `Joins.mpi_pass`."""
         if guest in self._guests:
             self._guests[guest].rank.pass_barrier(session, number, keys, last=last)
 
@@ -242,16 +259,16 @@ class LibvirtDriver:
         return await self._get(guest).set_cap(cap_cores)
 
     async def hold(self, guest: str) -> int | None:
-        """See `Driver.hold`: any point will do, as long as no member goes on."""
+        """See `Saves.hold`: any point will do, as long as no member goes on."""
         await self._get(guest).hold()
         return None
 
     async def release(self, guest: str) -> None:
-        """See `Driver.release`."""
+        """See `Saves.release`."""
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Driver.save`. What could not be aborted goes on without who waits, and is found by who asks again."""
+        """See `Saves.save`. What could not be aborted goes on without who waits, and is found by who asks again."""
         del at
         under_way = self._saves.get(guest)
         if under_way is None or under_way[0] != image:
@@ -290,7 +307,7 @@ class LibvirtDriver:
         return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Driver.migrate`."""
+        """See `Migrates.migrate`."""
         going = self._get(guest)
         if self._transport is None:
             raise SuspectError(f"guest {guest}: guests of this node do not migrate live")
@@ -306,7 +323,7 @@ class LibvirtDriver:
         return report
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
-        """See `Driver.adopt`; to adopt a guest again is no error."""
+        """See `Migrates.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
             if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
@@ -328,7 +345,7 @@ class LibvirtDriver:
         if known is not None:
             await known.destroy()
             self._forget(known)
-        elif self._hypervisor is not None and _GUEST_NAME.fullmatch(guest):
+        elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):
             domain = await self._hypervisor.find_own(guest, self._patience.call_s)
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
@@ -376,13 +393,13 @@ class LibvirtDriver:
         return [guest.sample() for guest in list(self._guests.values())] + waiting
 
     def meter(self, guest: str) -> Meter:
-        """See `Driver.meter`."""
+        """See `Meters.meter`."""
         return self._get(guest).meter()
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
-        """See `Driver.native`; by the binaries of the guest image."""
+        """See `Natives.native`; by the binaries of the guest image."""
         if self._native is None:
-            raise DriverError("the guest image's programs could not be unpacked here: see this agent's log")
+            raise DriverError(_WITHOUT["native"])
         if program.name not in PROGRAMS:
             raise DriverError(f"{unknown(program.name, tuple(PROGRAMS))}; the guest image holds no others")
         return await self._native.run(program, seconds, cap_cores)

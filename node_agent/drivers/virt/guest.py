@@ -450,7 +450,7 @@ class VirtualGuest:
             self._looked = looked
 
     def meter(self) -> Meter:
-        """See `Driver.meter`."""
+        """See `Meters.meter`."""
         vcpus = self._cap.known_vcpus()
 
         def read() -> Reading:

@@ -69,7 +69,7 @@ class NativePrograms:
             shutil.rmtree(left, ignore_errors=True)
 
     async def run(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
-        """See `Driver.native`."""
+        """See `Natives.native`."""
         ranks: list[_Rank] = []
         try:
             for number in range(program.ranks):

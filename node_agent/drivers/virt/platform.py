@@ -89,6 +89,10 @@ class Platform(Protocol):
     def keepalive_s(self) -> int:
         """How often libvirt is asked whether it lives; it is given up when it was silent three times in a row."""
 
+    @property
+    def boot_s(self) -> float:
+        """About how long a small guest takes to start; known once it is open."""
+
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """Find out how guests run; returns that as capabilities."""
 

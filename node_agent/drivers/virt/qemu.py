@@ -87,6 +87,11 @@ class Qemu:
         self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
         return "cap:vcpu_quota", f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}"
 
+    @property
+    def boot_s(self) -> float:
+        """See `Platform.boot_s`: under KVM, or emulated."""
+        return 2.0 if self._machine is not None and self._machine.accelerator == "kvm" else 6.0
+
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
         """See `Platform.versions`."""
         return {"libvirt": version_text(connection.getLibVersion()), "qemu": version_text(connection.getVersion())}

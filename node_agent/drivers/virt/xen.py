@@ -11,6 +11,7 @@ from pathlib import Path
 
 import libvirt
 
+from node_agent.drivers.builtin import XEN
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head
@@ -109,6 +110,7 @@ class Xen:
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
     aborts_saves = False  # libvirt's libxl driver cannot
     keepalive_s = 40
+    boot_s = 2.0
 
     def __init__(self, place: Place, guest_type: str, script: str = "") -> None:
         if guest_type not in ("pv", "pvh"):
@@ -209,6 +211,7 @@ class XenDriver(LibvirtDriver):
     """  # noqa: D205  # the summary is a list of options
 
     name = "xen"
+    traits = XEN.traits
 
     def __init__(
         self, uri: str = "xen:///system", bridge: str = "xenbr0", script: str = "", guest_type: str = "pv",

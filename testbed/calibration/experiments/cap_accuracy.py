@@ -11,6 +11,7 @@ import numpy as np
 
 from testbed.calibration.assumptions import Deviation, bounds_words, judged
 from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.model import Assumption, Quantity, condition_words
 from testbed.calibration.quantities import Column, Quantities, by_condition, number
 from testbed.calibration.room import guest_mib, room_cores, vcpu_counts, why_no_caps
@@ -81,8 +82,7 @@ class CapAccuracy(Experiment):
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = 6.0 if lab.able("whole") else 1.0
-        return boot_s + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
+        return first_progress_s(lab) + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
     async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a window: `used_cores` is the median over all windows of that length.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from testbed.calibration.assumptions import Deviation, bounds_words, judged, relative
 from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.model import Assumption, condition_words
 from testbed.calibration.quantities import Quantities, by_condition, column
 from testbed.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
@@ -55,8 +56,7 @@ class Isolation(Experiment):
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = 6.0 if lab.able("whole") else 1.0
-        return boot_s * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
+        return first_progress_s(lab) * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
     async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from testbed.calibration.assumptions import Deviation, bounds_words, judged, relative
 from testbed.calibration.experiment import Experiment, LabFacts
+from testbed.calibration.experiments.felt import first_progress_s
 from testbed.calibration.fits import slope_interval
 from testbed.calibration.model import Assumption, Quantity, condition_words
 from testbed.calibration.quantities import Column, Quantities, by_condition, number
@@ -80,9 +81,9 @@ class Proportionality(Experiment):
 
     def expected_s(self, condition: Condition, lab: LabFacts) -> float:
         """See `Experiment.expected_s`."""
-        boot_s = (6.0 if lab.able("whole") else 1.0) * (1.0 if condition["kind"] == "serial" else 1.5)
+        start_s = first_progress_s(lab) * (1.0 if condition["kind"] == "serial" else 1.5)
         looks_s = [_window_s(lab, float(condition["iteration_s"]), at) for at in (1.0, *YIELDS, 1.0)]
-        return boot_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
+        return start_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
     async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.

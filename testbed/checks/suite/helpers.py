@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from testbed.checks.lab import LabUnderTest, NodeUnderTest
+from testbed.drivers import traits_in
 from testbed.lab.outcomes import Watched
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psu
             words = process.cmdline()
             if any(word.startswith(f"guest={guest},") for word in words):
                 found.append(process)
-            elif node.facts.driver == "process" and "node_agent" in words and folder in words:
+            elif traits_in(node.facts).guests_are_children and "node_agent" in words and folder in words:
                 found += process.children(recursive=True)
         except psutil.Error:  # it has ended just now
             continue

@@ -6,15 +6,24 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from node_agent.drivers.protocol import Driver, Happening
+import msgspec
+
+from node_agent.drivers.protocol import Happening, Joins
 from testbed.bus.messages import GuestSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
+
+
+class _Entered(msgspec.Struct):
+    """The detail of an event `mpi-barrier`."""
+
+    number: int
+    keys: dict[str, str]
 
 
 class MpiJob:
     """One life of a job: `hear` what its guests do, `join` them."""
 
-    def __init__(self, members: Sequence[tuple[Driver, GuestSpec]]) -> None:
+    def __init__(self, members: Sequence[tuple[Joins, GuestSpec]]) -> None:
         self.session = os.urandom(8).hex()
         self.barriers = Barriers(len(members))
         self._members = {spec.guest: (driver, spec) for driver, spec in members}
@@ -24,8 +33,9 @@ class MpiJob:
         """Take an event `mpi-barrier`."""
         if happening.guest not in self._members or happening.detail["session"] != self.session:
             return
-        rank, number = self._members[happening.guest][1].program.rank, happening.detail["number"]
-        entered = self.barriers.enter(rank, number, happening.detail["keys"])
+        detail = msgspec.convert(happening.detail, _Entered)
+        rank, number = self._members[happening.guest][1].program.rank, detail.number
+        entered = self.barriers.enter(rank, number, detail.keys)
         if entered is Entered.WAITS:
             return
         guests = [happening.guest] if entered is Entered.AGAIN else list(self._members)
@@ -33,7 +43,7 @@ class MpiJob:
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
 
-    def moved(self, guest: str, driver: Driver) -> None:
+    def moved(self, guest: str, driver: Joins) -> None:
         """Note that a guest is on another node now."""
         self._members[guest] = driver, self._members[guest][1]
 

@@ -2,8 +2,8 @@
 
 How near a CPU cap comes to what was asked says something about the testbed only while nothing else takes the CPU time.
 `Window` reads the machine's counters all the time that a measurement takes, as half a busy second is lost in the mean
-of a longer window. The fixture `accuracy` compares: it fails the test if the machine was idle enough throughout, and
-adds a line to the summary at the end of the session if it was not.
+of a longer window. `Accuracy` compares: it fails the test if the machine was idle enough throughout, and keeps a line
+that says why nothing was judged if it was not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 
 import psutil
 
+NOT_JUDGED = "accuracy_not_judged"  # a property of reports, which also come from workers
 LEAST_IDLE_FRAC = 0.4  # of all CPU time of the machine: with less, a guest may have waited for a CPU
 LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine stood still
 MOST_STEAL_FRAC = 0.02  # of all CPU time: what the machine's own hypervisor gave to others
@@ -25,12 +26,15 @@ LOOK_EVERY_S = 0.5  # the counters have steps of 10 ms
 MOST_LATE_S = 0.5  # of a look: with more, this process waited for a CPU
 
 
+class NotJudgedWarning(UserWarning):
+    """A figure was outside of its bounds on a busy machine, so that it says nothing about the driver."""
+
+
 class Judge(Protocol):
     """Whatever knows whether a measurement was disturbed."""
 
     def busy(self) -> str:
         """Return what disturbed it, an empty string if nothing did."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""What an agent's driver can do here: the protocols that it implements, less what it lacks on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from node_agent.drivers.protocol import (
+    Driver,
+    DriverError,
+    DriverFacts,
+    Joins,
+    Meter,
+    Meters,
+    Migrates,
+    Natives,
+    Reading,
+    Saves,
+    UnableError,
+)
+
+PROTOCOLS: Mapping[str, type] = {"save": Saves, "live": Migrates, "mpi": Joins, "native": Natives}
+"""Optional protocols by the ability that nodes announce."""
+_TASKS = {
+    "save": "save and restore guests", "live": "migrate guests live", "mpi": "run members of MPI jobs",
+    "native": "run programs outside guests",
+}  # fmt: skip
+
+
+class Abilities:
+    """Gives a driver as one of its protocols; raises `UnableError` for a protocol that it does not have here."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lacks: Mapping[str, str] = {}
+
+    def open(self, found: DriverFacts) -> tuple[str, ...]:
+        """Take what the driver found when it opened; return all capabilities of the node."""
+        self._lacks = found.lacks
+        able = [name for name in PROTOCOLS if self._has(name)]
+        images = [f"save:{self.saving.images.name}"] if "save" in able else []
+        whole = ["whole"] if "save" in able and self.saving.images.whole else []
+        return tuple(dict.fromkeys(("start", "cap", *able, *images, *whole, *found.capabilities)))
+
+    @property
+    def saving(self) -> Saves:
+        """The driver as one that saves guests."""
+        if isinstance(self._driver, Saves) and "save" not in self._lacks:
+            return self._driver
+        raise self._refusal("save")
+
+    @property
+    def migrating(self) -> Migrates:
+        """The driver as one whose guests migrate live. Controllers ask only nodes that announce it, so an order to
+        another node is suspicious.
+        """  # noqa: D205  # two sentences
+        if isinstance(self._driver, Migrates) and "live" not in self._lacks:
+            return self._driver
+        refusal = self._refusal("live")
+        refusal.suspicious = True
+        raise refusal
+
+    @property
+    def joining(self) -> Joins:
+        """The driver as one whose guests are members of MPI jobs."""
+        if isinstance(self._driver, Joins) and "mpi" not in self._lacks:
+            return self._driver
+        raise self._refusal("mpi")
+
+    @property
+    def running_native(self) -> Natives:
+        """The driver as one that runs programs outside guests."""
+        if isinstance(self._driver, Natives) and "native" not in self._lacks:
+            return self._driver
+        raise self._refusal("native")
+
+    def check_start(self, ranks: int) -> None:
+        """Raise `UnableError` for a guest of an MPI job of so many ranks that this driver could not let join."""
+        if ranks > 1 and not self._has("mpi"):
+            raise self._refusal("mpi")
+
+    def _has(self, ability: str) -> bool:
+        return isinstance(self._driver, PROTOCOLS[ability]) and ability not in self._lacks
+
+    def _refusal(self, ability: str) -> UnableError:
+        why = self._lacks.get(ability, f"it does not implement {PROTOCOLS[ability].__name__}")
+        return UnableError(f"driver {self._driver.name!r} cannot {_TASKS[ability]}: {why}")
+
+
+def meter_of(driver: Driver, guest: str) -> Meter:
+    """Return a function that reads the CPU time and work units of a guest.
+
+    It may be called from any thread if the driver implements `Meters`, else in the event loop only.
+    """
+    if isinstance(driver, Meters):
+        return driver.meter(guest)
+
+    def read() -> Reading:
+        for sample in driver.sample():
+            if sample.guest == guest:
+                return Reading(sample.cpu_s, sample.units_done)
+        raise DriverError(f"guest {guest} has ended")
+
+    read()
+    return read

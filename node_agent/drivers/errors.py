@@ -1,0 +1,28 @@
+"""Errors of drivers, and of agents about them."""
+
+from __future__ import annotations
+
+from testbed.errors import TestbedError
+from testbed.failure_codes import FailureCode
+
+
+class DriverError(TestbedError):
+    """An operation on a guest failed; the message says what was looked for and what was found."""
+
+
+class UnableError(DriverError):
+    """A command needs something that the driver of this node cannot do."""
+
+    failure_code = FailureCode.UNABLE
+
+
+class SuspectError(DriverError):
+    """What a command names, or what is in an image, could harm this node, and no honest controller or node made it."""
+
+    suspicious = True
+
+
+class ImageLostError(DriverError):
+    """A saved image is missing, or is not the one that was saved."""
+
+    failure_code = FailureCode.IMAGE_LOST

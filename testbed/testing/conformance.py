@@ -1,0 +1,16 @@
+"""The suite for all drivers: the core, and each optional protocol that a driver implements."""
+
+from __future__ import annotations
+
+from testbed.testing.core import CoreConformance
+from testbed.testing.joins import JoinsConformance
+from testbed.testing.migrates import MigratesConformance
+from testbed.testing.natives import NativesConformance
+from testbed.testing.saves import SavesConformance
+
+
+class DriverConformance(CoreConformance, SavesConformance, MigratesConformance, JoinsConformance, NativesConformance):
+    """Inherit, and return the driver in `make`; `testbed.testing.suite.DriverSuite` lists the settings.
+
+    Tests of a protocol that the driver does not implement are skipped.
+    """

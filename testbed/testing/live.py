@@ -1,0 +1,33 @@
+"""Live tests that do not depend on the speed of the machine: endless work, throttled work, waiting for events.
+
+A live test starts real guests or real programs. Whatever it does to them, they must still be at work when it happens,
+on a machine that is slow or stands still for seconds. Their work is therefore endless (`ENDLESS_UNITS`), or finite and
+throttled by a CPU cap (`THROTTLED_CORES`) until the test lets it finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+ENDLESS_UNITS = 1 << 50  # more than any machine does while a test lasts; programs accept at most 2**53
+THROTTLED_CORES = 0.02  # a second of work takes 50 s
+HANG_S = 900.0  # a test that waits for longer hangs; nothing passes or fails by how fast the machine is
+_POLL_S = 0.02
+
+
+def wait_until(there: Callable[[], object], what: str) -> None:
+    """Poll until `there()` is true; raises `AssertionError` with `what` if the test hangs."""
+    hangs_s = time.monotonic() + HANG_S
+    while not there():
+        assert time.monotonic() < hangs_s, f"{what}: not within {HANG_S:g} s"
+        time.sleep(_POLL_S)
+
+
+async def until(there: Callable[[], object], what: str) -> None:
+    """Poll until `there()` is true, in the event loop; raises `AssertionError` with `what` if the test hangs."""
+    hangs_s = time.monotonic() + HANG_S
+    while not there():
+        assert time.monotonic() < hangs_s, f"{what}: not within {HANG_S:g} s"
+        await asyncio.sleep(_POLL_S)

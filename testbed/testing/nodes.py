@@ -1,0 +1,165 @@
+"""A driver under test, used as an agent uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from node_agent.abilities import Abilities, meter_of
+from node_agent.drivers.protocol import (
+    Driver,
+    DriverFacts,
+    Happening,
+    Joins,
+    Meter,
+    Meters,
+    Migrates,
+    Natives,
+    NodeBudget,
+    Reading,
+    Saves,
+)
+from node_agent.watch import watch
+from testbed.bus.messages import MPI_BARRIER, Watch
+from testbed.testing.live import HANG_S, until
+from testbed.testing.mpi_job import MpiJob
+
+_POLL_S = 0.02
+
+
+class CapChanged(msgspec.Struct, frozen=True):
+    """A change of caps in a watch: when it began and ended, and the caps in force then."""
+
+    begin_s: float
+    end_s: float
+    caps: dict[str, float]
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """What a watch found: by guest the CPU time and the work units at each time."""
+
+    t_s: list[float]
+    cpu_s: dict[str, list[float]]
+    units: dict[str, list[int]]
+    cap_changes: list[CapChanged]
+
+
+@dataclass
+class Node:
+    """A driver that was opened, and all that its guests did."""
+
+    driver: Driver
+    budget: NodeBudget
+    facts: DriverFacts = field(init=False)
+    capabilities: tuple[str, ...] = ()
+    happenings: list[Happening] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    mpi_jobs: list[MpiJob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._able = Abilities(self.driver)
+
+    async def open(self) -> None:
+        """Open the driver, as an agent does."""
+        self.facts = await self.driver.open(self.budget, self.hear)
+        self.capabilities = self._able.open(self.facts)
+
+    @property
+    def saving(self) -> Saves:
+        """The driver as one that saves guests."""
+        return self._able.saving
+
+    @property
+    def migrating(self) -> Migrates:
+        """The driver as one whose guests migrate live."""
+        return self._able.migrating
+
+    @property
+    def joining(self) -> Joins:
+        """The driver as one whose guests are members of MPI jobs."""
+        return self._able.joining
+
+    @property
+    def running_native(self) -> Natives:
+        """The driver as one that runs programs outside guests."""
+        return self._able.running_native
+
+    @property
+    def whole(self) -> bool:
+        """Whether its images hold guests with all that runs in them."""
+        return "whole" in self.capabilities
+
+    def meter(self, guest: str) -> Meter:
+        """Return a function that reads what a guest used, as an agent does."""
+        return meter_of(self.driver, guest)
+
+    async def watch(self, action: Watch) -> Watched:
+        """Watch one guest, as an agent does."""
+        in_loop = self.driver.traits.simulated or not isinstance(self.driver, Meters)
+        meters = {guest: self.meter(guest) for guest in action.guests}
+        return msgspec.convert(await watch(action, meters, self.driver.set_cap, in_loop=in_loop), Watched)
+
+    def hear(self, happening: Happening) -> None:
+        """Take what happened to a guest."""
+        if happening.event == MPI_BARRIER:
+            for job in self.mpi_jobs:
+                job.hear(happening)
+            return
+        self.happenings.append(happening)
+        self.news.set()
+
+    def events(self, guest: str) -> list[str]:
+        """Return what happened to a guest since `until` returned for it."""
+        return [happening.event for happening in self.happenings if happening.guest == guest]
+
+    async def until(self, guest: str, event: str) -> Happening:
+        """Wait for an event of a guest; forget it and what the guest did before it."""
+        async with asyncio.timeout(HANG_S):
+            while event not in self.events(guest):
+                assert not {"done", "failed"} & set(self.events(guest)), (event, self.happenings)
+                self.news.clear()
+                await self.news.wait()
+        own = [happening for happening in self.happenings if happening.guest == guest]
+        past = own[: [happening.event for happening in own].index(event) + 1]
+        self.happenings = [happening for happening in self.happenings if happening not in past]
+        return past[-1]
+
+    def state(self, guest: str) -> str | None:
+        """Return the state of a guest, None if it is not there."""
+        return next((sample.state for sample in self.driver.sample() if sample.guest == guest), None)
+
+    async def caps(self, guest: str) -> tuple[object, object]:
+        """Return the cap in force of a guest, and the cap that it should have."""
+        await self.driver.refresh()
+        sample = next(sample for sample in self.driver.sample() if sample.guest == guest)
+        return sample.cap_cores, sample.wanted_cores
+
+    async def cpu_s(self, guest: str) -> float:
+        """Return the CPU time that a guest has used by now."""
+        await self.driver.refresh()
+        return next(sample.cpu_s for sample in self.driver.sample() if sample.guest == guest)
+
+    async def work(self, guest: str, cpu_s: float) -> float:
+        """Wait until a guest has used at least so much more CPU time; return how much."""
+        async with asyncio.timeout(HANG_S):
+            begin_s = await self.cpu_s(guest)
+            while (used_s := await self.cpu_s(guest) - begin_s) < cpu_s:  # noqa: ASYNC110  # a counter sets no event
+                await asyncio.sleep(_POLL_S)
+        return used_s
+
+    async def rate(self, guest: str, cpu_s: float) -> float:
+        """Return the work units that a guest does in a second of its CPU time, measured for at least `cpu_s`."""
+        meter = self.meter(guest)
+
+        async def told() -> Reading:
+            """Return a reading from when the guest has just sent its work units."""
+            units = meter().units
+            await until(lambda: meter().units != units, f"progress of guest {guest}")
+            return meter()
+
+        begin = await told()
+        await until(lambda: meter().cpu_s >= begin.cpu_s + cpu_s, f"CPU time of guest {guest}")
+        end = await told()
+        return (end.units - begin.units) / (end.cpu_s - begin.cpu_s)

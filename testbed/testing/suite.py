@@ -1,0 +1,178 @@
+"""What the tests of a driver stand on: settings, nodes, endless and throttled guests, and jobs of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node_agent.drivers.protocol import Driver, NodeBudget
+from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.testing.accuracy import NOT_JUDGED, Accuracy, NotJudgedWarning
+from testbed.testing.live import ENDLESS_UNITS, THROTTLED_CORES
+from testbed.testing.mpi_job import MpiJob
+from testbed.testing.nodes import Node
+
+Members = Sequence[tuple[Node, GuestSpec]]
+
+
+class DriverSuite:
+    """Settings to override, and what tests of a driver do again and again.
+
+    A test that acts on a guest gives it endless work, or `throttled_s` seconds of work that it starts throttled: such
+    a guest is at work for longer than any test takes, until `finish` raises its cap.
+    """
+
+    lacks: frozenset[str] = frozenset()
+    """Abilities of the driver's class (`save`, `live`, `mpi`, `native`) that it does not have where the tests run."""
+    leaves = True
+    """Guests outlive an agent that is killed, until they are swept away."""
+    lazy = True
+    """Memory that a guest did not touch is neither occupied nor saved."""
+    node_cpus = 2.0
+    node_memory_mib = 4096
+    memory_mib = 64
+    """Of a guest."""
+    ballast_mib = 128
+    """Added where memory is compared."""
+    units_a_second = 10_000
+    """Work units that a guest does in about a second; any number within a factor of ten will do."""
+    units_per_iteration = 100
+    watched_frac = 0.25
+    """Of the samples of a watch that an idle machine takes at least."""
+    least_calibrated_frac = 0.25
+    """Of the rate of a guest that a calibration finds at least, however busy the machine is."""
+    throttled_cores = THROTTLED_CORES
+    throttled_s = 4.0
+    """Seconds of work that take minutes at that cap."""
+
+    def make(self) -> Driver:
+        """Return a new driver, not open."""
+        raise NotImplementedError
+
+    def make_again(self, node: Node) -> Driver:
+        """Return another driver for a node, not open."""
+        del node
+        return self.make()
+
+    def run(self, main: Coroutine[None, None, None]) -> None:
+        """Run a test to its end."""
+        asyncio.run(main)
+
+    @pytest.fixture
+    def accuracy(self, request: pytest.FixtureRequest) -> Iterator[Accuracy]:
+        """Return what judges accuracy on an idle machine; on a busy one each figure out of bounds is a warning."""
+        found = Accuracy(request.node.nodeid)
+        yield found
+        for line in found.not_judged:
+            request.node.user_properties.append((NOT_JUDGED, line))
+            request.node.warn(NotJudgedWarning(line))
+
+    def nodes(self, tmp_path: Path, count: int) -> list[Node]:
+        """Return nodes of this driver, not open."""
+        return [
+            Node(
+                self.make(),
+                NodeBudget(
+                    f"n{index}",
+                    self.node_cpus,
+                    self.node_memory_mib,
+                    tmp_path / f"s{index}",
+                    tmp_path / f"images{index}",
+                    "127.0.0.1",
+                    "dfrs-t-",
+                ),
+            )
+            for index in range(count)
+        ]
+
+    def on_nodes(
+        self, tmp_path: Path, count: int, scenario: Callable[..., Coroutine[None, None, None]], *needs: str
+    ) -> None:
+        """Run a scenario on fresh nodes, and see that closing them leaves no guest.
+
+        It is skipped for a driver without the abilities that it needs.
+        """
+
+        async def main() -> None:
+            nodes = self.nodes(tmp_path, count)
+            try:
+                for node in nodes:
+                    await node.open()
+                    node.budget.image_dir.mkdir(parents=True, exist_ok=True)
+                if lacking := [need for node in nodes for need in needs if need not in node.capabilities]:
+                    pytest.skip(f"driver {nodes[0].driver.name} has not the ability {lacking[0]}")
+                await scenario(*nodes)
+            finally:
+                for node in nodes:
+                    await node.driver.close()
+            assert [node.driver.sample() for node in nodes] == [[] for _ in nodes]
+
+        self.run(main())
+
+    def spec(self, guest: str, seconds: float | None = None, **program: object) -> GuestSpec:
+        """Return a guest with about so many seconds of work at full speed; without `seconds` its work has no end."""
+        work_units = ENDLESS_UNITS if seconds is None else max(1, round(seconds * self.units_a_second))
+        merged = {"work_units": work_units, "units_per_iteration": self.units_per_iteration, "seed": 7, **program}
+        return GuestSpec(
+            guest=guest, run="t", job=1, task=int(str(merged.get("rank", 0))), cpu_cores=1.0,
+            memory_mib=self.memory_mib, program=msgspec.convert({"name": "eatcpu", **merged}, ProgramSpec),
+            address=f"10.77.1.{sum(guest.encode()) % 256}/16",
+        )  # fmt: skip
+
+    def job(self, ranks: int, seconds: float | None = None, **program: object) -> list[GuestSpec]:
+        """Return the members of an MPI job."""
+        return [
+            self.spec(f"m{rank}", seconds, name="patterns", rank=rank, ranks=ranks, **program) for rank in range(ranks)
+        ]
+
+    async def start(self, node: Node, spec: GuestSpec, cap_cores: float, image: Path | None = None) -> None:
+        """Start a guest, or restore it from an image; one from a `whole` image is held."""
+        if image is None:
+            await node.driver.start(spec, cap_cores)
+        else:
+            await node.saving.restore(spec, cap_cores, image)
+
+    async def throttle(self, node: Node, spec: GuestSpec, image: Path | None = None) -> None:
+        """Start a guest under a cap that keeps its work from its end until `finish`."""
+        await self.start(node, spec, self.throttled_cores, image)
+
+    async def finish(self, *members: tuple[Node, GuestSpec]) -> list[object]:
+        """Raise the caps of throttled guests, and return the checksums that they end with."""
+        for node, spec in members:
+            await node.driver.set_cap(spec.guest, spec.cpu_cores)
+        return await self.checksums(*members)
+
+    async def checksums(self, *members: tuple[Node, GuestSpec]) -> list[object]:
+        """Return the checksums that guests end with; None of a driver that tells none."""
+        return [(await node.until(spec.guest, "done")).detail.get("checksum") for node, spec in members]
+
+    async def straight(self, node: Node, spec: GuestSpec) -> object:
+        """Return the checksum that a guest ends with if nothing is done to it."""
+        await node.driver.start(spec, 1.0)
+        return (await self.checksums((node, spec)))[0]
+
+    async def start_job(
+        self, members: Members, images: Mapping[str, Path] | None = None, cap_cores: float = 1.0
+    ) -> None:
+        """Start all members of an MPI job, or restore them from their images, and let them join."""
+        for node, spec in members:
+            await self.start(node, spec, cap_cores, images[spec.guest] if images else None)
+        if images and members[0][0].whole:
+            await asyncio.gather(*(node.saving.release(spec.guest) for node, spec in members))
+            return
+        job = MpiJob([(node.joining, spec) for node, spec in members])
+        for node in {id(node): node for node, _ in members}.values():
+            node.mpi_jobs.append(job)
+        await job.join()
+
+    async def save_job(self, members: Members) -> dict[str, Path]:
+        """Hold and save all members of an MPI job together; return their images."""
+        points = await asyncio.gather(*(node.saving.hold(spec.guest) for node, spec in members))
+        together = max((point for point in points if point is not None), default=None)
+        images = {spec.guest: node.budget.image_dir / f"{spec.guest}.img" for node, spec in members}
+        await asyncio.gather(*(node.saving.save(spec.guest, together, images[spec.guest]) for node, spec in members))
+        return images
