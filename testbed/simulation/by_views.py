@@ -19,12 +19,12 @@ from testbed.policies.view import (
     NOT_PLACED,
     ClusterView,
     Decision,
-    Event,
     Floats,
     Ints,
     JobState,
     Policy,
     WakingPolicy,
+    event_at,
 )
 from testbed.simulation.overheads import OverheadTable, overhead_s, progress_rate
 from testbed.simulation.run import MIGRATION, PREEMPTION, Moves, SimulatedRun
@@ -242,14 +242,10 @@ class _Loop:
 
     def decide(self, ended: list[_Life], new: list[_Life], before_s: float, *, periodic: bool) -> None:
         view = self.view()
-        submitted = {life.job.job_id for life in new}
-        if isinstance(self.policy, WakingPolicy):
-            submitted |= set(self.policy.retried(view, before_s))
-        event = Event(
-            completed=tuple(life.job.job_id for life in ended),
-            submitted=tuple(life.job.job_id for life in self.active if life.job.job_id in submitted),
-            periodic=periodic,
-        )
+        event = event_at(
+            self.policy, view, before_s, completed=[life.job.job_id for life in ended],
+            submitted=[life.job.job_id for life in new], periodic=periodic,
+        )  # fmt: skip
         begun_s = time.perf_counter()
         decision = self.policy.decide(view, event)
         self.timing.add(time.perf_counter() - begun_s)
