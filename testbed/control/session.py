@@ -50,7 +50,6 @@ from testbed.failure_codes import Failure, FailureCode
 from testbed.limits import MOST_EVENTS
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
-from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.run import events
 from testbed.workload.jobs import Job
@@ -69,11 +68,7 @@ class RunResult:
 
 
 def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
-    """Raise `UserError` for a policy or a job that can never run, before anything is started."""
-    if isinstance(policy, Equipartition):
-        raise UserError(
-            f"policy {policy.name}: it shares one machine without places: expected one that nodes can follow"
-        )
+    """Raise `UserError` for a job that can never run, before anything is started."""
     shapes = {(node.cpus, node.memory_mib) for node in scenario.nodes}
     if len(shapes) > 1:
         raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")

@@ -8,6 +8,7 @@ import pytest
 from rehearsal import rehearse
 
 from testbed.policies.catalogue import parse
+from testbed.simulation.compiling import NEVER
 from testbed.simulation.overheads import constant
 from testbed.simulation.simulate import simulate
 from testbed.workload.jobs import Job
@@ -19,7 +20,7 @@ JOBS = [Job(1, 0.0, 1, 1.0, 0.6, 130.0), Job(2, 1.0, 1, 1.0, 0.6, 60.0), Job(3, 
 
 
 def test_a_retried_job_comes_before_a_younger_one_in_the_simulation() -> None:
-    run = simulate(JOBS, 1, parse("GREEDY"), constant(0.0), debug=True)
+    run = simulate(JOBS, 1, parse("GREEDY"), constant(0.0), debug=True, compiling=NEVER)
     assert run.start_s[1] == BOTH_S
     assert run.start_s[2] > run.start_s[1]
 
