@@ -79,6 +79,7 @@ def run_events(
     """Go on for at most `most` events; return FINISHED, PAUSED, STUCK or, with `debug`, a fault of soundness."""
     count = world.counts
     speed = moves.speed if overheads.beyond.bends else cluster.yield_frac
+    with_starts = overheads.beyond.starts or overheads.beyond.saves or log.records
     active = world.active[: count[ACTIVE]]
     for _ in range(most):
         if not has_room(count, world.rows.size, jobs.offset[world.rows.size], log.time_s.size, log.nodes.size):
@@ -109,7 +110,7 @@ def run_events(
             return fault
         if overheads.beyond.bends:
             note_speeds(active, overheads.beyond, jobs, cluster, speed)
-        changed = note_changes(active, jobs, cluster, world)
+        changed = note_changes(active, with_starts, jobs, cluster, world)
         if changed == 0 and not log.records:
             continue
         begin_moves(changed, overheads, jobs, world, moves)

@@ -21,29 +21,24 @@ NOTHING = -1
 
 
 @lean_kernel
-def note_changes(active: Ints, jobs: Jobs, cluster: Cluster, world: World) -> int:
-    """Compare the map with the one before: list the jobs that start, are paused, resume, or move; return how many.
+def note_changes(active: Ints, with_starts: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
+    """Compare the map with the one before: list the jobs that are paused, resume, move, or start; return how many.
 
-    `World.stands_on` gets the nodes of the jobs that are placed. Tasks of a job are interchangeable: those of a job
-    that runs on move by as many as its two multisets of nodes differ.
+    Starts are in the list `with_starts` alone: in the model of the papers nothing comes of them. `World.stands_on` gets
+    the nodes of the jobs that are placed. Tasks of a job are interchangeable: those of a job that runs on move by as
+    many as its two multisets of nodes differ.
     """
     changed = 0
-    for row in active:
+    for place in range(active.size):
+        row = active[place]
         begin, end = jobs.offset[row], jobs.offset[row + 1]
         ran, runs = world.ran[row], cluster.running[row]
         change = NOTHING
         tasks = end - begin
+        before, after = world.stood_on[begin:end], cluster.task_node[begin:end]
         if ran and runs:
-            task = begin
-            while task < end and world.stood_on[task] == cluster.task_node[task]:
-                task += 1
-            if task < end:  # not so for most jobs of most decisions
-                tasks = match_nodes(
-                    world.stood_on[begin:end],
-                    cluster.task_node[begin:end],
-                    world.node_tasks,
-                    world.stands_on[begin:end],
-                )
+            if not is_same(before, after):
+                tasks = match_nodes(before, after, world.node_tasks, world.stands_on[begin:end])
                 change = MIGRATION if tasks > 0 else NOTHING
         elif ran:
             change = PREEMPTION
@@ -51,18 +46,26 @@ def note_changes(active: Ints, jobs: Jobs, cluster: Cluster, world: World) -> in
             change = START
             world.start_s[row] = world.time_s[0]
             for task in range(begin, end):
-                world.stands_on[task] = cluster.task_node[task]
+                world.stands_on[task] = world.stood_on[task] = cluster.task_node[task]
         elif runs:
             change = RESUME
-            before, after = world.stood_on[begin:end], cluster.task_node[begin:end]
             match_nodes(before, after, world.node_tasks, world.stands_on[begin:end])
-        if change != NOTHING:
-            world.ran[row] = runs
+        world.ran[row] = runs
+        if change != NOTHING and (change != START or with_starts):
             world.changed_row[changed] = row
             world.change[changed] = change
             world.changed_tasks[changed] = tasks
             changed += 1
     return changed
+
+
+@lean_kernel
+def is_same(before: Ints, after: Ints) -> bool:
+    """Whether every task of a job is where it was (T,): so for most jobs of most decisions."""
+    for task in range(before.size):  # noqa: SIM110  # kernels have no generators
+        if before[task] != after[task]:
+            return False
+    return True
 
 
 @lean_kernel
