@@ -22,13 +22,9 @@ def match_nodes(current: Ints, wanted: Ints, counts: Ints, out: Ints) -> int:
 
     All are (T,) but `counts` (N,), zeros before and after. Tasks stay where they can, the first of several on a node;
     the others take the nodes that are left, the lowest first. `wanted` that is a permutation of `current` moves nobody.
+    An empty `out` is left so: then tasks are counted alone.
     """
-    for task in range(current.size):
-        if current[task] != wanted[task]:
-            break
-        out[task] = current[task]
-    else:
-        return 0
+    writes = out.size > 0
     lowest = wanted[0]
     for task in range(current.size):
         counts[wanted[task]] += 1
@@ -36,14 +32,17 @@ def match_nodes(current: Ints, wanted: Ints, counts: Ints, out: Ints) -> int:
     moved = 0
     for task in range(current.size):
         node = current[task]
-        if counts[node] > 0:
+        stays = counts[node] > 0
+        if stays:
             counts[node] -= 1
-            out[task] = node
         else:
-            out[task] = _NOWHERE
             moved += 1
+        if writes:
+            out[task] = node if stays else _NOWHERE
     for task in range(current.size):
-        if out[task] == _NOWHERE:
+        if not writes:
+            counts[wanted[task]] = 0
+        elif out[task] == _NOWHERE:
             while counts[lowest] == 0:
                 lowest += 1
             counts[lowest] -= 1

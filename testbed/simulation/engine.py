@@ -79,7 +79,7 @@ def run_events(
     """Go on for at most `most` events; return FINISHED, PAUSED, STUCK or, with `debug`, a fault of soundness."""
     count = world.counts
     speed = moves.speed if overheads.beyond.bends else cluster.yield_frac
-    with_starts = overheads.beyond.starts or overheads.beyond.saves or log.records
+    in_full = overheads.beyond.any or log.records
     active = world.active[: count[ACTIVE]]
     for _ in range(most):
         if not has_room(count, world.rows.size, jobs.offset[world.rows.size], log.time_s.size, log.nodes.size):
@@ -110,13 +110,13 @@ def run_events(
             return fault
         if overheads.beyond.bends:
             note_speeds(active, overheads.beyond, jobs, cluster, speed)
-        changed = note_changes(active, with_starts, jobs, cluster, world)
+        changed = note_changes(active, in_full, jobs, cluster, world)
         if changed == 0 and not log.records:
             continue
         begin_moves(changed, overheads, jobs, world, moves)
         if debug and not arrivals_are_sound(changed, jobs, world, moves):
             return BEGUN_TOO_EARLY
-        log_changes(active, changed, jobs, cluster, world, log)
+        log_changes(active, changed, in_full, jobs, cluster, world, log)
     return PAUSED
 
 
@@ -225,7 +225,9 @@ def submit(jobs: Jobs, world: World) -> None:
 
 
 @lean_kernel
-def log_changes(active: Ints, changed: int, jobs: Jobs, cluster: Cluster, world: World, log: Log) -> None:
+def log_changes(
+    active: Ints, changed: int, in_full: bool, jobs: Jobs, cluster: Cluster, world: World, log: Log
+) -> None:
     """Count and log what the decision did, and take its map as the one before the next decision."""
     if log.records:
         record_decision(active, changed, jobs, cluster, world, log)
@@ -239,7 +241,7 @@ def log_changes(active: Ints, changed: int, jobs: Jobs, cluster: Cluster, world:
             world.tasks_moved[row] += world.changed_tasks[index]
             if not log.records:
                 note(change, row, world.changed_tasks[index], world.time_s[0], world.counts, log)
-        if change != PREEMPTION:
+        if in_full and change != PREEMPTION:
             for task in range(jobs.offset[row], jobs.offset[row + 1]):
                 world.stood_on[task] = world.stands_on[task]
 

@@ -21,12 +21,12 @@ NOTHING = -1
 
 
 @lean_kernel
-def note_changes(active: Ints, with_starts: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
+def note_changes(active: Ints, in_full: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
     """Compare the map with the one before: list the jobs that are paused, resume, move, or start; return how many.
 
-    Starts are in the list `with_starts` alone: in the model of the papers nothing comes of them. `World.stands_on` gets
-    the nodes of the jobs that are placed. Tasks of a job are interchangeable: those of a job that runs on move by as
-    many as its two multisets of nodes differ.
+    Tasks of a job are interchangeable: those of a job that runs on move by as many as its two multisets of nodes
+    differ. Only `in_full` are starts in the list, and are the new nodes in `World.stands_on`, by task. The model of the
+    papers needs neither, and `World.stood_on` is brought up to date at once.
     """
     changed = 0
     for place in range(active.size):
@@ -38,20 +38,20 @@ def note_changes(active: Ints, with_starts: bool, jobs: Jobs, cluster: Cluster, 
         before, after = world.stood_on[begin:end], cluster.task_node[begin:end]
         if ran and runs:
             if not is_same(before, after):
-                tasks = match_nodes(before, after, world.node_tasks, world.stands_on[begin:end])
+                tasks = move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
                 change = MIGRATION if tasks > 0 else NOTHING
         elif ran:
             change = PREEMPTION
-        elif runs and math.isnan(world.start_s[row]):
-            change = START
-            world.start_s[row] = world.time_s[0]
-            for task in range(begin, end):
-                world.stands_on[task] = world.stood_on[task] = cluster.task_node[task]
         elif runs:
             change = RESUME
-            match_nodes(before, after, world.node_tasks, world.stands_on[begin:end])
+            if math.isnan(world.start_s[row]):
+                change = START
+                world.start_s[row] = world.time_s[0]
+                for task in range(before.size):
+                    before[task] = after[task]
+            move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
         world.ran[row] = runs
-        if change != NOTHING and (change != START or with_starts):
+        if change != NOTHING and (change != START or in_full):
             world.changed_row[changed] = row
             world.change[changed] = change
             world.changed_tasks[changed] = tasks
@@ -66,6 +66,16 @@ def is_same(before: Ints, after: Ints) -> bool:
         if before[task] != after[task]:
             return False
     return True
+
+
+@lean_kernel
+def move(before: Ints, after: Ints, node_tasks: Ints, out: Ints) -> int:
+    """Count the tasks that move, and write places to `out`; where that is empty, make `before` what is `after`."""
+    moved = match_nodes(before, after, node_tasks, out)
+    if out.size == 0:
+        for task in range(before.size):
+            before[task] = after[task]
+    return int(moved)
 
 
 @lean_kernel
