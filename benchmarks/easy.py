@@ -17,7 +17,7 @@ import numpy as np
 from intervals import ratio_of_medians
 
 from testbed.compiler import fastest, kernel
-from testbed.policies.batch import BatchPolicy
+from testbed.policies.backfill import is_queue
 from testbed.policies.catalogue import parse
 from testbed.policies.view import Floats, Ints
 from testbed.simulation.batch import schedule_batch
@@ -67,7 +67,7 @@ def main() -> None:
     took_s = time.process_time() - began_s
     rows.append(("log read as jobs", took_s, f"{len(everything) / took_s:,.0f}", "", "", "", peak_mib()))
     jobs = [job for job in everything if job.tasks <= options.nodes]
-    policies = [policy for name in ("FCFS", "EASY", "EASY/2011") if isinstance(policy := parse(name), BatchPolicy)]
+    policies = [policy for name in ("FCFS", "EASY", "EASY/2011") if is_queue(policy := parse(name))]
     took_s = cpu_s(lambda: (floor(jobs[:10]), schedule_batch(jobs[:10], options.nodes, policies[0])))
     rows.append(("kernels compiled, or from cache", took_s, "", "", "", "", peak_mib()))
 

@@ -24,9 +24,9 @@ from testbed.run.decisions import decision_event
 from testbed.run.events import Begin, Replay, Unknown
 from testbed.run.events import Event as RunEvent
 from testbed.run.journal import convert, plain
-from testbed.simulation.by_views import Placement, simulate_by_views
+from testbed.simulation.loop import run_loop
 from testbed.simulation.overheads import constant
-from testbed.simulation.run import SimulatedRun
+from testbed.simulation.run import Placement, SimulatedRun
 from testbed.workload.jobs import Job
 from testbed.workload.synthetic import synthetic_trace
 
@@ -223,15 +223,15 @@ def make_run(path: Path, *, points: int, jobs: int, nodes: int, seed: int = 1) -
     use_compiled()
     trace = synthetic_trace(nodes, jobs, seed)
     policy = _Recording(parse(POLICY))
-    placements: list[Placement] = []
-    run = simulate_by_views(trace, nodes, policy, constant(300.0).table(8.0), record=placements.append)  # type: ignore[arg-type]  # it stands for a policy
+    run = run_loop(trace, nodes, policy, constant(300.0).table(8.0), record=True, views=True)  # type: ignore[arg-type]  # it stands for a policy
     scale = float(run.end_s.max()) / WALL_S
     tags = {"run": path.name, "lab": "made", "policy": POLICY}
     directory = RunDirectory(path, tags)
     directory.open()
     maker = _Maker(directory, trace, scale, seed)
-    for placed in placements:
-        maker.take(placed)
+    for _, changes in run.decided():
+        for placed in changes:
+            maker.take(placed)
     maker.finish(run)
     _decisions(maker, policy)
     _caps(maker)

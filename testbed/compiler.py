@@ -21,14 +21,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,6 +60,37 @@ def lean_kernel(function: F) -> F:
     return kernel(function)
 
 
+def bound(function: F, **others: Callable[..., Any]) -> F:
+    """Return a function with `others` in the place of its globals of these names: one loop for many policies.
+
+    A kernel with kernels is a kernel again, and the same one each time.
+    """
+    if all(map(is_kernel, (function, *others.values()))):
+        return cast("F", _bound_kernel(function, tuple(sorted(others.items()))))
+    return cast("F", _clone(cast("FunctionType", function), others))
+
+
+@cache
+def _bound_kernel(function: Callable[..., Any], others: tuple[tuple[str, Callable[..., Any]], ...]) -> FunctionType:
+    clone = _clone(cast("FunctionType", function), dict(others))
+    clone.__dict__.update(function.__dict__)
+    return clone
+
+
+def _clone(function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
+    """Return the function with `names` among its globals."""
+    clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    clone.__defaults__ = function.__defaults__
+    clone.__module__ = function.__module__
+    clone.__qualname__ = function.__qualname__
+    return clone
+
+
+def is_kernel(function: object) -> bool:
+    """Whether a function is marked as a kernel."""
+    return getattr(function, _MARK, False) is True
+
+
 def can_compile() -> bool:
     """Whether numba is installed (the extra `simulate`)."""
     return importlib.util.find_spec("numba") is not None
@@ -79,7 +111,7 @@ def compiled(function: F) -> F:
 
     Raises ImportError without numba and TypeError for a function that is no kernel.
     """
-    if not getattr(function, _MARK, False):
+    if not is_kernel(function):
         raise TypeError(f"{function.__qualname__} is not a kernel")
     with _lock:
         return cast("F", _compiled.get(function) or _compile(cast("FunctionType", function)))
@@ -163,13 +195,8 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
             if lean and not getattr(value, _LEAN, False):
                 raise TypeError(f"{function.__qualname__} is a lean kernel, but calls {name}, which is none")
             names[name] = compiled(value)
-    if function is clock_ns:
-        clone = _native_clock()
-    else:
-        # The twin's own globals keep the plain kernels; the clone sees the compiled ones under the same names.
-        clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
-        clone.__defaults__ = function.__defaults__
-        clone.__module__ = function.__module__
+    # The twin's own globals keep the plain kernels; the clone sees the compiled ones under the same names.
+    clone = _native_clock() if function is clock_ns else _clone(function, names)
     folder = _writable_folder() / _digest(function)
     clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes it at run time

@@ -12,8 +12,8 @@ from testbed.campaign.ranges import Numbers, numbers_of
 from testbed.errors import UserError, nearest
 from testbed.limits import MOST_NODES, MOST_TRACE_S
 from testbed.measure.bound import Kind
-from testbed.policies.catalogue import parse
 from testbed.policies.configuration import DEFAULT_PERIOD_S, catalogue
+from testbed.simulation.named import named
 
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
@@ -40,7 +40,7 @@ def _canonical(names: tuple[str, ...]) -> tuple[str, ...]:
             found.update(dict.fromkeys(configuration.name for configuration in catalogue()))
             continue
         try:
-            found[parse(name, DEFAULT_PERIOD_S).name] = None
+            found[named(name, DEFAULT_PERIOD_S).name] = None
         except UserError as error:
             raise ValueError(f"names of policies, or {WHOLE_CATALOGUE!r}: {error}") from None
     return tuple(found)

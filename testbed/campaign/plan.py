@@ -16,11 +16,7 @@ from testbed.campaign.digests import digest, overheads_digest
 from testbed.campaign.instances import Instance, Recipe, TraceSets
 from testbed.errors import UserError
 from testbed.measure.bound import Kind
-from testbed.policies.batch import BatchPolicy
-from testbed.policies.catalogue import parse
-from testbed.policies.dfrs import DfrsPolicy
-from testbed.policies.equipartition import Equipartition
-from testbed.policies.state import NO_PASS
+from testbed.simulation.named import named
 from testbed.simulation.overheads import DEFAULT_PENALTY_S, Overheads, constant, parse_overheads
 
 OWN_CALIBRATION = "calibration"  # in a list of overheads
@@ -178,10 +174,8 @@ def _located(text: str, sets: TraceSets, calibration: Path | None) -> str:
 
 
 def has_period(name: str) -> bool:
-    """Whether the period makes a difference to a policy; plug-ins are taken to have one."""
-    policy = parse(name, 600.0)
-    if isinstance(policy, DfrsPolicy):
-        other = parse(name, 601.0)  # a name with its own period, such as DYNMCB8-PER-300, does not mind
-        same = isinstance(other, DfrsPolicy) and other.rules == policy.rules
-        return policy.rules.periodic != NO_PASS and not same
-    return not isinstance(policy, BatchPolicy | Equipartition)
+    """Whether the period makes a difference to a policy: not to one with its own, such as DYNMCB8-PER-300.
+
+    Plug-ins that cannot be compared are taken to have one.
+    """
+    return named(name, 600.0) != named(name, 601.0)

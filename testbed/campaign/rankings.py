@@ -14,9 +14,7 @@ from testbed.campaign.plan import Setting
 from testbed.campaign.results import Row
 from testbed.campaign.summary import chosen_rows, label_rows
 from testbed.measure.metrics import Spread, spread
-from testbed.policies.batch import BatchPolicy
-from testbed.policies.catalogue import parse
-from testbed.policies.equipartition import Equipartition
+from testbed.simulation.named import named
 from testbed.simulation.overheads import Overheads
 
 
@@ -66,7 +64,7 @@ def rank(settings: Sequence[Setting], spec: RankingSpec, rows: Sequence[Row]) ->
         model: dict(zip(kinds, ranks_of([cells[kind, model].mean for kind in kinds]), strict=True)) for model in models
     }
     policies = sorted(kinds, key=lambda kind: ranks[models[0]][kind])
-    fractional = [kind for kind in policies if _is_fractional(kinds[kind])]
+    fractional = [kind for kind in policies if named(kinds[kind]).is_fractional]
     baseline = next((kind for kind in policies if kinds[kind] == spec.baseline), None)
 
     def best_of(model: str) -> Best | None:
@@ -92,10 +90,6 @@ def rank(settings: Sequence[Setting], spec: RankingSpec, rows: Sequence[Row]) ->
         best=[best_of(model) for model in models],
         traces=len(traces),
     )
-
-
-def _is_fractional(policy: str) -> bool:
-    return not isinstance(parse(policy), BatchPolicy | Equipartition)
 
 
 def describe(model: Overheads) -> str:

@@ -49,24 +49,25 @@ def must_compile(plan: Plan) -> bool:
     """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
     from testbed.measure.bound import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.measure.bound import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.policies.catalogue import parse  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.simulation.simulate import will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
 
     if plan.sets.campaign.bounds and bound_will_compile(COMPILED_FROM_JOBS):
         return True
-    return any(will_compile(parse(setting.policy)) for setting in plan.settings)
+    return any(loop_must_compile(named(setting.policy).loop) for setting in plan.settings)
 
 
 def compile_kernels(plan: Plan) -> None:
     """Run every loop once on a small trace, so that processes that come find machine code in the cache."""
     from testbed.measure.bound import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.policies.catalogue import parse  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.simulation.simulate import simulate, will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.workload.synthetic import synthetic_trace  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
 
     jobs = synthetic_trace(128, COMPILED_FROM_JOBS, 1)
-    for policy in {type(policy): policy for policy in (parse(s.policy) for s in plan.settings)}.values():
-        if will_compile(policy):
-            simulate(jobs, 128, policy)
+    by_loop = {each.loop: each for each in (named(setting.policy) for setting in plan.settings)}
+    for loop, each in by_loop.items():
+        if loop_must_compile(loop):
+            each.simulate(jobs, 128)
     for kind in plan.sets.campaign.bounds:
         bound(jobs, 128, kind=kind)

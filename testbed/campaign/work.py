@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,10 +11,9 @@ import msgspec
 from testbed.campaign.digests import code_version
 from testbed.campaign.plan import Simulation, Unit
 from testbed.errors import RunError, TestbedError
-from testbed.policies.view import Policy
 from testbed.workload.jobs import Job
 
-_loaded: set[type[Policy]] = set()  # in this process
+_loaded: set[Callable[..., object]] = set()  # loops, in this process
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -72,29 +72,21 @@ def failed(unit: Unit, code: str, why: str) -> UnitResult:
 
 
 def _simulate(simulation: Simulation, unit: Unit, jobs: list[Job]) -> dict[str, Any]:
-    from testbed.policies.catalogue import parse  # noqa: PLC0415  # what a worker does not use it does not load
     from testbed.policies.configuration import DEFAULT_PERIOD_S  # noqa: PLC0415  # what a worker does not use it does not load
     from testbed.simulation.measures import measure  # noqa: PLC0415  # what a worker does not use it does not load
-    from testbed.simulation.simulate import simulate  # noqa: PLC0415  # what a worker does not use it does not load
+    from testbed.simulation.named import named  # noqa: PLC0415  # what a worker does not use it does not load
 
     setting = simulation.setting
-    policy = parse(setting.policy, DEFAULT_PERIOD_S if setting.period_s is None else setting.period_s)
-    _load(type(policy), policy)
+    asked = named(setting.policy, DEFAULT_PERIOD_S if setting.period_s is None else setting.period_s)
+    if asked.loop is not None and asked.loop not in _loaded:  # loading machine code is not part of the times
+        _loaded.add(asked.loop)
+        asked.simulate([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], 1)
     began_s, cpu_began_s = time.perf_counter(), time.process_time()
-    run = simulate(jobs, unit.recipe.nodes, policy, setting.overheads, node_memory_gb=unit.node_memory_gb)
+    run = asked.simulate(jobs, unit.recipe.nodes, setting.overheads, node_memory_gb=unit.node_memory_gb)
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
     figures: dict[str, Any] = measure(run, None, unit.node_memory_gb, unit.tau_s).as_dict()
     del figures["bound"], figures["degradation"]  # from the bounds, which are found once a trace
     return {"jobs": len(jobs), **figures, "simulation_wall_s": took_s, "simulation_cpu_s": cpu_s}
-
-
-def _load(kind: type[Policy], policy: Policy) -> None:
-    """Simulate one job, the first time with this kind of policy: loading machine code is not part of the times."""
-    from testbed.simulation.simulate import simulate  # noqa: PLC0415  # what a worker does not use it does not load
-
-    if kind not in _loaded:
-        _loaded.add(kind)
-        simulate([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], 1, policy)
 
 
 def _text(error: Exception) -> str:

@@ -15,9 +15,9 @@ from testbed.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
-    from testbed.policies.view import Policy
     from testbed.simulation.compiling import Compiling
     from testbed.simulation.measures import Measures
+    from testbed.simulation.named import Named
     from testbed.simulation.overheads import Overheads
     from testbed.simulation.run import SimulatedRun
     from testbed.workload.jobs import Job
@@ -97,24 +97,23 @@ def simulate(
     import json
 
     _check(nodes, period_s, tau_s, node_memory_gb)
-    from testbed.policies.catalogue import parse
+    from testbed.simulation.named import named
 
     overheads = _overheads(penalty_s, overheads_text)
-    policies = [parse(name, period_s) for name in dict.fromkeys(names)]
+    policies = [named(name, period_s) for name in dict.fromkeys(names)]
     files = _files(jobs_out, policies)
     jobs = _jobs(trace_file, reading, week)
     from testbed.simulation.measures import measure
     from testbed.simulation.overheads import DEFAULT_NODE_MEMORY_GB
-    from testbed.simulation.simulate import simulate as run_policy
 
     memory_gb = DEFAULT_NODE_MEMORY_GB if node_memory_gb is None else node_memory_gb
     bound: float | None = None
     measures: dict[str, Measures] = {}
     for number, policy in enumerate(policies, start=1):
         compiling = _compiling(compile_kernels, policy, len(policies) - number)
-        run = run_policy(
-            jobs, nodes, policy, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling
-        )
+        run = policy.simulate(
+            jobs, nodes, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling
+        )  # fmt: skip
         if bound is None and bound_kind != "none":
             from testbed.measure.bound import bound as lower_bound
 
@@ -141,15 +140,15 @@ def _check(nodes: int, period_s: float, tau_s: float, node_memory_gb: float | No
         raise UserError(f"--node-memory-gb {node_memory_gb:g}: expected GB, more than 0")
 
 
-def _compiling(wanted: bool | None, policy: Policy, alike: int) -> Compiling:
+def _compiling(wanted: bool | None, policy: Named, alike: int) -> Compiling:
     """Return when to compile for `policy`, with as many others to come, and say so where it is at once."""
     from testbed.compiler import can_compile
     from testbed.simulation.compiling import Compiling, When
-    from testbed.simulation.simulate import will_compile
+    from testbed.simulation.simulate import must_compile
 
     if wanted and not can_compile():
         raise UserError("--compile: numba is not installed: pip install 'dfrs-testbed[simulate]'")
-    if wanted and will_compile(policy):
+    if wanted and must_compile(policy.loop):
         _announce()
     when = When.IF_SOONER if wanted is None else When.AT_ONCE if wanted else When.NEVER
     return Compiling(when, alike, _announce)
@@ -184,7 +183,7 @@ def _jobs(trace_file: Path, reading: str | None, week: int | None) -> list[Job]:
     return jobs if week is None else cut(jobs, Week(week))
 
 
-def _files(jobs_out: Path | None, policies: list[Policy]) -> dict[str, str]:
+def _files(jobs_out: Path | None, policies: list[Named]) -> dict[str, str]:
     """Return the name of a file for each policy, and make the folder."""
     files = {policy.name: safe_name(policy.name) + ".csv" for policy in policies}
     if len({file.casefold() for file in files.values()}) < len(files):

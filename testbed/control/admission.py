@@ -11,18 +11,13 @@ import psutil
 from testbed.drivers import traits_of
 from testbed.errors import UserError, nearest
 from testbed.limits import MOST_EVENTS
-from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.scenario.schema import Scenario
 from testbed.workload.jobs import Job
 
 
 def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
-    """Raise `UserError` for a policy or a job that can never run, before anything is started."""
-    if isinstance(policy, Equipartition):
-        raise UserError(
-            f"policy {policy.name}: it shares one machine without places: expected one that nodes can follow"
-        )
+    """Raise `UserError` for a job that can never run, before anything is started."""
     shapes = {(node.cpus, node.memory_mib) for node in scenario.nodes}
     if len(shapes) > 1:
         raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")

@@ -21,7 +21,7 @@ from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fleet import Node
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.operations import Operations
-from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy
+from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
 from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
@@ -174,18 +174,13 @@ class Conductor:
         self._unknown = [live for live in self._unknown if live.state.stranded and not live.state.ended]
         completed, self._completed = self._completed, []
         since_s, self._collected_s = self._collected_s, now_s + 1e-9
-        if isinstance(self.policy, WakingPolicy):
-            submitted += self.policy.retried(self._view(self._collected_s), since_s)
-        return Event(tuple(completed), tuple(submitted), periodic, changed)
+        return event_at(
+            self.policy, self._view(self._collected_s), since_s,
+            completed=completed, submitted=submitted, periodic=periodic, changed=changed,
+        )  # fmt: skip
 
     def _decide(self, event: Event) -> None:
         view = self._view(self.clock.trace_s())
-        event = Event(
-            event.completed,
-            tuple(job for job in event.submitted if self.cluster.jobs[job] in self.cluster.placeable()),
-            event.periodic,
-            event.changed,
-        )
         begin_s = time.perf_counter()
         decision = self.policy.decide(view, event)
         decide_s = time.perf_counter() - begin_s

@@ -6,13 +6,33 @@ expected ends of those that run; the extra nodes are the ones that are free besi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from testbed.compiler import lean_kernel
 from testbed.policies.state import Mask
-from testbed.policies.view import Floats, Ints
+from testbed.policies.view import Floats, Ints, Policy
+
+
+class QueueRules(NamedTuple):
+    """The rules of FCFS and EASY."""
+
+    backfill: bool  # jobs may go ahead of the head of the queue, beside its reservation
+    before_shadow: bool  # and also where they end by the shadow time
+
+
+class QueuePolicy(Policy, Protocol):
+    """A policy of whole nodes whose every decision is one call of `start_jobs` with its rules."""
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """The rules."""
+
+
+def is_queue(policy: Policy) -> TypeGuard[QueuePolicy]:
+    """Whether a policy says that it is no more than a queue for whole nodes."""
+    return isinstance(getattr(policy, "queue_rules", None), QueueRules)
 
 
 class BatchJobs(NamedTuple):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.policies.backfill import BatchJobs, start_jobs, take_lowest
+from testbed.policies.backfill import BatchJobs, QueueRules, start_jobs, take_lowest
 from testbed.policies.capacity import CAPACITY_FRAC, offsets
 from testbed.policies.moves import keep_places
 from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, Ints, JobState
@@ -34,6 +34,11 @@ class BatchPolicy:
     name: str
     backfill: bool
     before_shadow: bool = True
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """All that its decisions depend on, beside the cluster."""
+        return QueueRules(self.backfill, self.before_shadow)
 
     @property
     def needs_estimates(self) -> bool:

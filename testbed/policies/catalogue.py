@@ -19,9 +19,9 @@ from testbed.policies.batch import BatchPolicy
 from testbed.policies.configuration import DEFAULT_PERIOD_S, NotInGrammarError, catalogue, parse_configuration
 from testbed.policies.decision import rules_of
 from testbed.policies.dfrs import DfrsPolicy
-from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 
+EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.simulation.named`
 PLUGIN_GROUP = "testbed.policies"
 LONGEST_NAME = 200
 
@@ -29,7 +29,6 @@ BASELINES: tuple[Policy, ...] = (
     BatchPolicy("FCFS", backfill=False),
     BatchPolicy("EASY", backfill=True),
     BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
-    Equipartition(),
 )
 
 GRAMMAR = {
@@ -45,7 +44,7 @@ GRAMMAR = {
     "FCFS": "batch: whole nodes, in order of submission",
     "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
     "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
-    "EQUIPARTITION": "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
+    EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
     "GREEDY-PMTN-MIGR": "[IPDPS] GreedyP; paused jobs are tried at once and at every event",
@@ -60,7 +59,7 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     """Return the policy of that name; case is forgiven and spaces are optional.
 
     `period_s` is the period of those that act periodically, in seconds of trace time. Raises UserError for an
-    unknown name, with the nearest known ones.
+    unknown name, with the nearest known ones, and for a measure of a trace, which no nodes can follow.
     """
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
@@ -68,6 +67,11 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     for policy in BASELINES:
         if policy.name.casefold() == plain:
             return policy
+    if plain == EQUIPARTITION.casefold():
+        raise UserError(
+            f"policy {EQUIPARTITION}: it shares one machine without places, so it has no schedule by nodes: "
+            "expected a policy; only `testbed simulate` and campaigns know it"
+        )
     if found := ipdps.named_rules(plain, period_s):
         return DfrsPolicy(*found)
     try:
@@ -95,6 +99,6 @@ def _from_plugin(name: str, plain: str, period_s: float, error: NotInGrammarErro
         if point.name.casefold() in {plain, family}:
             policy: Policy = point.load()(name, period_s)
             return policy
-    known = available()
+    known = [*available(), EQUIPARTITION]
     # Names mix cases, and likeness does not forgive them.
     raise UserError(f"{error}{nearest(name.strip(), known) or nearest(name.strip().upper(), known)}") from None

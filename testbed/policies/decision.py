@@ -13,9 +13,10 @@ import numpy as np
 from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import node_memory, node_usage
 from testbed.policies.configuration import Configuration, Limit, OnSubmission, Optimise, Periodic
-from testbed.policies.greedy import fits, make_room, place, place_all
+from testbed.policies.greedy import fits, make_room, place_all
 from testbed.policies.ipdps import is_retried
 from testbed.policies.mcb8 import mcb8
+from testbed.policies.placing import drop_lost, least_loaded, pause
 from testbed.policies.priority import by_decreasing_priority
 from testbed.policies.problem import position_of
 from testbed.policies.state import (
@@ -43,7 +44,7 @@ from testbed.policies.state import (
     Rules,
 )
 from testbed.policies.stretch import stretch_yields
-from testbed.policies.view import NOT_PLACED, Floats, Ints
+from testbed.policies.view import Floats, Ints
 from testbed.policies.yields import average_yields, max_min_yields, raise_cheapest_first
 
 _ON_SUBMISSION = {
@@ -92,7 +93,7 @@ def decide(
     were submitted now (or are tried again by order of the caller), in the order in which they are handled; none sees a
     later one. `freed` says that jobs completed or that nodes changed, `periodic` that this is the instant of a pass.
     """
-    _drop_lost(jobs, cluster, active)
+    drop_lost(jobs, cluster, active)
     known = np.ones(active.size, dtype=np.bool_)
     for row in submitted:
         known[position_of(active, row)] = False
@@ -110,28 +111,6 @@ def decide(
     if periodic and rules.periodic != NO_PASS:
         mcb8(active, jobs, cluster, rules, time_s, for_stretch)
     _set_yields(rules, jobs, cluster, time_s, active)
-
-
-@lean_kernel
-def _drop_lost(jobs: Jobs, cluster: Cluster, active: Ints) -> None:
-    """Take jobs from nodes that are not available."""
-    for node in range(cluster.node_available.size):
-        if not cluster.node_available[node]:
-            break
-    else:
-        return
-    for row in active:
-        if cluster.running[row]:
-            for task in range(jobs.offset[row], jobs.offset[row + 1]):
-                if not cluster.node_available[cluster.task_node[task]]:
-                    _pause(row, jobs, cluster)
-                    break
-
-
-@lean_kernel
-def _pause(row: int, jobs: Jobs, cluster: Cluster) -> None:
-    cluster.running[row] = False
-    cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]] = NOT_PLACED
 
 
 @kernel
@@ -154,23 +133,17 @@ def _act_greedily(
         for index in range(active.size):
             row = active[index]
             if known[index] and not cluster.running[row] and is_retried(jobs.submit_time_s[row], time_s):
-                _place(row, jobs, cluster, cpu_frac, mem_frac)
+                least_loaded(row, jobs, cluster, cpu_frac, mem_frac)
     for row in submitted:
         known[position_of(active, row)] = True
         if rules.on_submission == GREEDY or fits(
             jobs.offset[row + 1] - jobs.offset[row], jobs.mem_req_frac[row], mem_frac
         ):
-            _place(row, jobs, cluster, cpu_frac, mem_frac)
+            least_loaded(row, jobs, cluster, cpu_frac, mem_frac)
         else:
             _place_by_force(row, rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
     if submitted.size > 0 and rules.resume in (AT_NEXT_EVENT, AT_ONCE):
         _resume(rules, jobs, cluster, time_s, active, known, cpu_frac, mem_frac)
-
-
-@lean_kernel
-def _place(row: int, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac: Floats) -> None:
-    nodes = cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]]
-    cluster.running[row] = place(jobs.cpu_need_frac[row], jobs.mem_req_frac[row], cpu_frac, mem_frac, nodes)
 
 
 @kernel
@@ -229,9 +202,9 @@ def _place_by_force(
         return
     paused = candidates[marked][::-1].copy()
     for row in paused:
-        _pause(row, jobs, cluster)
+        pause(row, jobs, cluster)
     cpu_frac[:] = node_usage(active, jobs, cluster, jobs.cpu_need_frac)
-    _place(newcomer, jobs, cluster, cpu_frac, mem_frac)
+    least_loaded(newcomer, jobs, cluster, cpu_frac, mem_frac)
     if rules.on_submission == GREEDY_PM:
         place_all(paused, jobs, cluster, cpu_frac, mem_frac)
     if rules.resume == AT_NEXT_EVENT:

@@ -6,45 +6,26 @@ come to the same bits, so nobody can tell from a decision which of them made it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.compiler import can_compile, compiled, is_cached
-from testbed.policies.capacity import offsets, tasks_per_node
+from testbed.compiler import can_compile, is_cached
+from testbed.policies import kernel_policy
+from testbed.policies.capacity import tasks_per_node
 from testbed.policies.decision import decide
-from testbed.policies.ipdps import next_retry_s
-from testbed.policies.moves import keep_places
-from testbed.policies.state import NO_PASS, Cluster, Jobs, Rules
-from testbed.policies.view import ClusterView, Decision, Event, Ints, JobState
+from testbed.policies.ipdps import next_retry_s, next_wake_s
+from testbed.policies.kernel_policy import Kernels, decide_view
+from testbed.policies.state import NO_PASS, Rules
+from testbed.policies.view import ClusterView, Decision, Event, JobState
 
-Decide = Callable[[Rules, Jobs, Cluster, float, Ints, Ints, bool, bool], None]
-
-
-@dataclass(slots=True)
-class _Engine:
-    """Which form of the kernel decides in this process."""
-
-    decide: Decide = decide
-
-
-_engine = _Engine()
+DFRS = Kernels(decide, next_wake_s)
+_NO_RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
 
 
 def use_compiled() -> None:
-    """Compile the kernel, or load it, and let it decide from now on in this process.
-
-    It takes a minute when nothing is cached: call it from a thread where decisions must go on. Raises ImportError
-    without numba.
-    """
-    kernel = compiled(decide)
-    nobody = np.zeros(0, dtype=np.int64)
-    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0), np.zeros(0))
-    cluster = Cluster(np.ones(1, dtype=np.bool_), np.zeros(0), np.zeros(0, dtype=np.bool_), nobody.copy(), np.zeros(0))
-    idle = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
-    kernel(idle, jobs, cluster, 0.0, nobody, nobody, False, False)
-    _engine.decide = kernel
+    """Let the compiled kernel decide on views in this process: see `testbed.policies.kernel_policy`."""
+    kernel_policy.use_compiled(DFRS, _NO_RULES)
 
 
 def can_load() -> bool:
@@ -58,6 +39,11 @@ class DfrsPolicy:
 
     name: str
     rules: Rules
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels that all algorithms share."""
+        return DFRS
 
     @property
     def needs_estimates(self) -> bool:
@@ -93,38 +79,4 @@ class DfrsPolicy:
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
         """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
-        # Copies: arrays that refuse writing would be other types to the compiled kernel, and have it compiled again.
-        jobs = Jobs(
-            submit_time_s=view.submit_time_s.copy(),
-            offset=offsets(view.tasks),
-            cpu_need_frac=view.cpu_need_frac.copy(),
-            mem_req_frac=view.mem_req_frac.copy(),
-        )
-        cluster = Cluster(
-            node_available=view.node_available.copy(),
-            virtual_time_s=view.virtual_time_s.copy(),
-            running=view.state == JobState.RUNNING,
-            task_node=view.task_node.copy(),
-            yield_frac=np.zeros(view.tasks.size),
-        )
-        _engine.decide(
-            self.rules,
-            jobs,
-            cluster,
-            float(view.time_s),
-            np.arange(view.tasks.size),
-            np.array([_row(view, job_id) for job_id in event.submitted], dtype=np.int64),
-            bool(event.completed or event.changed),
-            event.periodic,
-        )
-        return Decision(
-            task_node=keep_places(jobs.offset, view.task_node, cluster.task_node, view.node_available.size),
-            yield_frac=cluster.yield_frac,
-        )
-
-
-def _row(view: ClusterView, job_id: int) -> int:
-    rows = np.flatnonzero(view.job_id == job_id)
-    if rows.size != 1:
-        raise ValueError(f"submitted job {job_id}: {rows.size} rows in the view, expected 1")
-    return int(rows[0])
+        return decide_view(DFRS, self.rules, view, event)

@@ -11,6 +11,7 @@ improves the average estimated stretch with the program of [RR 4.7].
 from __future__ import annotations
 
 import re
+from math import inf
 
 from testbed.compiler import lean_kernel
 from testbed.errors import UserError
@@ -29,8 +30,10 @@ from testbed.policies.state import (
     OPT_AVG,
     PACK,
     PACK_FOR_STRETCH,
+    Mask,
     Rules,
 )
+from testbed.policies.view import Floats, Ints
 
 LEAST_FLOW_TIME_S = 30.0  # in the priority, as in their bounded stretch [IPDPS III.A]
 PERIOD_S = 600.0  # [IPDPS III.B]
@@ -58,6 +61,17 @@ def next_retry_s(submit_time_s: float, time_s: float) -> float:
 def is_retried(submit_time_s: float, time_s: float) -> bool:
     """Whether `time_s` is, exactly, a retry instant of a job submitted at `submit_time_s`."""
     return next_retry_s(submit_time_s, time_s - 1.0) == time_s  # no two are within a second
+
+
+@lean_kernel
+def next_wake_s(rules: Rules, submit_time_s: Floats, running: Mask, time_s: float, active: Ints) -> float:
+    """Return the first retry instant after `time_s` of an active job that waits; infinite where none is retried."""
+    wake_s = inf
+    if rules.backs_off:
+        for row in active:
+            if not running[row]:
+                wake_s = min(wake_s, next_retry_s(submit_time_s[row], time_s))
+    return float(wake_s)
 
 
 def _rules(on_submission: int, resume: int, periodic: int = NO_PASS) -> Rules:

@@ -8,6 +8,7 @@ recorded decision can be made again, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
@@ -108,3 +109,30 @@ class WakingPolicy(Policy, Protocol):
 
     def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
         """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""
+
+
+def event_at(
+    policy: Policy,
+    view: ClusterView,
+    since_s: float,
+    *,
+    completed: Iterable[int] = (),
+    submitted: Iterable[int] = (),
+    periodic: bool = False,
+    changed: bool = False,
+) -> Event:
+    """Return the event of the instant of `view`, of what happened after `since_s`: the same in every world.
+
+    `completed` and `submitted` are ids of jobs. Jobs that a `WakingPolicy` tries again take their places among the
+    submitted ones in order of submission, so that a younger job never goes before them. Submitted jobs that are not in
+    the view are left out: the policy can do nothing with them.
+    """
+    told = set(submitted)
+    if isinstance(policy, WakingPolicy):
+        told.update(policy.retried(view, since_s))
+    return Event(
+        completed=tuple(completed),
+        submitted=tuple(job_id for job_id in view.job_id.tolist() if job_id in told),
+        periodic=periodic,
+        changed=changed,
+    )

@@ -8,26 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.policies.batch import BatchPolicy
 from testbed.policies.catalogue import parse
-from testbed.policies.dfrs import can_load, use_compiled
-from testbed.policies.equipartition import Equipartition
 from testbed.policies.view import Policy
 from testbed.report.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
 from testbed.run.events import Decision, Rescheduling, View
 from testbed.run.journal import is_decision, never, read_events
-from testbed.run.phases import stable_nodes
-from testbed.simulation.batch import batch_run, schedule_batch
-from testbed.simulation.by_views import Placement, simulate_by_views
+from testbed.simulation.compiling import NEVER, Compiling, When
 from testbed.simulation.overheads import Overheads, constant
-from testbed.simulation.run import SimulatedRun
+from testbed.simulation.run import Placement, SimulatedRun
+from testbed.simulation.simulate import simulate
 from testbed.workload.jobs import Job
 
-_MANY_JOBS = 100  # with fewer, loading the machine code of decisions takes longer than they do
+_MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longer than the simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +61,25 @@ def simulate_schedule(
     time_scale: float = 1.0,
     name: str = "",
 ) -> Simulation:
-    """Simulate `jobs`, in order of submission, and keep who was where; the results are those of `simulate`.
+    """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'.
-
-    Raises `UserError` for a policy without places, and for a job that can never run; otherwise as `simulate` does.
+    `name` is that of the schedule, by default the overheads'. Raises what `simulate` raises.
     """
     nodes = len(node_names)
-    if isinstance(policy, Equipartition):
-        raise UserError(f"policy {policy.name}: it shares one machine without places: it has no schedule by nodes")
-    for job in jobs:
-        if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
-            raise UserError(f"job {job.job_id} can never run on {nodes} nodes under {policy.name}")
+    compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
+    run = simulate(
+        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True
+    )  # fmt: skip
     spans = _Spans(jobs, time_scale)
     decisions: list[SimulatedDecision] = []
-    table = overheads.table(node_memory_gb)
-    if isinstance(policy, BatchPolicy):
-        plan = schedule_batch(jobs, nodes, policy, overheads=table)
-        placements: list[Placement] = []
-        first = 0
-        for row, job in enumerate(jobs):
-            places = tuple(plan.task_node[first : first + job.tasks].tolist())
-            first += job.tasks
-            begin_s = float(plan.start_s[row])
-            placements.append(Placement(begin_s, row, places, 1.0, begin_s + float(plan.penalty_s[row])))
-            spans.take(placements[-1])
-        run = batch_run(jobs, nodes, policy, plan)
-        decisions = _batch_decisions(run, placements)
-    else:
-        if len(jobs) > _MANY_JOBS and can_load():
-            use_compiled()
-
-        def take(placement: Placement) -> None:
-            if not decisions or decisions[-1].time_s != placement.time_s:
-                decisions.append(SimulatedDecision(placement.time_s, {}))
-            if placement.nodes:
-                job_id = jobs[placement.row].job_id
-                decisions[-1].placements[job_id] = (placement.nodes, placement.yield_frac)
-            spans.take(placement)
-
-        run = simulate_by_views(jobs, nodes, policy, table, record=take)
+    placed: dict[int, Placement] = {}
+    for time_s, changes in run.decided():
+        for change in changes:
+            spans.take(change)
+            placed[change.row] = change
+        placed = {row: each for row, each in sorted(placed.items()) if each.nodes and run.end_s[row] > time_s}
+        running = {jobs[row].job_id: (each.nodes, each.yield_frac) for row, each in placed.items()}
+        decisions.append(SimulatedDecision(time_s, running))
     schedule = Schedule(
         name=name or f"simulated, {overheads.name}",
         spans=spans.finish(run),
@@ -117,22 +90,6 @@ def simulate_schedule(
         end_s=float(run.end_s.max()) / time_scale,
     )
     return Simulation(run, schedule, overheads, decisions)
-
-
-def _batch_decisions(run: SimulatedRun, placements: Sequence[Placement]) -> list[SimulatedDecision]:
-    """Return who runs where after each instant at which a batch policy decided."""
-    begin, end = run.start_s, run.end_s
-    return [
-        SimulatedDecision(
-            float(time_s),
-            {
-                run.jobs[row].job_id: (placements[row].nodes, placements[row].yield_frac)
-                for row in np.flatnonzero((begin <= time_s) & (time_s < end)).tolist()
-            },
-        )
-        for time_s in np.union1d(run.submit_s, end).tolist()
-        if time_s < end.max()
-    ]
 
 
 def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:
@@ -162,22 +119,14 @@ class _Spans:
         self._scale = time_scale
         self._spans: list[Span] = []
         self._now: dict[int, Placement] = {}
-        self._last_nodes: dict[int, tuple[int, ...]] = {}
 
     def take(self, new: Placement) -> None:
-        """A decision was taken; what it leaves as it was goes on."""
+        """Take what a decision changed: the spans of the job before it end."""
         now = self._now.get(new.row)
-        nodes = new.nodes
-        if nodes:
-            last = self._last_nodes.get(new.row)
-            nodes = nodes if last is None else stable_nodes(last, nodes)
         if now is not None:
-            if (now.nodes, now.yield_frac, now.free_at_s) == (nodes, new.yield_frac, new.free_at_s):
-                return
             self._close(now, new.time_s)
-        if nodes:
-            self._now[new.row] = Placement(new.time_s, new.row, nodes, new.yield_frac, new.free_at_s)
-            self._last_nodes[new.row] = nodes
+        if new.nodes:
+            self._now[new.row] = new
 
     def _close(self, was: Placement, end_s: float) -> None:
         del self._now[was.row]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -64,22 +64,3 @@ class IllegalEventError(TestbedError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.event, self.t_s, self.job, self.state, self.wanted, self.reason)
-
-
-def stable_nodes(current: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return `wanted`, permuted so that as few tasks as possible leave their node.
-
-    Tasks of a job are interchangeable, so only the multiset of nodes matters to a decision.
-    """
-    left: dict[int, int] = {}
-    for node in wanted:
-        left[node] = left.get(node, 0) + 1
-    placed: list[int | None] = []
-    for node in current:
-        if left.get(node, 0) > 0:
-            left[node] -= 1
-            placed.append(node)
-        else:
-            placed.append(None)
-    spare = iter(sorted(node for node, count in left.items() for _ in range(count)))
-    return tuple(next(spare) if node is None else node for node in placed)

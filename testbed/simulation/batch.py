@@ -18,14 +18,13 @@ import numpy as np
 
 from testbed.compiler import clock_ns, kernel, lean_kernel
 from testbed.errors import UserError
-from testbed.policies.backfill import BatchJobs, insert, remove, start_jobs, take_lowest
-from testbed.policies.batch import BatchPolicy
+from testbed.policies.backfill import BatchJobs, QueuePolicy, insert, remove, start_jobs, take_lowest
 from testbed.policies.capacity import offsets
 from testbed.policies.state import Mask
 from testbed.policies.view import NOT_PLACED, Floats, Ints
 from testbed.simulation.compiling import AT_ONCE, Compiling
 from testbed.simulation.overheads import OverheadTable, constant, overhead_s, progress_rate
-from testbed.simulation.run import SimulatedRun
+from testbed.simulation.run import DECISION, START, Recording, SimulatedRun
 from testbed.workload.jobs import Job
 
 NO_OVERHEADS = constant(0.0).table(1.0)
@@ -71,30 +70,49 @@ class BatchSchedule:
 def simulate_batch(
     jobs: Sequence[Job],
     nodes: int,
-    policy: BatchPolicy,
+    policy: QueuePolicy,
     compiling: Compiling = AT_ONCE,
     *,
     overheads: OverheadTable = NO_OVERHEADS,
+    record: bool = False,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes under FCFS or EASY.
 
     Raises UserError, as `schedule_batch` does.
     """
-    return batch_run(jobs, nodes, policy, schedule_batch(jobs, nodes, policy, compiling, overheads=overheads))
-
-
-def batch_run(jobs: Sequence[Job], nodes: int, policy: BatchPolicy, done: BatchSchedule) -> SimulatedRun:
-    """Return a schedule's results."""
+    done = schedule_batch(jobs, nodes, policy, compiling, overheads=overheads)
     return SimulatedRun.undisturbed(
         policy.name, nodes, tuple(jobs), done.start_s, done.end_s, penalty_s=done.penalty_s,
         decisions=done.decisions, decide_total_s=done.decide_total_s, decide_max_s=done.decide_max_s,
+        recording=_recording(jobs, done) if record else None,
     )  # fmt: skip
+
+
+def _recording(jobs: Sequence[Job], done: BatchSchedule) -> Recording:
+    """Return the decisions at submissions and ends, but the last end, and the starts; ends are no entries."""
+    tasks = np.array([job.tasks for job in jobs], dtype=np.int64)
+    decided_s = np.union1d([job.submit_time_s for job in jobs], done.end_s)
+    decided_s = decided_s[decided_s < done.end_s.max()]
+    time_s = np.concatenate((decided_s, done.start_s))
+    row = np.concatenate((np.full(decided_s.size, NOT_PLACED), np.arange(len(jobs))))
+    order = np.lexsort((row, time_s))
+    rows = row[order]
+    begins = rows != NOT_PLACED
+    places = np.split(done.task_node, np.cumsum(tasks)[:-1])
+    return Recording(
+        time_s=time_s[order],
+        row=rows,
+        kind=np.where(begins, START, DECISION),
+        yield_frac=begins.astype(np.float64),
+        free_at_s=np.where(begins, time_s[order] + done.penalty_s[rows], -np.inf),
+        nodes=np.concatenate([places[each] for each in rows[begins]]),
+    )
 
 
 def schedule_batch(
     jobs: Sequence[Job],
     nodes: int,
-    policy: BatchPolicy,
+    policy: QueuePolicy,
     compiling: Compiling = AT_ONCE,
     *,
     overheads: OverheadTable = NO_OVERHEADS,
@@ -111,7 +129,7 @@ def schedule_batch(
     if overheads.beyond.starts:
         machine = machine._replace(mem_req_frac=np.array([job.mem_req_frac for job in jobs], dtype=np.float64))
     run = compiling.begin_batch(run_to_end, len(jobs))
-    decisions, total_ns, max_ns = run(policy.backfill, policy.before_shadow, overheads, machine, batch)
+    decisions, total_ns, max_ns = run(*policy.queue_rules, overheads, machine, batch)
     return BatchSchedule(
         batch.start_time_s, machine.end_s, machine.penalty_s, machine.task_node,
         decisions, total_ns / 1e9, max_ns / 1e9,

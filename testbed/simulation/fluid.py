@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from testbed.policies.catalogue import EQUIPARTITION
 from testbed.policies.view import Floats
 from testbed.simulation.run import SimulatedRun
 from testbed.workload.jobs import Job
@@ -22,8 +23,12 @@ def equal_shares(need: Floats, capacity: float) -> Floats:
     return shares
 
 
-def simulate_equipartition(jobs: Sequence[Job], nodes: int, policy: str) -> SimulatedRun:
-    """Run `jobs`, in order of submission; memory is ignored, and a job starts when it is submitted."""
+def equipartition(jobs: Sequence[Job], nodes: int) -> SimulatedRun:
+    """Return when `jobs`, in order of submission, would end; memory is ignored, and a job starts at its submission.
+
+    The platform is one machine of as much CPU as there are nodes. Every job gets the same share of it, but never more
+    than its total CPU need; what one does not use is shared by the others. There is no map, so no nodes could do it.
+    """
     submit_s = np.array([job.submit_time_s for job in jobs], dtype=np.float64)
     left_s = np.array([job.run_time_s for job in jobs], dtype=np.float64)
     need = np.array([job.tasks * job.cpu_need_frac for job in jobs], dtype=np.float64)
@@ -43,5 +48,5 @@ def simulate_equipartition(jobs: Sequence[Job], nodes: int, policy: str) -> Simu
         active = np.concatenate((active[~ends], np.arange(first, to_come)))
         now_s, events = time_s, events + 1
     return SimulatedRun.undisturbed(
-        policy, nodes, tuple(jobs), submit_s, end_s, decisions=events, decide_total_s=0.0, decide_max_s=0.0
+        EQUIPARTITION, nodes, tuple(jobs), submit_s, end_s, decisions=events, decide_total_s=0.0, decide_max_s=0.0
     )

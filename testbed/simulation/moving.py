@@ -1,8 +1,8 @@
-"""Overhead models beyond penalties: places that are held while they are left, costs of starts, progress.
+"""What a decision moves, and when the jobs that it moves are free to progress: by whatever overhead model.
 
-Whoever comes to a node waits until all tasks that left it before are saved, whether they left by the same decision or
-by one before: a node may have room for both, but an image that is written holds its memory and its disk. Jobs that
-end leave at once.
+Where an overhead model has saves, tasks that come to a node wait until all tasks that left it before are saved, whether
+they left by the same decision or by an earlier one: a node may have room for both, but an image that is being written
+holds its memory and its disk. Jobs that end leave at once.
 """
 
 from __future__ import annotations
@@ -10,44 +10,115 @@ from __future__ import annotations
 import math
 
 from testbed.compiler import lean_kernel
+from testbed.places import match_nodes
 from testbed.policies.state import Cluster, Jobs
 from testbed.policies.view import NOT_PLACED, Floats, Ints
 from testbed.simulation.overheads import Beyond, OverheadTable, overhead_s, progress_rate
-from testbed.simulation.soundness import check_arrivals
-from testbed.simulation.world import FAULT_ROW, Moving, World
+from testbed.simulation.run import MIGRATION, PREEMPTION, RESUME, START
+from testbed.simulation.world import PendingMoves, World
+
+NOTHING = -1
 
 
 @lean_kernel
-def begin_moves(
-    active: Ints, overheads: OverheadTable, jobs: Jobs, cluster: Cluster, world: World, moving: Moving
-) -> None:
-    """Find when the jobs that a decision places are free to progress; `world` still has the map before."""
-    if overheads.beyond.bends:
-        note_speeds(active, overheads.beyond, jobs, cluster, moving.speed)
-    for row in active:
-        find_moves(row, overheads.beyond, jobs, cluster, world, moving)
-    if overheads.beyond.saves:
-        hold_places(active, overheads, jobs, cluster, world, moving)
-    at_once = total(moving.coming)
-    for row in active:
-        moving.free_at_s[row] = free_at(row, at_once, overheads, jobs, world, moving)
-    for node in range(moving.coming.size):
-        moving.coming[node] = 0
-        moving.leaving[node] = 0
+def note_changes(active: Ints, in_full: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
+    """Compare the map with the one before: list the jobs that are paused, resume, move, or start; return how many.
+
+    Tasks of a job are interchangeable: those of a job that runs on move by as many as its two multisets of nodes
+    differ. Only `in_full` are starts in the list, and are the new nodes in `World.stands_on`, by task. The model of the
+    papers needs neither, and `World.stood_on` is brought up to date at once.
+    """
+    changed = 0
+    for place in range(active.size):
+        row = active[place]
+        begin, end = jobs.offset[row], jobs.offset[row + 1]
+        ran, runs = world.ran[row], cluster.running[row]
+        change = NOTHING
+        tasks = end - begin
+        before, after = world.stood_on[begin:end], cluster.task_node[begin:end]
+        if ran and runs:
+            if not is_same(before, after):
+                tasks = move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
+                change = MIGRATION if tasks > 0 else NOTHING
+        elif ran:
+            change = PREEMPTION
+        elif runs:
+            change = RESUME
+            if math.isnan(world.start_s[row]):
+                change = START
+                world.start_s[row] = world.time_s[0]
+                for task in range(before.size):
+                    before[task] = after[task]
+            move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
+        world.ran[row] = runs
+        if change != NOTHING and (change != START or in_full):
+            world.changed_row[changed] = row
+            world.change[changed] = change
+            world.changed_tasks[changed] = tasks
+            changed += 1
+    return changed
 
 
 @lean_kernel
-def end_moves(active: Ints, jobs: Jobs, world: World, moving: Moving, debug: bool) -> bool:
-    """Put what `begin_moves` found in the place of the penalties alone; return whether, with `debug`, it is sound."""
-    for row in active:
-        if moving.free_at_s[row] > -math.inf:
-            world.free_at_s[row] = moving.free_at_s[row]
-    if debug:
-        row = check_arrivals(active, jobs, world, moving)
-        if row != NOT_PLACED:
-            world.counts[FAULT_ROW] = row
+def is_same(before: Ints, after: Ints) -> bool:
+    """Whether every task of a job is where it was (T,): so for most jobs of most decisions."""
+    for task in range(before.size):  # noqa: SIM110  # kernels have no generators
+        if before[task] != after[task]:
             return False
     return True
+
+
+@lean_kernel
+def move(before: Ints, after: Ints, node_tasks: Ints, out: Ints) -> int:
+    """Count the tasks that move, and write places to `out`; where that is empty, make `before` what is `after`."""
+    moved = match_nodes(before, after, node_tasks, out)
+    if out.size == 0:
+        for task in range(before.size):
+            before[task] = after[task]
+    return int(moved)
+
+
+@lean_kernel
+def begin_moves(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Write when the jobs that a decision places are free to progress; all that it moves moves at once.
+
+    Penalties alone, the model of the papers, need no counts by node.
+    """
+    by_node = overheads.beyond.saves or overheads.beyond.per_node
+    if by_node:
+        count_by_node(changed, overheads, jobs, world, moves)
+    time_s = world.time_s[0]
+    at_once = 0
+    for index in range(changed):
+        if costs(world.change[index], overheads.beyond.starts):
+            at_once += world.changed_tasks[index]
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        if change == PREEMPTION:
+            continue
+        begin_s, with_it = time_s, at_once
+        if by_node:
+            begin_s, with_it = beside_others(index, at_once, overheads.beyond.per_node, jobs, world, moves)
+        if costs(change, overheads.beyond.starts):
+            world.free_at_s[row] = begin_s + seconds_of(change, overheads, with_it, jobs.mem_req_frac[row])
+        elif begin_s > time_s:
+            world.free_at_s[row] = begin_s
+
+
+@lean_kernel
+def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float) -> float:
+    """Return what a change costs a job, when `with_it` tasks move at once."""
+    if change == RESUME:
+        return overhead_s(overheads.penalties, overheads.penalties.resume_s, float(with_it), mem_req_frac)
+    if change == MIGRATION:
+        return overhead_s(overheads.penalties, overheads.penalties.migration_s, float(with_it), mem_req_frac)
+    return overhead_s(overheads.penalties, overheads.beyond.start_s, float(with_it), mem_req_frac)
+
+
+@lean_kernel
+def costs(change: int, starts: bool) -> bool:
+    """Whether a change takes time at its new nodes: first starts only where a model says so."""
+    return bool(change in (RESUME, MIGRATION) or (change == START and starts))
 
 
 @lean_kernel
@@ -60,94 +131,75 @@ def note_speeds(active: Ints, beyond: Beyond, jobs: Jobs, cluster: Cluster, spee
 
 
 @lean_kernel
-def find_moves(row: int, beyond: Beyond, jobs: Jobs, cluster: Cluster, world: World, moving: Moving) -> None:
-    """Write which node each task of a job leaves, and to which it comes; count both by node.
-
-    Tasks are interchangeable: those of a job that runs on move by as many as its two multisets of nodes differ.
-    """
-    begin, end = jobs.offset[row], jobs.offset[row + 1]
-    ran, runs = world.ran[row], cluster.running[row]
-    for task in range(begin, end):
-        moving.left[task] = world.stood_on[task] if ran else NOT_PLACED
-        moving.came_to[task] = cluster.task_node[task] if runs else NOT_PLACED
-    if ran and runs:
-        cancel_common(moving.left[begin:end], moving.came_to[begin:end], world.node_tasks)
-    counted = beyond.starts or not math.isnan(world.start_s[row])
-    for task in range(begin, end):
-        if moving.left[task] != NOT_PLACED:
-            moving.leaving[moving.left[task]] += 1
-        if counted and moving.came_to[task] != NOT_PLACED:
-            moving.coming[moving.came_to[task]] += 1
+def node_left(change: int, task: int, world: World) -> int:
+    """Return the node that a task leaves by a change of its job, NOT_PLACED if it leaves none."""
+    if change == PREEMPTION or (change == MIGRATION and world.stood_on[task] != world.stands_on[task]):
+        return int(world.stood_on[task])
+    return NOT_PLACED
 
 
 @lean_kernel
-def cancel_common(left: Ints, came_to: Ints, node_tasks: Ints) -> None:
-    """Make NOT_PLACED what two multisets of nodes, (T,) each, have in common; `node_tasks` (N,) is zeros."""
-    for task in range(left.size):
-        node_tasks[left[task]] += 1
-    for task in range(came_to.size):
-        node = came_to[task]
-        if node_tasks[node] > 0:
-            node_tasks[node] -= 1
-            came_to[task] = NOT_PLACED
-    # What is left of the counts are the tasks that really leave.
-    for task in range(left.size):
-        node = left[task]
-        if node_tasks[node] > 0:
-            node_tasks[node] -= 1
-        else:
-            left[task] = NOT_PLACED
+def node_reached(change: int, task: int, world: World) -> int:
+    """Return the node that a task comes to by a change of its job, NOT_PLACED if it comes to none."""
+    if change in (START, RESUME) or (change == MIGRATION and world.stood_on[task] != world.stands_on[task]):
+        return int(world.stands_on[task])
+    return NOT_PLACED
 
 
 @lean_kernel
-def hold_places(
-    active: Ints, overheads: OverheadTable, jobs: Jobs, cluster: Cluster, world: World, moving: Moving
-) -> None:
+def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Count the tasks that leave each node by the present decision, and those that come at a cost; hold places."""
+    for node in range(moves.coming.size):
+        moves.coming[node] = 0
+        moves.leaving[node] = 0
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        for task in range(jobs.offset[row], jobs.offset[row + 1]):
+            left, reached = node_left(change, task, world), node_reached(change, task, world)
+            if left != NOT_PLACED:
+                moves.leaving[left] += 1
+            if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
+                moves.coming[reached] += 1
+    if overheads.beyond.saves:
+        hold_places(changed, overheads, jobs, world, moves)
+
+
+@lean_kernel
+def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
     """Note until when tasks that leave hold their nodes, and when jobs that are paused have all of their images."""
     time_s = world.time_s[0]
-    at_once = total(moving.leaving)
-    for row in active:
+    at_once = 0
+    for node in range(moves.leaving.size):
+        at_once += moves.leaving[node]
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        if change not in (PREEMPTION, MIGRATION):
+            continue
         saved_s = time_s
         for task in range(jobs.offset[row], jobs.offset[row + 1]):
-            node = moving.left[task]
+            node = node_left(change, task, world)
             if node == NOT_PLACED:
                 continue
-            with_it = moving.leaving[node] if overheads.beyond.per_node else at_once
+            with_it = moves.leaving[node] if overheads.beyond.per_node else at_once
             took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, float(with_it), jobs.mem_req_frac[row])
-            moving.held_until_s[node] = max(moving.held_until_s[node], time_s + took_s)
+            moves.held_until_s[node] = max(moves.held_until_s[node], time_s + took_s)
             saved_s = max(saved_s, time_s + took_s)
-        if world.ran[row] and not cluster.running[row]:
-            moving.saved_at_s[row] = saved_s
+        if change == PREEMPTION:
+            moves.saved_at_s[row] = saved_s
 
 
 @lean_kernel
-def free_at(row: int, at_once: int, overheads: OverheadTable, jobs: Jobs, world: World, moving: Moving) -> float:
-    """Return when a job that comes to nodes is free to progress, -infinite for one whose freedom does not change."""
-    time_s = world.time_s[0]
-    begin_s = time_s
-    most = -1
+def beside_others(
+    index: int, at_once: int, per_node: bool, jobs: Jobs, world: World, moves: PendingMoves
+) -> tuple[float, int]:
+    """Return when a job that comes to nodes finds them left and its own images written, and how many tasks it meets.
+
+    These are `at_once`, or with `per_node` those that come, at a cost, to the one of its nodes to which most come.
+    """
+    row, begin_s, most = world.changed_row[index], world.time_s[0], 0
     for task in range(jobs.offset[row], jobs.offset[row + 1]):
-        node = moving.came_to[task]
+        node = node_reached(world.change[index], task, world)
         if node != NOT_PLACED:
-            begin_s = max(begin_s, moving.held_until_s[node], moving.saved_at_s[row])
-            most = max(most, moving.coming[node])
-    if most < 0:
-        return -math.inf
-    if math.isnan(world.start_s[row]) and not overheads.beyond.starts:
-        return begin_s if begin_s > time_s else -math.inf
-    seconds = overheads.penalties.resume_s
-    if math.isnan(world.start_s[row]):
-        seconds = overheads.beyond.start_s
-    elif world.ran[row]:
-        seconds = overheads.penalties.migration_s
-    with_it = most if overheads.beyond.per_node else at_once
-    return float(begin_s + overhead_s(overheads.penalties, seconds, float(with_it), jobs.mem_req_frac[row]))
-
-
-@lean_kernel
-def total(counts: Ints) -> int:
-    """Return the sum of counts (N,)."""
-    found = 0
-    for node in range(counts.size):
-        found += counts[node]
-    return int(found)
+            begin_s = max(begin_s, moves.held_until_s[node], moves.saved_at_s[row])
+            most = max(most, moves.coming[node])
+    return float(begin_s), int(most if per_node else at_once)

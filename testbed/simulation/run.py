@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +13,8 @@ from testbed.measure.metrics import TAU_S, bounded_stretch
 from testbed.policies.view import Floats, Ints
 from testbed.workload.jobs import Job
 
-PREEMPTION = 0
-MIGRATION = 1
+# Kinds of entries in the log of a simulation. `Moves` has the first two.
+PREEMPTION, MIGRATION, START, RESUME, SHARE, DECISION = range(6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +35,56 @@ class Moves:
         """Return the log of a run without any."""
         empty = np.empty(0, dtype=np.int64)
         return cls(time_s=np.empty(0), row=empty, kind=empty, tasks=empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a decision gave to a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
+
+    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress after
+    it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the job's
+    place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
+    """
+
+    time_s: float
+    row: int
+    nodes: tuple[int, ...]
+    yield_frac: float
+    free_at_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Everything that the decisions of a run changed, E entries in order of time and, at one instant, of rows.
+
+    A decision begins with an entry of the kind DECISION, also one that changes nothing.
+    """
+
+    time_s: Floats  # (E,) trace seconds
+    row: Ints  # (E,)
+    kind: Ints  # (E,)
+    yield_frac: Floats  # (E,)
+    free_at_s: Floats  # (E,)
+    nodes: Ints  # of the tasks of each START, RESUME and MIGRATION, one after the other
+
+    def decisions(self, tasks: Sequence[int]) -> Iterator[tuple[float, list[Placement]]]:
+        """Yield the instant of each decision, and what it gave to the jobs for which it changed anything.
+
+        `tasks` are those of each job of the run.
+        """
+        numbers = (self.row, self.kind, self.yield_frac, self.free_at_s)
+        places: dict[int, tuple[int, ...]] = {}
+        taken = 0
+        for entries in np.split(np.arange(self.kind.size), np.flatnonzero(self.kind == DECISION))[1:]:
+            time_s = float(self.time_s[entries[0]])
+            changed: list[Placement] = []
+            for row, kind, yield_frac, free_at_s in zip(*(each[entries[1:]].tolist() for each in numbers), strict=True):
+                if kind in (START, RESUME, MIGRATION):
+                    places[row] = tuple(self.nodes[taken : taken + tasks[row]].tolist())
+                    taken += tasks[row]
+                nodes = () if kind == PREEMPTION else places[row]
+                changed.append(Placement(time_s, row, nodes, yield_frac, free_at_s))
+            yield time_s, changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +109,13 @@ class SimulatedRun:
     decisions: int
     decide_total_s: float
     decide_max_s: float
+    recording: Recording | None = None  # where it was asked for
 
     @classmethod
     def undisturbed(
         cls, policy: str, nodes: int, jobs: tuple[Job, ...], start_s: Floats, end_s: Floats, *,
         decisions: int, decide_total_s: float, decide_max_s: float, penalty_s: Floats | None = None,
+        recording: Recording | None = None,
     ) -> SimulatedRun:  # fmt: skip
         """Return a run in which no job was ever paused or moved; `penalty_s` (J,) is what first starts cost."""
         nothing: NDArray[np.int64] = np.zeros(len(jobs), dtype=np.int64)
@@ -74,7 +126,17 @@ class SimulatedRun:
             virtual_time_s=np.array([job.run_time_s for job in jobs], dtype=np.float64),
             preemptions=nothing, migrations=nothing, penalty_s=penalty_s, tasks_moved=nothing,
             moves=Moves.none(), decisions=decisions, decide_total_s=decide_total_s, decide_max_s=decide_max_s,
+            recording=recording,
         )  # fmt: skip
+
+    def decided(self) -> Iterator[tuple[float, list[Placement]]]:
+        """Yield the instant of each decision and what it changed: see `Recording.decisions`.
+
+        Raises ValueError for a run that was not recorded.
+        """
+        if self.recording is None:
+            raise ValueError("the run was not recorded")
+        return self.recording.decisions([job.tasks for job in self.jobs])
 
     @cached_property
     def submit_s(self) -> Floats:

@@ -6,7 +6,8 @@ from testbed.compiler import kernel, lean_kernel
 from testbed.policies.capacity import CAPACITY_FRAC, node_usage
 from testbed.policies.state import Cluster, Jobs
 from testbed.policies.view import NOT_PLACED, Floats, Ints
-from testbed.simulation.world import Moving, World
+from testbed.simulation.moving import node_reached
+from testbed.simulation.world import FAULT_ROW, PendingMoves, World
 
 SOUND = 0
 MEMORY_EXCEEDED = 1
@@ -23,7 +24,7 @@ MEANING = {
     NOT_RUNNING_BUT_PLACED: "does not run, but one of its tasks has a node",
     BAD_YIELD: "has a yield outside [0, 1], or one above 0 while it does not run",
     WRONG_END: "ends, but its virtual time is not its run time",
-    BEGUN_TOO_EARLY: "makes progress on a node that still holds who left it, or before its own images are saved",
+    BEGUN_TOO_EARLY: "makes progress on a node that still holds a task that left, or before its own images are saved",
 }
 
 _CPU_FRAC = 1.0 + 1e-8  # shares of a node are sums of products of yields, each with its own rounding
@@ -78,17 +79,19 @@ def check_end(virtual_time_s: float, run_time_s: float) -> int:
 
 
 @lean_kernel
-def check_arrivals(active: Ints, jobs: Jobs, world: World, moving: Moving) -> int:
-    """Return the first row that comes to a node before it is left, NOT_PLACED without one, after a decision.
+def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
+    """Whether no job comes to a node before that is left, by a decision; else the first one is in `FAULT_ROW`.
 
     A job is free to progress only when every node that it comes to has been left, and its own images are written.
     """
-    for row in active:
+    for index in range(changed):
+        row = world.changed_row[index]
         for task in range(jobs.offset[row], jobs.offset[row + 1]):
-            node = moving.came_to[task]
+            node = node_reached(world.change[index], task, world)
             if node == NOT_PLACED:
                 continue
-            ready_s = max(moving.held_until_s[node], moving.saved_at_s[row])
+            ready_s = max(moves.held_until_s[node], moves.saved_at_s[row])
             if ready_s > world.time_s[0] and world.free_at_s[row] < ready_s:
-                return int(row)
-    return NOT_PLACED
+                world.counts[FAULT_ROW] = row
+                return False
+    return True

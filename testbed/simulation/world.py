@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.policies.capacity import offsets
 from testbed.policies.state import Cluster, Jobs, Mask
@@ -20,13 +21,14 @@ DECISIONS = 3
 DECIDE_NS = 4
 DECIDE_MAX_NS = 5
 FAULT_ROW = 6
+NODES_LOGGED = 7
 
 
 class World(NamedTuple):
     """J jobs on N nodes; all arrays change in place. The first `counts[ACTIVE]` of `active` are jobs in the system."""
 
     time_s: Floats  # (1,) now
-    counts: Ints  # (7,)
+    counts: Ints  # (8,)
     run_time_s: Floats  # (J,)
     start_s: Floats  # (J,) NaN before the first start
     end_s: Floats  # (J,) NaN before the end
@@ -39,37 +41,47 @@ class World(NamedTuple):
     active: Ints  # (J,) ascending rows
     rows: Ints  # (J,) 0 to J - 1
     ran: Mask  # (J,) `Cluster.running` after the last decision
-    stood_on: Ints  # (sum of tasks,) `Cluster.task_node` after the last decision
-    change: Ints  # (J,) what the decision did to the active rows, by place in `active`
+    stood_on: Ints  # (sum of tasks,) the last nodes of each job, whether it runs or not, NOT_PLACED before its start
+    stands_on: Ints  # (sum of tasks,) its new nodes, where the present decision changes them: tasks stay where they can
+    changed_row: Ints  # (J,) the jobs that the present decision starts, pauses, resumes or moves come first
+    change: Ints  # (J,) what it does to each of them
     changed_tasks: Ints  # (J,) and to how many tasks
     node_tasks: Ints  # (N,) zeros
     node_sum: Floats  # (N,)
     clock: Ints  # (2,)
 
 
-class Moving(NamedTuple):
-    """What overhead models beyond a table of penalties need to know; nothing else reads it."""
+class PendingMoves(NamedTuple):
+    """What overhead models beyond a table of penalties need to know."""
 
     speed: Floats  # (J,) progress at the present yields, seconds of virtual time a second, where it is not the yield
-    left: Ints  # (sum of tasks,) the node that a task leaves by the present decision, or NOT_PLACED
-    came_to: Ints  # (sum of tasks,) the node that it comes to, or NOT_PLACED
-    leaving: Ints  # (N,) how many leave; zeros between decisions
-    coming: Ints  # (N,) how many come, of those that cost anything; zeros between decisions
-    held_until_s: Floats  # (N,) when the last image of who left is written
+    leaving: Ints  # (N,) how many tasks leave by the present decision
+    coming: Ints  # (N,) how many come, of those that cost anything
+    held_until_s: Floats  # (N,) when the last image of a task that left is written
     saved_at_s: Floats  # (J,) when the images of the job are
-    free_at_s: Floats  # (J,) for `World`, of active rows: -infinite where the present decision changes nothing
 
 
 class Log(NamedTuple):
-    """Preemptions and migrations in order of time: the first `World.counts[LOGGED]` elements hold one each."""
+    """What was done to jobs, in order of time: the first `World.counts[LOGGED]` elements hold one entry each.
 
+    Without `records` it has preemptions and migrations only, and the other columns are empty. With it, every decision
+    has a first entry of the kind DECISION, and then one of each job that it starts, pauses, resumes or moves, or whose
+    yield it changes, by row. `nodes` has the nodes, task by task, of every job that a START, RESUME or MIGRATION
+    places, one after the other: `World.counts[NODES_LOGGED]` in all.
+    """
+
+    records: bool
     time_s: Floats
     row: Ints
-    kind: Ints
-    tasks: Ints
+    kind: Ints  # of `testbed.simulation.run`
+    tasks: Ints  # that are paused or move
+    yield_frac: Floats
+    free_at_s: Floats  # the end of the job's last penalty
+    nodes: Ints
+    last_yield_frac: Floats  # (J,) of the last entry of the job
 
 
-def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World, Log]:
+def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World]:
     """Return the state before the first submission; `jobs` are in order of submission."""
     size = len(jobs)
     offset = offsets(np.array([job.tasks for job in jobs], dtype=np.int64))
@@ -89,7 +101,7 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World, Lo
     )
     world = World(
         time_s=submit_s[:1].copy(),
-        counts=np.zeros(7, dtype=np.int64),
+        counts=np.zeros(8, dtype=np.int64),
         run_time_s=np.array([job.run_time_s for job in jobs], dtype=np.float64),
         start_s=np.full(size, np.nan),
         end_s=np.full(size, np.nan),
@@ -103,43 +115,60 @@ def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World, Lo
         rows=np.arange(size, dtype=np.int64),
         ran=np.zeros(size, dtype=np.bool_),
         stood_on=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
+        stands_on=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
+        changed_row=np.zeros(size, dtype=np.int64),
         change=np.zeros(size, dtype=np.int64),
         changed_tasks=np.zeros(size, dtype=np.int64),
         node_tasks=np.zeros(nodes, dtype=np.int64),
         node_sum=np.zeros(nodes),
         clock=np.zeros(2, dtype=np.int64),
     )
-    return table, cluster, world, new_log(4 * size + 64)
+    return table, cluster, world
 
 
-def new_moving(jobs: Jobs, nodes: int) -> Moving:
+def new_moves(jobs: int, nodes: int) -> PendingMoves:
     """Return the state of moves before the first submission."""
-    rows, tasks = jobs.submit_time_s.size, int(jobs.offset[-1])
-    return Moving(
-        speed=np.zeros(rows),
-        left=np.full(tasks, NOT_PLACED, dtype=np.int64),
-        came_to=np.full(tasks, NOT_PLACED, dtype=np.int64),
+    return PendingMoves(
+        speed=np.zeros(jobs),
         leaving=np.zeros(nodes, dtype=np.int64),
         coming=np.zeros(nodes, dtype=np.int64),
         held_until_s=np.full(nodes, -np.inf),
-        saved_at_s=np.full(rows, -np.inf),
-        free_at_s=np.full(rows, -np.inf),
+        saved_at_s=np.full(jobs, -np.inf),
     )
 
 
-def new_log(size: int) -> Log:
-    """Return an empty log for `size` events."""
+def new_log(jobs: Jobs, *, records: bool) -> Log:
+    """Return an empty log."""
+    rows = jobs.submit_time_s.size
+    size = 4 * rows + 64
+    recorded = size if records else 0
     return Log(
+        records=records,
         time_s=np.empty(size),
         row=np.empty(size, dtype=np.int64),
         kind=np.empty(size, dtype=np.int64),
         tasks=np.empty(size, dtype=np.int64),
+        yield_frac=np.empty(recorded),
+        free_at_s=np.empty(recorded),
+        nodes=np.empty(2 * jobs.offset[-1] if records else 0, dtype=np.int64),
+        last_yield_frac=np.zeros(rows if records else 0),
     )
 
 
-def longer(log: Log) -> Log:
-    """Return the log with twice its room."""
-    out = new_log(2 * log.row.size)
-    for column, wider in zip(log, out, strict=True):
-        wider[: column.size] = column
+def with_room(log: Log, world: World, jobs: Jobs) -> Log:
+    """Return the log, longer where the next decision might not find room in it."""
+    rows, tasks = jobs.submit_time_s.size, int(jobs.offset[-1])
+    longer: dict[str, Any] = {}
+    if world.counts[LOGGED] + rows + 1 > log.row.size:
+        names = ("time_s", "row", "kind", "tasks") + (("yield_frac", "free_at_s") if log.records else ())
+        longer = {name: _longer(getattr(log, name), rows + 1) for name in names}
+    if log.records and world.counts[NODES_LOGGED] + tasks > log.nodes.size:
+        longer["nodes"] = _longer(log.nodes, tasks)
+    return log._replace(**longer)
+
+
+def _longer(column: NDArray[Any], more: int) -> NDArray[Any]:
+    """Return the column with at least twice its room."""
+    out = np.empty(2 * column.size + more, dtype=column.dtype)
+    out[: column.size] = column
     return out

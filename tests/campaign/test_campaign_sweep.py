@@ -32,8 +32,8 @@ from testbed.campaign.tables import as_latex, as_text
 from testbed.campaign.work import Fault, UnitResult, do_unit
 from testbed.errors import RunError, UserError
 from testbed.measure.bound import bound
-from testbed.policies.catalogue import parse
 from testbed.simulation.measures import measure
+from testbed.simulation.named import named
 from testbed.simulation.simulate import simulate
 from testbed.workload.files import write_text
 from testbed.workload.load import scale_load
@@ -205,7 +205,7 @@ def test_results_tables_and_figures_are_those_of_simulations_made_here(tmp_path)
     for row in rows:
         jobs = synthetic_trace(16, 30, row["seed"])
         jobs = jobs if row["load"] is None else scale_load(jobs, 16, row["load"])
-        run = simulate(jobs, 16, parse(row["policy"]))
+        run = named(row["policy"]).simulate(jobs, 16)
         figures = measure(run, bound(jobs, 16), 8.0)
         assert row["max_stretch"] == figures.max_stretch
         assert row["degradation_theorem1"] == figures.degradation
@@ -280,7 +280,7 @@ def test_one_policy_that_fails_leaves_the_others(tmp_path, monkeypatch):
             raise RunError("jobs are left to wait for ever")
         return simulate(jobs, nodes, policy, *arguments, **options)
 
-    monkeypatch.setattr("testbed.simulation.simulate.simulate", no_easy)
+    monkeypatch.setattr("testbed.simulation.named.simulate", no_easy)
     code = testbed.campaign.work.code_version()
     plan = plan_of(tmp_path)
     result = do_unit(next(plan.units(set(), code)), code)

@@ -42,6 +42,26 @@ def test_compiling_leaves_the_twins_as_they_were(series):
     assert compiler.compiled(weighted_sum) is compiler.compiled(weighted_sum)
 
 
+def test_a_bound_kernel_calls_other_kernels_and_is_compiled_with_them(series):
+    @compiler.kernel
+    def largest(series, factor):
+        return series.values.max() * factor
+
+    bound = compiler.bound(difference, weighted_sum=largest)
+    assert compiler.bound(difference, weighted_sum=largest) is bound
+    assert compiler._digest(bound) != compiler._digest(difference)
+    twin, machine = np.zeros(1), np.zeros(1)
+    assert compiler.compiled(bound)(series, machine) == bound(series, twin)
+    assert machine.tobytes() == twin.tobytes()
+    assert twin[0] == pytest.approx(1.9 * series.values.max())
+    assert difference.__globals__["weighted_sum"] is weighted_sum
+    plain = compiler.bound(difference, weighted_sum=lambda _series, factor: factor)
+    assert plain(series, twin)
+    assert twin[0] == 1.9
+    with pytest.raises(TypeError, match="difference is not a kernel"):
+        compiler.compiled(plain)
+
+
 def test_only_kernels_are_compiled():
     with pytest.raises(TypeError, match="Series is not a kernel"):
         compiler.compiled(Series)

@@ -402,7 +402,7 @@ def test_changed_policy_code_is_found_out(tmp_path: Path) -> None:
 
 def test_a_policy_without_places_is_refused() -> None:
     with pytest.raises(UserError, match="EQUIPARTITION: it shares one machine without places"):
-        check_jobs(five_jobs(), parse("EQUIPARTITION"), scenario())
+        parse("EQUIPARTITION")
 
 
 def test_different_nodes_are_refused() -> None:

@@ -23,10 +23,16 @@ from node_agent.drivers.protocol import Driver
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.task import Task
 from testbed.calibration.model_reader import load_calibration
+from testbed.compiler import can_compile, is_cached
 from testbed.policies.catalogue import parse
-from testbed.simulation.simulate import simulate
+from testbed.policies.kernel_policy import has_kernels
+from testbed.simulation.compiling import NEVER
+from testbed.simulation.loop import run_loop
+from testbed.simulation.overheads import constant
+from testbed.simulation.simulate import loop_of, simulate
 from testbed.testing import DriverConformance
 from testbed.testing.core import CoreConformance
+from testbed.workload.synthetic import synthetic_trace
 from testbed.workload.table import read_table
 
 PAGE = ROOT / "docs/extending.md"
@@ -95,6 +101,33 @@ def test_the_policy_schedules_the_narrowest_job_first(tmp_path: Path) -> None:
     policy = parse("Narrow")
     run = simulate(read_table(tmp_path / "jobs.csv"), 2, policy, debug=True)
     assert dict(zip([job.job_id for job in run.jobs], run.end_s, strict=True)) == {1: 100.0, 3: 150.0, 2: 250.0}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_policy_of_kernels_decides_the_same_on_arrays_and_on_views(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(JOBS + "4,2,2,0.5,0.6,30\n")
+    jobs, policy = read_table(tmp_path / "jobs.csv"), parse("FirstCome")
+    assert has_kernels(policy)
+    run = run_loop(jobs, 2, policy, constant(300.0).table(8.0), debug=True, compiling=NEVER, record=True)
+    shown = run_loop(jobs, 2, policy, constant(300.0).table(8.0), debug=True, record=True, views=True)
+    assert list(run.decided()) == list(shown.decided())
+    assert run.end_s.tolist() == shown.end_s.tolist()
+    # Job 1 takes node 0 with both of its tasks, as does job 2: each has a quarter of the CPU it needs until job 1 ends.
+    assert run.end_s[0] > 100.0
+    assert run.preemptions.sum() == run.migrations.sum() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(), reason="numba is an extra")
+@pytest.mark.usefixtures("plugins")
+def test_the_policy_of_kernels_is_compiled(tmp_path: Path) -> None:
+    jobs, policy = synthetic_trace(8, 80, 1), parse("FirstCome")
+    loop = loop_of(policy)
+    assert loop is not None
+    compiled_run = simulate(jobs, 8, policy, debug=True)
+    plain = simulate(jobs, 8, policy, compiling=NEVER)
+    assert compiled_run.end_s.tobytes() == plain.end_s.tobytes()
+    assert is_cached(loop)
 
 
 @pytest.mark.usefixtures("plugins")

@@ -9,14 +9,14 @@ import numpy as np
 from golden_traces import GoldenTrace
 
 from testbed.measure.bound import bound
-from testbed.policies.catalogue import BASELINES, parse
+from testbed.policies.catalogue import BASELINES, EQUIPARTITION
 from testbed.policies.configuration import catalogue
 from testbed.policies.ipdps import RULES
 from testbed.simulation.compiling import NEVER
 from testbed.simulation.measures import measure
+from testbed.simulation.named import named
 from testbed.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
 from testbed.simulation.run import SimulatedRun
-from testbed.simulation.simulate import simulate
 
 DFRS = "GreedyPM */per/OPT=MIN/MINVT=600"
 POLICIES = ("FCFS", "EASY", DFRS, "/stretch-per/OPT=MAX/MINVT=600")
@@ -46,7 +46,7 @@ def schedules(
 
 def every_policy(trace: GoldenTrace) -> dict[str, dict[str, object]]:
     """Return the digest of a trace's schedule and two measures under every policy that is no plug-in, by its name."""
-    names = [policy.name for policy in BASELINES]
+    names = [*(policy.name for policy in BASELINES), EQUIPARTITION]
     names += [*RULES, *(configuration.name for configuration in catalogue())]
     found: dict[str, dict[str, object]] = {}
     for name in names:
@@ -62,7 +62,7 @@ def every_policy(trace: GoldenTrace) -> dict[str, dict[str, object]]:
 
 def _run(trace: GoldenTrace, name: str, overheads: Overheads | None) -> SimulatedRun:
     """Simulate a trace; kernels run as plain Python, so nothing depends on machine code that is cached or not."""
-    return simulate(trace.jobs, trace.nodes, parse(name, _PERIOD_S), overheads, compiling=NEVER)
+    return named(name, _PERIOD_S).simulate(trace.jobs, trace.nodes, overheads, compiling=NEVER)
 
 
 def _digest(run: SimulatedRun) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, view_of
 
 from testbed.errors import UserError
 from testbed.policies.catalogue import available, parse
 from testbed.policies.configuration import NotInGrammarError, catalogue, parse_configuration
-from testbed.policies.equipartition import Equipartition
 from testbed.policies.state import CHEAPEST_FIRST
-from testbed.policies.view import Event
+from testbed.simulation.named import named
+from testbed.workload.jobs import Job
 
 PUBLISHED = [  # the names of [RR] Table 2, and some of its appendix's form
     "Greedy */OPT=MIN",
@@ -47,7 +46,7 @@ def test_every_available_name_gives_the_policy_of_that_name():
     batch = {"FCFS": False, "EASY": True, "EASY/2011": True}
     assert {name: parse(name).needs_estimates for name in batch} == batch
     assert {configuration.name for configuration in catalogue()} <= set(names)
-    assert len(names) == len(set(names)) == 116 + 3 + 1 + 7
+    assert len(names) == len(set(names)) == 116 + 3 + 7
 
 
 def test_the_nine_names_of_ipdps():
@@ -72,11 +71,15 @@ def test_the_nine_names_of_ipdps():
 
 
 def test_equipartition_is_for_simulation_only():
-    policy = parse("equipartition")
-    assert isinstance(policy, Equipartition)
-    assert policy.can_ever_run(1000, 1.0, 1)
-    with pytest.raises(UserError, match="can only be simulated"):
-        policy.decide(view_of([Row(1)], 1), Event(submitted=(100,)))
+    with pytest.raises(UserError, match="EQUIPARTITION: it shares one machine without places"):
+        parse("equi partition")
+    with pytest.raises(UserError, match="nearest: EQUIPARTITION"):
+        parse("equipartitio")
+    found = named("equi partition")
+    assert (found.name, found.policy, found.loop, found.is_fractional) == ("EQUIPARTITION", None, None, False)
+    assert [named(name).is_fractional for name in ("EASY", "GREEDY", "/per/OPT=MIN")] == [False, True, True]
+    with pytest.raises(UserError, match="1 jobs on 0 nodes"):
+        found.simulate([Job(1, 0.0, 1, 1.0, 1.0, 1.0)], 0)
 
 
 @given(st.sampled_from([c.name for c in catalogue()]), st.randoms(use_true_random=False))

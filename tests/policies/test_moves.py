@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.places import stable_nodes
 from testbed.policies.moves import keep_places
 
 PLACES = st.lists(st.integers(0, 4), min_size=1, max_size=8)
@@ -38,6 +39,7 @@ def test_the_fewest_tasks_move(jobs):
             stay = sum((Counter(before) & Counter(after)).values())
             assert sum(a == b for a, b in zip(before, mine, strict=True)) == stay
             assert Counter(before) != Counter(after) or mine == before
+            assert stable_nodes(before, after) == tuple(mine)
 
 
 def test_who_stays_and_who_goes():

@@ -52,7 +52,7 @@ def checked(view, event, decision):
 RUNS = [
     name
     for name in available()
-    if not name.endswith(("=300", "FT=600", "EQUIPARTITION"))
+    if not name.endswith(("=300", "FT=600"))
     and ("OPT=AVG" not in name or name.startswith(("GreedyPM */per", "/stretch-per")))
 ]
 

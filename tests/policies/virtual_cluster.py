@@ -11,7 +11,7 @@ from math import ceil, inf, nan
 import numpy as np
 
 from testbed.policies.capacity import offsets
-from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState, WakingPolicy
+from testbed.policies.view import NOT_PLACED, ClusterView, JobState, WakingPolicy, event_at
 
 
 @dataclass
@@ -115,9 +115,8 @@ class VirtualCluster:
     def _decide(self, done, new, before_s, *, periodic):
         rows, view = np.array(self.live, dtype=np.int64), self._view()
         tasks = np.concatenate([np.empty(0, np.int64), *(self._tasks(row) for row in rows)])
-        again = self.policy.retried(view, before_s) if isinstance(self.policy, WakingPolicy) else ()
-        submitted = [*again, *(self.jobs[row].job_id for row in new if self.jobs[row].job_id not in again)]
-        event = Event(tuple(self.jobs[row].job_id for row in done), tuple(submitted), periodic)
+        ended, submitted = ([self.jobs[row].job_id for row in rows] for rows in (done, new))
+        event = event_at(self.policy, view, before_s, completed=ended, submitted=submitted, periodic=periodic)
         decision = self.policy.decide(view, event)
         if self.look:
             self.look(view, event, decision)

@@ -1,17 +1,13 @@
-"""Policies whose decisions are written down, for either loop."""
+"""Policies whose decisions are written down, for views and for arrays."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from testbed.policies.state import Rules
+from testbed.policies.kernel_policy import Kernels
 from testbed.policies.view import NOT_PLACED, Decision
-from testbed.simulation import engine
-from testbed.simulation.by_views import simulate_by_views
 from testbed.simulation.compiling import NEVER
-from testbed.simulation.fractional import simulate_fractional
-
-NO_RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
+from testbed.simulation.loop import run_loop
 
 
 @dataclass
@@ -47,12 +43,20 @@ class Scripted:
             cluster.running[row] = np.any(np.asarray(nodes) != NOT_PLACED)
 
 
-def by_views(monkeypatch, jobs, nodes, policy, table, debug=True):
-    return simulate_by_views(jobs, nodes, policy, table, debug=debug)
+def by_views(jobs, nodes, policy, table):
+    """Run the event loop with a policy that is shown views."""
+    return run_loop(jobs, nodes, policy, table, debug=True, record=True)
 
 
-def on_arrays(monkeypatch, jobs, nodes, policy, table, debug=True):
-    """Run the loop of the compiled kernels, as the plain function that it is, with a decision of our own."""
-    monkeypatch.setattr(engine, "decide", policy.decide_on_arrays)
-    rules = NO_RULES._replace(period_s=policy.period_s)
-    return simulate_fractional(jobs, nodes, policy.name, rules, table, debug=debug, compiling=NEVER)
+def on_arrays(jobs, nodes, policy, table):
+    """Run the event loop, as the plain function that it is, with a decision on its arrays."""
+    return run_loop(jobs, nodes, _OnArrays(policy), table, debug=True, compiling=NEVER, record=True)
+
+
+class _OnArrays:
+    """A policy with a function that is not compiled in the place of a kernel."""
+
+    def __init__(self, policy):
+        self.name, self.period_s, self.needs_estimates = policy.name, policy.period_s, False
+        self.kernels, self.rules = Kernels(policy.decide_on_arrays), ()
+        self.can_ever_run, self.decide = policy.can_ever_run, policy.decide

@@ -16,10 +16,12 @@ from testbed.cli.main import cli
 from testbed.errors import UserError
 from testbed.measure.rundir import JOB_COLUMNS
 from testbed.policies.catalogue import parse
-from testbed.simulation import compiling, fractional
+from testbed.policies.dfrs import DFRS
+from testbed.simulation import compiling
+from testbed.simulation import loop as driver
 from testbed.simulation.batch import run_to_end
 from testbed.simulation.compiling import NEVER, Compiling, When
-from testbed.simulation.engine import run_events
+from testbed.simulation.engine import event_loop
 from testbed.simulation.simulate import simulate
 from testbed.workload.synthetic import synthetic_trace
 from testbed.workload.trace import load_trace
@@ -72,7 +74,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(compiling, "can_compile", lambda: True)
     monkeypatch.setattr(compiling, "is_cached", lambda _function: False)
     monkeypatch.setattr(compiling, "compiled", stand_in)
-    monkeypatch.setattr(fractional, "compiled", stand_in)
+    monkeypatch.setattr(driver, "compiled", stand_in)
     return made
 
 
@@ -106,7 +108,7 @@ def test_a_loop_goes_over_midway_with_the_same_results(monkeypatch, fresh):
     mixed = simulate(jobs, 16, policy, compiling=Compiling(When.IF_SOONER, announce=lambda: told.append(list(fresh))))
     assert fresh == ["run_events"]
     assert told == [[]]  # once, and before it was done
-    assert plain.decisions == mixed.decisions > fractional._TWIN_TURN
+    assert plain.decisions == mixed.decisions > driver._TWIN_TURN
     for name in ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved"):
         np.testing.assert_array_equal(getattr(plain, name), getattr(mixed, name), err_msg=name)
 
@@ -122,9 +124,10 @@ def test_batch_loops_are_compiled_for_many_jobs(fresh):
 
 def test_machine_code_that_is_there_is_used_at_once(monkeypatch, fresh):
     monkeypatch.setattr(compiling, "is_cached", lambda _function: True)
-    assert Compiling(When.IF_SOONER).begin(run_events) is not run_events
+    loop = event_loop(DFRS)
+    assert Compiling(When.IF_SOONER).begin(loop) is not loop
     assert fresh == ["run_events"]
-    assert NEVER.begin(run_events) is run_events
+    assert NEVER.begin(loop) is loop
 
 
 def test_asking_for_a_compiler_that_is_not_there_is_an_error(monkeypatch, tmp_path):

@@ -14,9 +14,8 @@ from testbed.policies.catalogue import available, parse
 from testbed.policies.dfrs import DfrsPolicy
 from testbed.simulation import moving
 from testbed.simulation.batch import schedule_batch
-from testbed.simulation.by_views import simulate_by_views
 from testbed.simulation.compiling import NEVER
-from testbed.simulation.fractional import simulate_fractional
+from testbed.simulation.loop import run_loop
 from testbed.simulation.measures import measure
 from testbed.simulation.overheads import Overheads, constant, parse_overheads
 from testbed.simulation.progress import Progress
@@ -66,13 +65,13 @@ def by_tasks(one, two, **what):
 
 
 @LOOPS
-def test_a_first_start_that_costs_delays_progress_and_counts_as_penalty(loop, monkeypatch):
-    run = loop(monkeypatch, [job(0, 0, 100)], 1, Scripted({0: {0: (0, 0.5)}}), model(start_s=[[7.0]]).table(8.0))
+def test_a_first_start_that_costs_delays_progress_and_counts_as_penalty(loop):
+    run = loop([job(0, 0, 100)], 1, Scripted({0: {0: (0, 0.5)}}), model(start_s=[[7.0]]).table(8.0))
     assert (run.start_s[0], run.end_s[0], run.penalty_s[0]) == (0.0, 207.0, 7.0)
 
 
 @LOOPS
-def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop, monkeypatch):
+def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop):
     script = {
         0: {0: (0, 1.0)},
         10: {1: (0, 1.0)},
@@ -80,7 +79,7 @@ def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop, mon
         60: {0: (1, 1.0)},
     }
     jobs = [job(0, 0, 30), job(1, 10, 20), job(2, 12, 10), job(3, 12, 4)]
-    run = loop(monkeypatch, jobs, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
+    run = loop(jobs, 2, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
     assert run.end_s[3] == 16.0  # another node is not held
     assert run.end_s[1] == 18.0 + 40.0  # job 0 is saved from 10 to 18
     assert run.end_s[2] == 18.0 + 20.0  # a later decision finds the node held as well
@@ -89,49 +88,49 @@ def test_who_comes_to_a_node_waits_until_who_was_paused_there_is_saved(loop, mon
 
 
 @LOOPS
-def test_a_job_resumes_only_when_its_own_images_are_written(loop, monkeypatch):
+def test_a_job_resumes_only_when_its_own_images_are_written(loop):
     script = {0: {0: ([0, 1], 1.0)}, 10: {}, 12: {0: ([2, 3], 1.0)}}
-    run = loop(monkeypatch, [job(0, 0, 30, tasks=2)], 4, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
+    run = loop([job(0, 0, 30, tasks=2)], 4, Scripted(script, 2.0), model(save_s=[[8.0]]).table(8.0))
     assert run.end_s[0] == 18.0 + 3.0 + 20.0
     assert run.penalty_s[0] == 9.0
 
 
 @LOOPS
-def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay(loop, monkeypatch):
+def test_jobs_that_change_places_wait_for_each_other_but_not_for_those_that_stay(loop):
     script = {0: {0: ([0, 1], 0.5), 1: (2, 1.0)}, 10: {0: ([1, 2], 0.5), 1: (0, 1.0)}}
     jobs = [job(0, 0, 20, tasks=2), job(1, 0, 20)]
-    run = loop(monkeypatch, jobs, 3, Scripted(script, 10.0), model(save_s=[[8.0]]).table(8.0))
+    run = loop(jobs, 3, Scripted(script, 10.0), model(save_s=[[8.0]]).table(8.0))
     assert run.end_s.tolist() == [10.0 + 8.0 + 6.0 + 30.0, 10.0 + 8.0 + 6.0 + 10.0]
     assert run.moves.tasks.tolist() == [1, 1]
 
 
 @LOOPS
 @pytest.mark.parametrize(("per_node", "took_s"), [(False, [7.0, 7.0, 7.0]), (True, [3.0, 3.0, 1.0])])
-def test_concurrency_is_that_of_the_worst_node_or_of_the_cluster(loop, monkeypatch, per_node, took_s):
+def test_concurrency_is_that_of_the_worst_node_or_of_the_cluster(loop, per_node, took_s):
     # At 20 two tasks come to node 0, one to node 1 and one to node 2: one task takes 1 s, two 3 s, four 7 s.
     running = {0: ([0, 1], 0.25), 1: (0, 0.25), 2: (2, 0.25)}
     script = {0: running, 10: {}, 20: running}
     jobs = [job(0, 0, 10, tasks=2), job(1, 0, 10), job(2, 0, 10)]
-    run = loop(monkeypatch, jobs, 3, Scripted(script, 10.0), by_tasks(1, 3, per_node=per_node).table(8.0))
+    run = loop(jobs, 3, Scripted(script, 10.0), by_tasks(1, 3, per_node=per_node).table(8.0))
     assert run.penalty_s.tolist() == took_s
 
 
 @LOOPS
 @pytest.mark.parametrize(("start_s", "penalty_s"), [([[5.0], [7.0]], [5.0 + 3.0, 7.0]), (None, [1.0, 0.0])])
 @pytest.mark.parametrize("per_node", [False, True])
-def test_starts_count_among_those_that_move_at_once_if_they_cost(loop, monkeypatch, start_s, penalty_s, per_node):
+def test_starts_count_among_those_that_move_at_once_if_they_cost(loop, start_s, penalty_s, per_node):
     script = {0: {0: (0, 1.0)}, 10: {}, 20: {0: (0, 0.5), 1: (0, 0.5)}}
     overheads = by_tasks(1, 3, per_node=per_node, start_s=None if start_s is None else np.array(start_s))
-    run = loop(monkeypatch, [job(0, 0, 15), job(1, 20, 10)], 1, Scripted(script, 10.0), overheads.table(8.0))
+    run = loop([job(0, 0, 15), job(1, 20, 10)], 1, Scripted(script, 10.0), overheads.table(8.0))
     assert run.penalty_s.tolist() == penalty_s
 
 
 @LOOPS
-def test_measured_progress_is_how_virtual_time_grows_and_cpu_is_still_the_yield(loop, monkeypatch):
+def test_measured_progress_is_how_virtual_time_grows_and_cpu_is_still_the_yield(loop):
     curves = Progress(np.array([0.5, 1.0]), np.array([0.4, 1.0]), np.array([0.6, 1.0]))
     script = {0: {0: (0, 0.5), 1: ([1, 1], 0.25)}, 10: {0: (0, 0.75), 1: ([1, 1], 1.0)}}
     jobs = [job(0, 0, 11), job(1, 0, 13, tasks=2)]
-    run = loop(monkeypatch, jobs, 2, Scripted(script, 10.0), model(progress=curves).table(8.0))
+    run = loop(jobs, 2, Scripted(script, 10.0), model(progress=curves).table(8.0))
     # Job 0: 4 s by 10, then half way from 0.4 to 1. Job 1: half of 0.6 for 10 s, then all.
     assert run.end_s == pytest.approx([10 + (11 - 4) / 0.7, 10 + (13 - 3)])
     assert run.virtual_time_s.tolist() == [11.0, 13.0]
@@ -234,8 +233,8 @@ def traces(draw):
 @given(traces(), st.sampled_from(FRACTIONAL), models())
 def test_both_loops_come_to_the_same_bits_with_all_of_it(jobs, name, overheads):
     policy, table = parse(name), overheads.table(8.0)
-    one = simulate_fractional(jobs, 4, policy.name, policy.rules, table, debug=True, compiling=NEVER)
-    other = simulate_by_views(jobs, 4, policy, table, debug=True)
+    one = run_loop(jobs, 4, policy, table, debug=True, compiling=NEVER, record=True)
+    other = run_loop(jobs, 4, policy, table, debug=True, record=True, views=True)
     for field in FIELDS:
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
     assert one.decisions == other.decisions
@@ -243,10 +242,10 @@ def test_both_loops_come_to_the_same_bits_with_all_of_it(jobs, name, overheads):
 
 
 def test_debug_names_a_job_that_begins_on_a_node_that_is_held(monkeypatch):
-    monkeypatch.setattr(moving, "free_at", lambda *_: -np.inf)
+    monkeypatch.setattr(moving, "beside_others", lambda *_: (10.0, 1))
     policy = Scripted({0: {0: (0, 1.0)}, 10: {1: (0, 1.0)}}, 10.0)
-    with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that still holds who left it"):
-        on_arrays(monkeypatch, [job(0, 0, 30), job(1, 10, 20)], 1, policy, model(save_s=[[8.0]]).table(8.0))
+    with pytest.raises(RunError, match="at 10 s: job 1 makes progress on a node that still holds a task that left"):
+        on_arrays([job(0, 0, 30), job(1, 10, 20)], 1, policy, model(save_s=[[8.0]]).table(8.0))
 
 
 @pytest.mark.slow

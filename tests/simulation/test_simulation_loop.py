@@ -11,11 +11,12 @@ from testbed.errors import RunError, UserError
 from testbed.measure.metrics import normalised_underutilisation
 from testbed.policies.catalogue import available, parse
 from testbed.policies.dfrs import DfrsPolicy
-from testbed.simulation import compiling, fractional
-from testbed.simulation.by_views import simulate_by_views
+from testbed.simulation import compiling
+from testbed.simulation import loop as driver
 from testbed.simulation.compiling import NEVER, Compiling, When
-from testbed.simulation.fractional import simulate_fractional
+from testbed.simulation.loop import run_loop
 from testbed.simulation.measures import measure
+from testbed.simulation.named import named
 from testbed.simulation.overheads import constant, linear
 from testbed.simulation.run import MIGRATION, PREEMPTION
 from testbed.simulation.simulate import simulate
@@ -36,12 +37,14 @@ def assert_same(one, other):
     for name in ("time_s", "row", "kind", "tasks"):
         np.testing.assert_array_equal(getattr(one.moves, name), getattr(other.moves, name), err_msg=name)
     assert one.decisions == other.decisions
+    if one.recording is not None:
+        assert list(one.decided()) == list(other.decided())
 
 
 @LOOPS
-def test_a_penalty_starts_anew_inside_a_penalty_and_the_first_start_is_free(loop, monkeypatch):
+def test_a_penalty_starts_anew_inside_a_penalty_and_the_first_start_is_free(loop):
     policy = Scripted({0: {0: (0, 1.0)}, 10: {0: (1, 1.0)}, 20: {0: (0, 1.0)}}, period_s=10.0)
-    run = loop(monkeypatch, [job(0, 0, 100)], 2, policy, constant(15).table(8.0))
+    run = loop([job(0, 0, 100)], 2, policy, constant(15).table(8.0))
     assert run.start_s[0] == 0.0
     assert run.end_s[0] == 35.0 + 90.0  # 10 s of progress, moved at 10 and 20, free at 35
     assert run.penalty_s[0] == 25.0
@@ -51,13 +54,13 @@ def test_a_penalty_starts_anew_inside_a_penalty_and_the_first_start_is_free(loop
 
 
 @LOOPS
-def test_pauses_resumes_and_the_order_at_one_instant(loop, monkeypatch):
+def test_pauses_resumes_and_the_order_at_one_instant(loop):
     everywhere = {0: (0, 0.5), 1: (1, 1.0)}
     script = {0: {0: (0, 0.5)}, 40: everywhere, 50: {1: (1, 1.0)}, 80: everywhere}
     policy = Scripted(script, period_s=40.0)
     jobs = [job(0, 0, 30), job(1, 40, 40, cpu=1.0), job(2, 50, 1000), job(3, 80, 7)]
     policy.script[1000] = {2: (0, 1.0), 3: (1, 1.0)}
-    run = loop(monkeypatch, jobs, 2, policy, constant(6).table(8.0))
+    run = loop(jobs, 2, policy, constant(6).table(8.0))
     # Job 0: 20 s by 40, 25 s by 50, paused; resumed at 80, free at 86, 5 s left at half speed.
     assert run.end_s[0] == 96.0
     assert run.penalty_s[0] == 6.0
@@ -71,9 +74,9 @@ def test_pauses_resumes_and_the_order_at_one_instant(loop, monkeypatch):
 
 
 @LOOPS
-def test_tasks_are_interchangeable_and_only_those_that_moved_count(loop, monkeypatch):
+def test_tasks_are_interchangeable_and_only_those_that_moved_count(loop):
     script = {0: {0: ([0, 1, 2], 1.0)}, 10: {0: ([2, 0, 1], 1.0)}, 20: {0: ([1, 3, 0], 1.0)}}
-    run = loop(monkeypatch, [job(0, 0, 100, tasks=3, mem=1.0)], 4, Scripted(script, 10.0), linear(1, 8.0).table(8.0))
+    run = loop([job(0, 0, 100, tasks=3, mem=1.0)], 4, Scripted(script, 10.0), linear(1, 8.0).table(8.0))
     assert run.moves.time_s.tolist() == [20.0]
     assert run.moves.tasks.tolist() == [1]
     assert run.moves.kind.tolist() == [MIGRATION]
@@ -88,9 +91,9 @@ def test_tasks_are_interchangeable_and_only_those_that_moved_count(loop, monkeyp
 
 
 @LOOPS
-def test_passes_are_at_absolute_multiples_and_none_while_the_cluster_is_empty(loop, monkeypatch):
+def test_passes_are_at_absolute_multiples_and_none_while_the_cluster_is_empty(loop):
     policy = Scripted({0: {0: (0, 1.0), 1: (0, 1.0)}}, period_s=600.0)
-    loop(monkeypatch, [job(0, 601, 700), job(1, 3600, 10)], 1, policy, constant(0).table(8.0))
+    loop([job(0, 601, 700), job(1, 3600, 10)], 1, policy, constant(0).table(8.0))
     assert policy.seen == [(601.0, False, 1, False), (1200.0, False, 0, True), (3600.0, False, 1, True)]
 
 
@@ -105,39 +108,39 @@ def test_passes_are_at_absolute_multiples_and_none_while_the_cluster_is_empty(lo
         ({0: (-1, 0.5)}, "yield"),
     ],
 )
-def test_debug_names_the_instant_and_the_job_of_a_decision_that_is_not_sound(loop, monkeypatch, answer, word):
+def test_debug_names_the_instant_and_the_job_of_a_decision_that_is_not_sound(loop, answer, word):
     mem = 0.6 if word == "memory" else 0.1
     jobs = [job(0, 5, 100, tasks=2 if word != "memory" else 1, cpu=0.9, mem=mem), job(1, 5, 100, cpu=0.1, mem=mem)]
     with pytest.raises(RunError, match=rf"at 5 s: job 0 .*{word}"):
-        loop(monkeypatch, jobs, 2, Scripted({0: answer}), constant(0).table(8.0))
+        loop(jobs, 2, Scripted({0: answer}), constant(0).table(8.0))
 
 
 @LOOPS
-def test_jobs_that_wait_for_ever_are_an_error(loop, monkeypatch):
+def test_jobs_that_wait_for_ever_are_an_error(loop):
     with pytest.raises(RunError, match=r"at 7 s: jobs are left to wait for ever: jobs? 3"):
-        loop(monkeypatch, [job(3, 7, 1)], 1, Scripted({0: {}}), constant(0).table(8.0))
+        loop([job(3, 7, 1)], 1, Scripted({0: {}}), constant(0).table(8.0))
 
 
 def test_penalties_without_end_are_an_error(monkeypatch):
-    monkeypatch.setattr(fractional, "_PATIENCE", 40)
-    monkeypatch.setattr(fractional, "_TURN", 10)
+    monkeypatch.setattr(driver, "_PATIENCE", 40)
+    monkeypatch.setattr(driver, "_TURN", 10)
     policy = Scripted({10 * k: {0: (k % 2, 1.0)} for k in range(200)}, period_s=10.0)
     with pytest.raises(RunError, match="no job progresses any more: jobs 0"):
-        on_arrays(monkeypatch, [job(0, 0, 100)], 2, policy, constant(60).table(8.0))
+        on_arrays([job(0, 0, 100)], 2, policy, constant(60).table(8.0))
 
 
 def test_the_log_grows_and_the_loop_goes_on(monkeypatch):
     policy = Scripted({10 * k: {0: (k % 2, 1.0)} for k in range(2000)}, period_s=10.0)
     jobs = [job(0, 0, 1000)]
-    monkeypatch.setattr(fractional, "_TURN", 7)
-    one = on_arrays(monkeypatch, jobs, 2, policy, constant(9).table(8.0))
+    monkeypatch.setattr(driver, "_TURN", 7)
+    one = on_arrays(jobs, 2, policy, constant(9).table(8.0))
     assert one.migrations[0] == one.moves.row.size > 900  # more than the log had room for at first
-    assert_same(one, simulate_by_views(jobs, 2, policy, constant(9).table(8.0), debug=True))
+    assert_same(one, by_views(jobs, 2, policy, constant(9).table(8.0)))
 
 
 def test_equipartition_shares_the_platform():
     jobs = [job(1, 0, 10, tasks=2, cpu=1.0, mem=1.0), job(2, 0, 10, tasks=2, cpu=1.0, mem=1.0), job(3, 4, 3, cpu=0.5)]
-    run = simulate(jobs, 2, parse("EQUIPARTITION"))
+    run = named("EQUIPARTITION").simulate(jobs, 2)
     # Half of the platform each until 4; then 0.5 for job 3, which it can use whole, and 0.75 for the others.
     assert run.end_s[2] == 7.0
     assert run.end_s[:2] == pytest.approx([7.0 + 2 * (10 - 2 - 3 * 0.375), 20.75])
@@ -181,8 +184,8 @@ def traces(draw):
 )
 def test_both_loops_come_to_the_same_bits_under_every_policy(jobs, name, period_s, overheads):
     policy, table = parse(name, period_s), overheads.table(8.0)
-    one = simulate_fractional(jobs, 4, policy.name, policy.rules, table, debug=True, compiling=NEVER)
-    assert_same(one, simulate_by_views(jobs, 4, policy, table, debug=True))
+    one = run_loop(jobs, 4, policy, table, debug=True, compiling=NEVER, record=True)
+    assert_same(one, run_loop(jobs, 4, policy, table, debug=True, record=True, views=True))
     np.testing.assert_array_equal(one.virtual_time_s, [each.run_time_s for each in jobs])
     assert np.all(one.end_s - one.start_s >= one.run_time_s + one.penalty_s - 1e-6)
 
@@ -197,8 +200,8 @@ def test_the_compiled_loop_comes_to_the_bits_of_the_plain_one(monkeypatch):
     jobs = synthetic_trace(16, 60, 3)
     for name in ("GreedyPM */per/OPT=MIN/MINVT=600", "Greedy */OPT=AVG", "/stretch-per/OPT=MAX", "DYNMCB8", "GREEDY"):
         policy, table = parse(name), linear(20, 0.1, 1.0).table(8.0)
-        plain = simulate_fractional(jobs, 16, name, policy.rules, table, compiling=NEVER)
-        assert_same(plain, simulate_fractional(jobs, 16, name, policy.rules, table, debug=True))
+        plain = run_loop(jobs, 16, policy, table, record=True, compiling=NEVER)
+        assert_same(plain, run_loop(jobs, 16, policy, table, record=True, debug=True))
         midway = Compiling(When.IF_SOONER)
-        assert_same(plain, simulate_fractional(jobs, 16, name, policy.rules, table, compiling=midway))
+        assert_same(plain, run_loop(jobs, 16, policy, table, record=True, compiling=midway))
         assert plain.decisions > 100

@@ -1,19 +1,24 @@
-"""A policy of dynamic fractional resource scheduling through a whole trace: the compiled loop, and what it returns."""
+"""The event loop over a whole trace: compiled or as it stands, with interrupts, and what it returns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from testbed.compiler import compiled
 from testbed.errors import RunError
 from testbed.limits import MOST_EVENTS
-from testbed.policies.state import Cluster, Rules
+from testbed.policies.kernel_policy import has_kernels
+from testbed.policies.state import Cluster
+from testbed.policies.view import Policy
 from testbed.simulation.compiling import AT_ONCE, Compiling
-from testbed.simulation.engine import FINISHED, PAUSED, STUCK, run_events
+from testbed.simulation.engine import FINISHED, PAUSED, STUCK, event_loop
 from testbed.simulation.overheads import OverheadTable
-from testbed.simulation.run import Moves, SimulatedRun
+from testbed.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
 from testbed.simulation.soundness import MEANING
+from testbed.simulation.views import Views
 from testbed.simulation.world import (
     ACTIVE,
     DECIDE_MAX_NS,
@@ -21,11 +26,14 @@ from testbed.simulation.world import (
     DECISIONS,
     FAULT_ROW,
     LOGGED,
+    NODES_LOGGED,
     SUBMITTED,
+    Log,
     World,
-    longer,
-    new_moving,
+    new_log,
+    new_moves,
     new_world,
+    with_room,
 )
 from testbed.workload.jobs import Job
 
@@ -34,35 +42,43 @@ _TWIN_TURN = 50  # and for the loop uncompiled, between two looks at the clock
 _PATIENCE = 100_000  # decisions in a row without progress: penalties that begin anew before they end
 
 
-def simulate_fractional(
+def run_loop(
     jobs: Sequence[Job],
     nodes: int,
-    policy: str,
-    rules: Rules,
+    policy: Policy,
     overheads: OverheadTable,
     *,
     debug: bool = False,
     compiling: Compiling = AT_ONCE,
+    record: bool = False,
+    views: bool = False,
 ) -> SimulatedRun:
-    """Run `jobs`, in order of submission, under `rules`.
+    """Run `jobs`, in order of submission, under `policy`; `views` shows it views although it has kernels.
 
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
-    run = compiling.begin(run_events)
-    table, cluster, world, log = new_world(jobs, nodes)
-    moving = new_moving(table, nodes)
+    table, cluster, world = new_world(jobs, nodes)
+    moves, log = new_moves(len(jobs), nodes), new_log(table, records=record)
+    run: Callable[..., int]
+    plain: Callable[..., int] | None = None
+    rules: object = ()
+    if has_kernels(policy) and not views:
+        plain, rules = event_loop(policy.kernels), policy.rules
+        run = compiling.begin(plain)
+    else:
+        run = Views(policy, jobs, table, cluster, world).loop()
+    period_s = float(policy.period_s or 0.0)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
     began_s = time.perf_counter()
     while status == PAUSED:
-        if world.counts[LOGGED] + len(jobs) > log.row.size:
-            log = longer(log)
-        turn = _TWIN_TURN if run is run_events else _TURN
-        status = run(rules, overheads, table, cluster, world, moving, log, turn, debug)
-        if run is run_events and compiling.is_sooner(time.perf_counter() - began_s, _done_frac(world)):
+        log = with_room(log, world, table)
+        turn = _TURN if plain is not None and run is not plain else _TWIN_TURN
+        status = run(rules, period_s, overheads, table, cluster, world, moves, log, turn, debug)
+        if run is plain and compiling.is_sooner(time.perf_counter() - began_s, _done_frac(world)):
             compiling.announce()
-            run = compiled(run_events)
+            run = compiled(plain)
         if world.counts[DECISIONS] > MOST_EVENTS:
             raise RunError(
                 f"{_place(policy, world)}: {MOST_EVENTS} decisions, and no end: "
@@ -77,9 +93,8 @@ def simulate_fractional(
     if status != FINISHED:
         job = jobs[int(world.counts[FAULT_ROW])]
         raise RunError(f"{_place(policy, world)}: job {job.job_id} {MEANING[status]}")
-    logged = int(world.counts[LOGGED])
     return SimulatedRun(
-        policy=policy,
+        policy=policy.name,
         nodes=nodes,
         jobs=tuple(jobs),
         start_s=world.start_s,
@@ -89,15 +104,28 @@ def simulate_fractional(
         migrations=world.migrations,
         penalty_s=world.penalty_s,
         tasks_moved=world.tasks_moved,
-        moves=Moves(
-            time_s=log.time_s[:logged].copy(),
-            row=log.row[:logged].copy(),
-            kind=log.kind[:logged].copy(),
-            tasks=log.tasks[:logged].copy(),
-        ),
+        moves=_moves(log, int(world.counts[LOGGED])),
         decisions=int(world.counts[DECISIONS]),
         decide_total_s=float(world.counts[DECIDE_NS]) / 1e9,
         decide_max_s=float(world.counts[DECIDE_MAX_NS]) / 1e9,
+        recording=_recording(log, world) if record else None,
+    )
+
+
+def _moves(log: Log, logged: int) -> Moves:
+    chosen = np.flatnonzero(log.kind[:logged] <= MIGRATION)
+    return Moves(time_s=log.time_s[chosen], row=log.row[chosen], kind=log.kind[chosen], tasks=log.tasks[chosen])
+
+
+def _recording(log: Log, world: World) -> Recording:
+    logged = int(world.counts[LOGGED])
+    return Recording(
+        time_s=log.time_s[:logged],
+        row=log.row[:logged],
+        kind=log.kind[:logged],
+        yield_frac=log.yield_frac[:logged],
+        free_at_s=log.free_at_s[:logged],
+        nodes=log.nodes[: int(world.counts[NODES_LOGGED])],
     )
 
 
@@ -110,8 +138,8 @@ def _done_frac(world: World) -> float:
     return float(world.counts[SUBMITTED] - world.counts[ACTIVE]) / world.rows.size
 
 
-def _place(policy: str, world: World) -> str:
-    return f"policy {policy!r} at {world.time_s[0]:.17g} s"
+def _place(policy: Policy, world: World) -> str:
+    return f"policy {policy.name!r} at {world.time_s[0]:.17g} s"
 
 
 def _in_system(jobs: Sequence[Job], world: World) -> str:
