@@ -78,9 +78,10 @@ def plugins(install_plugin: Callable[[str, str, str], Path]) -> Path:
     (points,) = blocks(PAGE, "toml")
     named = tomllib.loads(points)["project"]["entry-points"]
     driver = {"testbed.drivers": named.pop("testbed.drivers")}
-    policy, program, gentle, _test = blocks(PAGE, "python")
+    policy, kernels, program, gentle, _test, experiment = blocks(PAGE, "python")
     install_plugin("gentle", gentle, entry_points(driver))
-    return install_plugin("lab_plugins", f"{policy}\n{program}", entry_points(named))
+    rest = "\n".join((policy, kernels, program, experiment))
+    return install_plugin("lab_plugins", rest, entry_points(named))
 
 
 def entry_points(named: dict[str, dict[str, str]]) -> str:
@@ -206,7 +207,7 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
 @pytest.mark.slow
 def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -> None:
     """By the page's own test, in a project that knows nothing of this one's settings."""
-    *_, test = blocks(PAGE, "python")
+    test = blocks(PAGE, "python")[4]
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "test_gentle.py").write_text(test)
@@ -221,7 +222,7 @@ def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -
 
 def test_the_driver_is_small() -> None:
     """Its methods are the seven of the core, and what they are made of."""
-    _, _, code, _ = blocks(PAGE, "python")
+    code = blocks(PAGE, "python")[3]
     (driver,) = [
         each for each in ast.parse(code).body if isinstance(each, ast.ClassDef) and each.name == "GentleDriver"
     ]
