@@ -80,7 +80,7 @@ def plugins(install_plugin: Callable[[str, str, str], Path]) -> Path:
     driver = {"testbed.drivers": named.pop("testbed.drivers")}
     policy, kernels, program, gentle, _test, experiment = blocks(PAGE, "python")
     install_plugin("gentle", gentle, entry_points(driver))
-    rest = "\n".join((policy, kernels, program, experiment))
+    rest = f"{policy}\n{kernels}\n{program}\n{experiment}"
     return install_plugin("lab_plugins", rest, entry_points(named))
 
 
