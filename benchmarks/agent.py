@@ -9,56 +9,40 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-from lab import lab, percentile, print_machine, print_table
+import numpy as np
+from lab import open_nodes, percentile, print_machine, print_table
 
-from testbed.bus.messages import GuestSpec, ListGuests, ProgramSpec, Start, Stop
-from testbed.bus.telemetry import GuestSample
-from testbed.lab.fleet import Fleet
+from testbed import Lab, LabJob
 
 WINDOWS_S, TARGET_PP = (1.0, 10.0), 1.0
 CAPS_CORES = ([0.1], [0.25], [0.5], [0.75], [0.9], [0.1] * 4, [0.25] * 4, [0.1, 0.2, 0.3, 0.4])
 
 
-def spec(name: str, cores: float = 1.0) -> GuestSpec:
-    program = ProgramSpec(name="eatcpu", work_units=1 << 50, units_per_iteration=200, seed=1)
-    return GuestSpec(guest=name, run="bench", job=0, task=0, program=program, cpu_cores=cores, memory_mib=96)
-
-
-async def cpu_of(fleet: Fleet, node: int) -> dict[str, tuple[float, float]]:
-    """Guest to (monotonic s, CPU s), read at once."""
-    result = await fleet.call(node, ListGuests(), 5)
-    guests = msgspec.convert(result["guests"], list[GuestSample])
-    return {sample.guest: (time.monotonic(), sample.cpu_s) for sample in guests}
-
-
-async def measure_caps(fleet: Fleet, repeats: int) -> dict[str, object]:
+async def measure_caps(lab: Lab, repeats: int) -> dict[str, object]:
     """Take windows of both lengths under several caps."""
     errors_pp: dict[float, list[float]] = {window_s: [] for window_s in WINDOWS_S}
     rows = []
     for cores in CAPS_CORES:
-        names = [f"bench-{index}" for index in range(len(cores))]
-        for name, cap in zip(names, cores, strict=True):
-            await fleet.call(0, Start(spec=spec(name), cap_cores=cap), 30)
-        await asyncio.sleep(1.0)
         row: list[object] = [" ".join(f"{cap:.2f}" for cap in cores)]
-        for window_s in WINDOWS_S:
-            found = []
-            for _ in range(repeats):
-                before = await cpu_of(fleet, 0)
-                await asyncio.sleep(window_s)
-                after = await cpu_of(fleet, 0)
-                used = [(after[n][1] - before[n][1]) / (after[n][0] - before[n][0]) for n in names]
-                found += [abs(u - cap) * 100 for u, cap in zip(used, cores, strict=True)]
-            errors_pp[window_s] += found
-            row += [sum(found) / len(found), max(found)]
+        async with contextlib.AsyncExitStack() as guests:
+            jobs = await started(lab, guests, cores)
+            await asyncio.sleep(1.0)
+            for window_s in WINDOWS_S:
+                watched = await lab.watch(0, [job.name for job in jobs], window_s, repeats * window_s)
+                lengths_s = np.diff(watched.t_s)
+                found = [
+                    float(error_pp)
+                    for job, cap in zip(jobs, cores, strict=True)
+                    for error_pp in np.abs(np.diff(watched.cpu_s[job.name]) / lengths_s - cap) * 100
+                ]
+                errors_pp[window_s] += found
+                row += [sum(found) / len(found), max(found)]
         rows.append(row)
-        for name in names:
-            await fleet.call(0, Stop(guest=name), 10)
     heads = (
         "caps (cores)",
         *(f"{what} |error| pp, {window_s:g} s" for window_s in WINDOWS_S for what in ("mean", "max")),
@@ -76,22 +60,31 @@ async def measure_caps(fleet: Fleet, repeats: int) -> dict[str, object]:
     return {f"errors_pp_{window_s:g}_s": found for window_s, found in errors_pp.items()}
 
 
-async def measure_cost(fleet: Fleet) -> dict[str, object]:
+async def started(lab: Lab, guests: contextlib.AsyncExitStack, cores: Sequence[float]) -> list[LabJob]:
+    """Start a guest with each of these caps on the first node."""
+    jobs = [
+        await guests.enter_async_context(lab.job(program="eatcpu", cpu_cores=1.0, memory_mib=96, nodes=[0]))
+        for _ in cores
+    ]
+    for job, cap in zip(jobs, cores, strict=True):
+        await job.start(cap)
+    return jobs
+
+
+async def measure_cost(lab: Lab) -> dict[str, object]:
     """Read what one agent uses, by its own telemetry, with no guests and with some."""
-    window_s, rows = max(WINDOWS_S), []
+    window_s, rows, (node, *_) = max(WINDOWS_S), [], lab.fleet.nodes
     for count, cap in ((0, 0.0), (1, 0.5), (4, 0.2), (8, 0.1)):
-        for number in range(count):
-            await fleet.call(0, Start(spec=spec(f"bench-{number}"), cap_cores=cap), 30)
-        await asyncio.sleep(2)
-        before = fleet.nodes[0].telemetry
-        await asyncio.sleep(window_s)
-        after = fleet.nodes[0].telemetry
+        async with contextlib.AsyncExitStack() as guests:
+            await started(lab, guests, [cap] * count)
+            await asyncio.sleep(2)
+            before = node.telemetry
+            await asyncio.sleep(window_s)
+            after = node.telemetry
         if before is None or after is None:
             raise RuntimeError("no telemetry")
         elapsed_s = (after.mono_ns - before.mono_ns) / 1e9
         rows.append((count, (after.agent_cpu_s - before.agent_cpu_s) / elapsed_s * 100, after.agent_rss_mib))
-        for number in range(count):
-            await fleet.call(0, Stop(guest=f"bench-{number}"), 10)
     print_table(f"An agent's own cost over {window_s:g} s", ("guests, all capped", "CPU % of a core", "RSS MiB"), rows)
     return {"cost": [dict(zip(("guests", "cpu_percent", "rss_mib"), row, strict=True)) for row in rows]}
 
@@ -102,11 +95,11 @@ async def main() -> None:
     parser.add_argument("--broker", default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single measurement there")
     options = parser.parse_args()
-    async with lab(broker=options.broker) as (fleet, _):
+    async with open_nodes(broker=options.broker) as lab:
         print_machine()
-        facts = fleet.facts(0)
+        facts = lab.facts[0]
         print(f"driver {facts.driver}: {', '.join(facts.capabilities)}; broker {options.broker}")
-        results = await measure_cost(fleet) | await measure_caps(fleet, options.repeats)
+        results = await measure_cost(lab) | await measure_caps(lab, options.repeats)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from node_agent.facts import cpu_model
-from testbed.bus.protocol import Bus
-from testbed.lab.bring_up import live_lab
-from testbed.lab.fleet import Fleet
-from testbed.lab.leased import lease_scenario
+from testbed.lab.opening import LabOpening, open_lab
 from testbed.scenario.schema import check_scenario
 
 
-@asynccontextmanager
-async def lab(
-    nodes: int = 2, cpus: float = 1.0, memory_mib: int = 1024, broker: str = "auto"
-) -> AsyncIterator[tuple[Fleet, Bus]]:
-    """Bring up broker and agents as a run does; yields the fleet, every node announced."""
+def open_nodes(nodes: int = 2, cpus: float = 1.0, memory_mib: int = 1024, broker: str = "auto") -> LabOpening:
+    """Return a context that opens a lab of local nodes, as a run does."""
     table: dict[str, object] = {
         "name": "bench",
         "policy": "FCFS",
@@ -29,14 +21,7 @@ async def lab(
         "broker": {"address": broker},
         "nodes": [{"name": f"node-{index}", "cpus": cpus, "memory_mib": memory_mib} for index in range(nodes)],
     }
-    scenario = check_scenario(table, Path("bench"))
-    with tempfile.TemporaryDirectory(prefix="dfrs-bench-") as folder:
-        async with (
-            live_lab(scenario, Path(folder), "bench") as bus,
-            lease_scenario(bus, scenario, "bench") as leased,
-        ):
-            await leased.ready(Path(folder))
-            yield leased.fleet, bus
+    return open_lab(check_scenario(table, Path("bench")))
 
 
 def print_machine() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import floor
 
 from testbed.calibration.experiment import LabFacts
+from testbed.lab.guest_specs import whole_cores
 
 LEAST_MIB = 64
 LEAST_CORES = 0.2
@@ -52,7 +53,7 @@ def need_cores(lab: LabFacts, nodes: int = 1, tasks: int = 1) -> float:
 
 def vcpu_counts(lab: LabFacts) -> list[int]:
     """Return how many virtual CPUs a guest can have and keep busy: one, and where there are cores for it, several."""
-    return [1] if room_cores(lab) <= 1.0 else [1, min(4, ceil(room_cores(lab) - 1e-9))]
+    return [1] if room_cores(lab) <= 1.0 else [1, min(4, whole_cores(room_cores(lab)))]
 
 
 def down(cores: float) -> float:

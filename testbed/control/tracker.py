@@ -13,6 +13,7 @@ from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
+from testbed.lab.guest_specs import cap_at
 from testbed.run import events
 from testbed.run.phases import Phase
 from testbed.suspicious_acts import ActKind
@@ -272,5 +273,5 @@ def _allowance(live: LiveJob, task: int) -> Allowance:
     limit_cores = most_cores = float(spec.program.workers)
     if state.phase is Phase.RUNNING:
         yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
-        limit_cores = min(most_cores, spec.cpu_cores * yield_frac)
+        limit_cores = min(most_cores, cap_at(spec, yield_frac))
     return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
