@@ -72,20 +72,22 @@ memory_mib = 320
 """
 
 
+EXAMPLES = ("narrow", "first_come", "sqrt_program", "gentle", "test_gentle", "hold")  # the page's code, in its order
+
+
+def example(module: str) -> str:
+    return dict(zip(EXAMPLES, blocks(PAGE, "python"), strict=True))[module]
+
+
 @pytest.fixture
 def plugins(install_plugin: Callable[[str, str, str], Path]) -> Path:
-    """Return the folder in which the examples are installed: each driver's file by itself, the rest in one."""
+    """Return the folder in which the examples are installed, each with its line of entry points."""
     (points,) = blocks(PAGE, "toml")
-    named = tomllib.loads(points)["project"]["entry-points"]
-    driver = {"testbed.drivers": named.pop("testbed.drivers")}
-    policy, kernels, program, gentle, _test, experiment = blocks(PAGE, "python")
-    install_plugin("gentle", gentle, entry_points(driver))
-    rest = f"{policy}\n{kernels}\n{program}\n{experiment}"
-    return install_plugin("lab_plugins", rest, entry_points(named))
-
-
-def entry_points(named: dict[str, dict[str, str]]) -> str:
-    return "\n".join(f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in each.items()) for group, each in named.items())
+    for group, named in tomllib.loads(points)["project"]["entry-points"].items():
+        for name, target in named.items():
+            module = target.partition(":")[0]
+            folder = install_plugin(module, example(module), f"[{group}]\n{name} = {target}\n")
+    return folder
 
 
 def run_python(plugins: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -207,7 +209,7 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
 @pytest.mark.slow
 def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -> None:
     """By the page's own test, in a project that knows nothing of this one's settings."""
-    test = blocks(PAGE, "python")[4]
+    test = example("test_gentle")
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "test_gentle.py").write_text(test)
@@ -222,7 +224,7 @@ def test_the_driver_does_what_every_driver_must(plugins: Path, tmp_path: Path) -
 
 def test_the_driver_is_small() -> None:
     """Its methods are the seven of the core, and what they are made of."""
-    code = blocks(PAGE, "python")[3]
+    code = example("gentle")
     (driver,) = [
         each for each in ast.parse(code).body if isinstance(each, ast.ClassDef) and each.name == "GentleDriver"
     ]
