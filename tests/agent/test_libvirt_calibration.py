@@ -17,7 +17,7 @@ from testbed.calibration.session import Order, calibrate
 from testbed.lab.bring_up import live_lab
 from testbed.scenario.schema import load_scenario
 
-pytestmark = [needs_hypervisor, pytest.mark.slow]
+pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 
 
 def kill(guest: str) -> None:

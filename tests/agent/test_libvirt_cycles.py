@@ -25,7 +25,7 @@ from support.live import HANG_S
 from node_agent.drivers.protocol import DriverError, Happening
 from testbed.bus.messages import GuestSpec
 
-pytestmark = [needs_hypervisor, pytest.mark.slow]
+pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 CYCLES = int(os.environ.get("DFRS_GUEST_CYCLES", "60"))
 CYCLES_OF_A_LIFE = 10
 UNITS = 120_000  # more than is done in so many cycles, as a rule

@@ -26,7 +26,7 @@ SECRETS = ("influxdb_token", "influxdb_password")  # every role asks for its own
 _COUNT = re.compile(r"(\w+)=(\d+)")
 Lab = tuple[Path, Ssh, list[HostAt]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
 
 @pytest.fixture(scope="module")

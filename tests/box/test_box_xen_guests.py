@@ -78,6 +78,7 @@ def run_suite(lab: XenLab, folder: Path, chosen: str) -> int:
     return int(passed[1])
 
 
+@pytest.mark.long
 def test_a_guest_is_capped_and_goes_on_from_its_image_to_the_same_end(lab: XenLab, tmp_path: Path) -> None:
     assert run_suite(lab, tmp_path, _A_FEW) == 2
 
