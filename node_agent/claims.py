@@ -17,6 +17,7 @@ import msgspec
 
 from node_agent.drivers.procs.records import boot_id, start_ticks
 from node_agent.drivers.protocol import PREFIX, NodeBudget
+from testbed.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -109,9 +110,7 @@ def claimed(claim: Claim) -> Iterator[None]:
     path = folder() / claim.file
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(claim))
-        part.replace(path)
+        write_whole(path, msgspec.json.encode(claim), durable=False)
     except OSError as error:  # the lab works without: only a cleanup would miss it
         _log.warning("%s: %s: what this agent leaves if it is killed will not be found", path, error.strerror)
     yield

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from node_agent.guests.recipe_tools import run, sha256
 from testbed.errors import RunError, UserError
+from testbed.whole_files import write_whole
 
 _META = "linux-image-cloud-amd64"
 _BUSYBOX = Path("/bin/busybox")
@@ -41,9 +42,7 @@ def kernel_package(downloads: Path) -> Package:
         pass  # nothing is kept, or it is damaged: it is asked for again
     package = _ask_kernel_package()
     downloads.mkdir(parents=True, exist_ok=True)
-    new = downloads / f"kernel-{os.getpid()}.json"
-    new.write_text(json.dumps({"lists": stamp, "package": asdict(package)}), encoding="ascii")
-    new.replace(kept)
+    write_whole(kept, json.dumps({"lists": stamp, "package": asdict(package)}))
     return package
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import lzma
-import os
 import shutil
 import struct
 import subprocess
@@ -14,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from node_agent.guests.image import GuestImage
+from testbed.whole_files import write_whole
 
 _SETUP_SECTORS_AT, _MAGIC_AT, _PAYLOAD_AT = 0x1F1, 0x202, 0x248  # Linux, Documentation/arch/x86/boot.rst
 _SECTOR_BYTES = 512
@@ -29,13 +28,9 @@ def uncompressed(image: GuestImage) -> Path:
     made = image.folder / "vmlinux"
     if made.exists():
         return made
-    fresh = image.folder / f"vmlinux-{os.getpid()}.new"
     try:
-        fresh.write_bytes(unpack_kernel(image.kernel.read_bytes()))
-        fresh.replace(made)
+        write_whole(made, unpack_kernel(image.kernel.read_bytes()))
     except (OSError, ValueError, lzma.LZMAError, zlib.error, subprocess.SubprocessError) as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         _log.info("guests boot the compressed kernel, which takes Xen longer: %s", error)
         return image.kernel
     return made

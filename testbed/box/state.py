@@ -16,6 +16,7 @@ import msgspec
 from testbed.box.processes import ProcessId, wait_until
 from testbed.box.spec import RUN_ROOT, BoxSpec, NodeSpec, lab_dir, prefix
 from testbed.errors import RunError, UserError
+from testbed.whole_files import write_whole
 
 _FILE = "lab.json"
 
@@ -106,11 +107,7 @@ class Journal:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner reads; it is there whole, or as it was before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    beside.replace(path)
+    write_whole(path, content, mode=0o600, durable=False)
 
 
 def broker_url_file(lab: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import OrderedDict
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Self, TextIO
 
 from testbed.bus.messages import BadRecordError, Reply, decode, encode
 from testbed.failure_codes import FailureCode
+from testbed.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,7 @@ class AnswerJournal:
     def _rewrite(self, path: Path) -> None:
         """Write the file anew, with what is still of use."""
         lines = [encode(reply).decode() + "\n" for reply in (*self._answers.values(), *self._begun.values())]
-        fresh = path.with_name(path.name + ".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-        os.replace(fresh, path)  # noqa: PTH105  named for what it promises: atomic
+        write_whole(path, "".join(lines), durable=False)
         if self._file is not None:
             self._file.close()
         self._file = path.open("a", encoding="utf-8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,6 +14,7 @@ import tomli_w
 
 from testbed.calibration.model import VERSION, Calibration, OverheadGrids, Quantity
 from testbed.errors import RunError
+from testbed.whole_files import write_whole
 
 _DIGITS = 9  # more than any clock here can tell
 _NUMBERS = re.compile(r"\[\n(?:\s+[-+.\w]+,\n)+\s*\]")
@@ -46,16 +45,9 @@ _COMMENTS = {
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write the file; raises RunError, and leaves what was there, if it cannot."""
-    part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.write(calibration_text(calibration))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_whole(path, calibration_text(calibration))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise RunError(f"{path}: cannot write: {error.strerror}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from testbed.campaign.model import Campaign, FigureSpec
 from testbed.campaign.results import Row
 from testbed.campaign.summary import chosen_rows, label_rows, spread_of
 from testbed.errors import RunError, UserError
+from testbed.whole_files import draft_of
 
 _AXES = {
     "load": "offered load",
@@ -111,11 +111,8 @@ def drawing(folder: Path, name: str, size: tuple[float, float]) -> Iterator[tupl
         yield figure, axes
         for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
             path = folder / f"{name}.{suffix}"
-            draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
-                figure.savefig(draft, format=suffix, metadata=metadata)
-                draft.replace(path)
+                with draft_of(path) as draft:
+                    figure.savefig(draft, format=suffix, metadata=metadata)
             except OSError as error:
                 raise UserError(f"{path}: cannot be written: {error}") from error
-            finally:
-                draft.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from testbed.campaign.model import MEASURES, Campaign
 from testbed.campaign.plan import Asked, Plan, Simulation
 from testbed.campaign.sweep import Results
 from testbed.errors import RunError, UserError
+from testbed.whole_files import draft_of
 from testbed.workload.files import write_text
 
 Value = str | int | float | None
@@ -101,14 +101,11 @@ def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
         raise RunError("Parquet needs pyarrow: install the extra campaign") from error
     schema = pa.schema([(column, _arrow_type(pa, column)) for column in COLUMNS])
     table = pa.table({column: pa.array([row[column] for row in rows], schema.field(column).type) for column in COLUMNS})
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(table, draft, compression="zstd")
-        draft.replace(path)
+        with draft_of(path) as draft:
+            pq.write_table(table, draft, compression="zstd")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _arrow_type(pa: object, column: str) -> object:

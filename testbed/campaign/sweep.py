@@ -97,7 +97,7 @@ class Sweep:
         self._lock.truncate()
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
-        for draft in self.folder.glob("*/.*.tmp"):
+        for draft in self.folder.glob("*/.*.part"):
             draft.unlink()
         return self
 

@@ -206,14 +206,13 @@ def _write_jobs(path: Path, run: SimulatedRun, node_memory_gb: float, tau_s: flo
     import csv
 
     from testbed.measure.rundir import JOB_COLUMNS
+    from testbed.whole_files import draft_of
 
-    part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
+        with draft_of(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(JOB_COLUMNS)
             writer.writerows(run.job_rows(node_memory_gb, tau_s))
-        part.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 

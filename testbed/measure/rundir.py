@@ -32,6 +32,7 @@ from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
 from testbed.run.events import Event, Intent
 from testbed.run.journal import BadEntryError, encode, read_lines
+from testbed.whole_files import write_whole
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
@@ -201,16 +202,9 @@ class RunDirectory:
     def _write(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
         path = self.path / name
-        part = path.with_name(name + ".part")
         try:
-            with part.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+            write_whole(path, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
             raise RunError(f"{path}: cannot write: {error.strerror}") from error
 
     def _free_reserve(self) -> None:

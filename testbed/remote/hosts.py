@@ -14,7 +14,6 @@ ssh = "root@192.0.2.1"
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -26,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from testbed.errors import UserError, nearest, shown
 from testbed.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.whole_files import write_whole
 
 DEFAULT_FILE = Path("hosts.toml")
 
@@ -204,9 +204,4 @@ def save_hosts(hosts: Hosts, path: Path) -> None:
     """Write the file, whole or not at all."""
     data = hosts.model_dump(mode="json", exclude_defaults=True)
     data["hosts"] = [host.model_dump(mode="json", exclude_defaults=True) for host in hosts.hosts]
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        tomli_w.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, tomli_w.dumps(data))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +41,7 @@ from testbed.report.schedule import Schedule
 from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.report.text import METRICS
 from testbed.run import events
+from testbed.whole_files import write_whole
 
 _MOST_REMARKS = 20
 _NOT_COMPARED = ("bound", "cap_windows")  # of the workload, or of how long it was measured
@@ -221,15 +220,10 @@ def render(page: Page) -> str:
 def write_page(page: Page, path: Path) -> None:
     """Write the page to `path` in one piece, or raise `UserError`."""
     text = render(page)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise UserError(
             f"{path}: cannot write the page: {error.strerror}; choose another place with --out FILE"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from testbed.errors import UserError
 from testbed.report.text import wide_console
+from testbed.whole_files import draft_of, write_whole
 
 _SHOWN_ROWS = 100
 _WIDEST = 4000  # characters of a table that is not shown on a terminal
@@ -38,15 +39,13 @@ def as_text(frame: pl.DataFrame, form: Form) -> str:
 
 def write_rows(frame: pl.DataFrame, out: Path) -> None:
     """Write the file, whole or not at all, in the form of its name's end: .parquet, .csv or .json."""
-    part = out.with_name(out.name + ".part")
     try:
         if out.suffix == ".parquet":
-            frame.write_parquet(part)
+            with draft_of(out) as draft:
+                frame.write_parquet(draft)
         else:
-            part.write_text(as_text(frame, "csv" if out.suffix == ".csv" else "json"), encoding="utf-8")
-        part.replace(out)
+            write_whole(out, as_text(frame, "csv" if out.suffix == ".csv" else "json"))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UserError(f"{out}: cannot write: {error.strerror or error}") from error
 
 

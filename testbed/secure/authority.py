@@ -20,7 +20,6 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from testbed.bus.topics import check_name
 from testbed.errors import UserError, nearest
 from testbed.secure import revocation
+from testbed.whole_files import write_whole
 
 Party = Literal["broker", "node", "controller"]
 CONTROLLER_PREFIX = "controller."  # of a common name: no node can be called so, as names of nodes have no dot
@@ -364,9 +364,4 @@ def _cert_bytes(cert: x509.Certificate) -> bytes:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file that only its owner reads, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, content, mode=0o600)

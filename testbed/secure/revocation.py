@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from testbed.errors import UserError
+from testbed.whole_files import write_whole
 
 LOG = "issued.jsonl"
 _SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a list of the future lets nobody in
@@ -108,9 +109,4 @@ def _write(
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
         builder = builder.add_revoked_certificate(entry)
     content = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    part = path.with_name(path.name + ".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, content, mode=0o600)

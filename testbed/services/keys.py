@@ -12,6 +12,7 @@ from typing import Self
 import msgspec
 
 from testbed.errors import UserError
+from testbed.whole_files import write_whole
 
 _ITERATIONS = 10_000
 
@@ -55,12 +56,7 @@ def make_keys() -> Keys:
         return found
     keys, path = Keys.new(), keys_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(keys), indent=1))
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(keys), indent=1), mode=0o600)
     return keys
 
 

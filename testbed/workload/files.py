@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
-from contextlib import suppress
 from pathlib import Path
 
 from testbed.errors import InputError, UserError, nearest
+from testbed.whole_files import write_whole
 
 
 def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
@@ -50,20 +49,6 @@ def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
         if target.exists() and not target.is_file():
             path.write_bytes(data)
         else:
-            _replace(target, data)
+            write_whole(target, data)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _replace(target: Path, data: bytes) -> None:
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            draft.unlink()
-        raise

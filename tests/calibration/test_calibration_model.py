@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -197,7 +198,7 @@ def test_the_same_trials_give_the_same_bytes(monkeypatch, tmp_path):
 def test_a_file_that_cannot_be_written_leaves_the_old_one(calibration, tmp_path):
     path = tmp_path / "calibration.toml"
     path.write_text("old", encoding="utf-8")
-    (tmp_path / "calibration.toml.part").mkdir()
+    (tmp_path / f".calibration.toml.{os.getpid()}.part").mkdir()  # in the place of its draft
     with pytest.raises(RunError, match="cannot write"):
         write_calibration(path, calibration)
     assert path.read_text(encoding="utf-8") == "old"

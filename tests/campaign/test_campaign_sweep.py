@@ -121,7 +121,7 @@ def test_killed_at_any_step_on_the_disk_nothing_is_lost_and_nothing_done_again(k
 
         def torn(path, text):
             fuse.step()
-            draft = path.with_name(f".{path.name}.1.tmp")
+            draft = path.with_name(f".{path.name}.1.part")
             draft.write_text(text[: len(text) // 2])
             fuse.step()
             draft.unlink()

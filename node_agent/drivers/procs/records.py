@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.programs.segments import is_segment, remove_segments
+from testbed.whole_files import write_whole
 
 _GONE_WITHIN_S = 2.0
 
@@ -111,10 +112,8 @@ class ProcessRecords:
         return Left(killed, left.segments)
 
     def _write(self) -> None:
-        partial = self._path.with_suffix(".part")
         told = {"boot": self._boot, "started": self._started, "segments": sorted(map(str, self._segments))}
-        partial.write_text(json.dumps(told), encoding="utf-8")
-        partial.replace(self._path)
+        write_whole(self._path, json.dumps(told), durable=False)
 
 
 def _kill(pid: int, ticks: int) -> bool:

@@ -11,12 +11,14 @@ import os
 import platform
 from pathlib import Path
 
+from node_agent.drivers.procs.records import boot_id
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, console_path, domain_xml
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.whole_files import write_whole
 
 KVM = Path("/dev/kvm")
 BOOT_WITHIN_S = 20.0
@@ -40,7 +42,7 @@ async def choose_accelerator(wanted: str, hypervisor: Hypervisor, budget: NodeBu
 
 async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> bool:
     path = image.folder / "kvm.json"
-    machine = [platform.release(), await asyncio.to_thread(_boot_id)]
+    machine = [platform.release(), await asyncio.to_thread(boot_id)]
     loop = asyncio.get_running_loop()
     lock = await asyncio.to_thread(_lock, image.folder / "kvm.lock")  # agents of one machine try one after the other
     try:
@@ -86,10 +88,6 @@ async def _boots(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
         hypervisor.file(console_path(spec.guest)).unlink(missing_ok=True)
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def _lock(path: Path) -> int:
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -105,6 +103,4 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _write(path: Path, value: dict[str, object]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_whole(path, json.dumps(value) + "\n")
