@@ -83,7 +83,7 @@ class Experiment(ABC):
         return 5.0
 
     @abstractmethod
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial with fresh guests and return its observations; raises `TestbedError` if it failed.
 
         A trial is the independent unit of all statistics.

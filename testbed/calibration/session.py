@@ -62,12 +62,12 @@ async def calibrate(
     Raises `UserError` if the journal in `place` is of another lab, seed or machine.
     """
     before = _make_ready(place)
-    async with open_lab(order.scenario, nodes=order.nodes, folder=place, bring_up=bring_up) as bench:
-        lab = LabFacts(order.scenario, bench.facts)
+    async with open_lab(order.scenario, nodes=order.nodes, folder=place, bring_up=bring_up) as lab:
+        facts = LabFacts(order.scenario, lab.facts)
         conditions = {}
         skipped = {}
         for experiment in order.experiments:
-            possible = conditions_of(experiment, lab, quick=order.quick)
+            possible = conditions_of(experiment, facts, quick=order.quick)
             if isinstance(possible, str):
                 skipped[experiment.name] = possible
                 tell(f"{experiment.name}: not on this lab: {possible}")
@@ -75,7 +75,7 @@ async def calibrate(
                 conditions[experiment.name] = possible
         trials = plan(conditions, order.blocks, order.seed)
         with TrialJournal(place / FILE) as journal:
-            begin = _begin(order, bench, skipped)
+            begin = _begin(order, lab, skipped)
             if before is None:
                 journal.begin(begin)
             else:
@@ -83,7 +83,7 @@ async def calibrate(
             todo = left(trials, before.outcomes if before else ())
             if len(todo) < len(trials):
                 tell(f"{len(trials) - len(todo)} of {len(trials)} trials were done before; going on")
-            await _do(order, bench, lab, todo, len(trials), journal, show)
+            await _do(order, lab, facts, todo, len(trials), journal, show)
     return read_trials(place / FILE)
 
 
@@ -97,21 +97,21 @@ def _make_ready(place: Path) -> Trials | None:
 
 
 async def _do(
-    order: Order, bench: Lab, lab: LabFacts, todo: Sequence[Trial], total: int, journal: TrialJournal,
+    order: Order, lab: Lab, facts: LabFacts, todo: Sequence[Trial], total: int, journal: TrialJournal,
     show: Callable[[Step], None],
 ) -> None:  # fmt: skip
     experiments = {experiment.name: experiment for experiment in order.experiments}
-    eta = _Eta({key(t.experiment, t.condition): experiments[t.experiment].expected_s(t.condition, lab) for t in todo})
+    eta = _Eta({key(t.experiment, t.condition): experiments[t.experiment].expected_s(t.condition, facts) for t in todo})
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     failures = 0
     show(Step(None, total - len(todo), total, eta.left_s(todo)))
     for place, trial in enumerate(todo):
         try:
-            bench.check()
+            lab.check()
         except RunError as away:
             raise _ended(str(away), journal) from away
-        outcome = await _one(experiments[trial.experiment], trial, journal.next_trial, bench, begin_s)
+        outcome = await _one(experiments[trial.experiment], trial, journal.next_trial, lab, begin_s)
         journal.add(outcome)
         eta.learn(trial, outcome.elapsed_s)
         failures = failures + 1 if outcome.error else 0
@@ -124,14 +124,14 @@ def _ended(why: str, journal: TrialJournal) -> RunError:
     return RunError(f"{why}; the trials so far are in {journal.path}: call again to go on")
 
 
-async def _one(experiment: Experiment, trial: Trial, number: int, bench: Lab, begin_s: float) -> Outcome:
+async def _one(experiment: Experiment, trial: Trial, number: int, lab: Lab, begin_s: float) -> Outcome:
     loop = asyncio.get_running_loop()
     from_s = loop.time()
-    load = bench.load.mark()
+    load = lab.load.mark()
     observations: tuple[dict[str, float | int | str], ...] = ()
     error: str | None = None
     try:
-        observations = checked_observations(experiment.name, await experiment.trial(bench, trial.condition))
+        observations = checked_observations(experiment.name, await experiment.trial(lab, trial.condition))
     except TestbedError as failure:
         error = str(failure)
     except Exception as failure:  # noqa: BLE001  # whatever a plug-in raises must not cost the other trials
@@ -144,7 +144,7 @@ async def _one(experiment: Experiment, trial: Trial, number: int, bench: Lab, be
         observations=observations,
         elapsed_s=round(loop.time() - from_s, 6),
         t_s=round(from_s - begin_s, 6),
-        foreign_cpu_frac=foreign_frac(load, bench.load.mark()),
+        foreign_cpu_frac=foreign_frac(load, lab.load.mark()),
         error=error,
     )
 
@@ -168,7 +168,7 @@ class _Eta:
         return total_s
 
 
-def _begin(order: Order, bench: Lab, skipped: dict[str, str]) -> dict[str, object]:
+def _begin(order: Order, lab: Lab, skipped: dict[str, str]) -> dict[str, object]:
     return {
         "created_unix_s": round(time.time(), 3),
         "lab": order.scenario.lab,
@@ -179,10 +179,10 @@ def _begin(order: Order, bench: Lab, skipped: dict[str, str]) -> dict[str, objec
         "skipped": skipped,
         "testbed": __version__,
         "controller": {"kernel": platform.release(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "nodes": {node.name: msgspec.to_builtins(node.facts) for node in bench.fleet.nodes},
+        "nodes": {node.name: msgspec.to_builtins(node.facts) for node in lab.fleet.nodes},
         "migration": order.scenario.migration.mechanism,
         "time_scale": order.scenario.time_scale,
-        "core_units_per_s": bench.core_units_per_s,
+        "core_units_per_s": lab.core_units_per_s,
     }
 
 

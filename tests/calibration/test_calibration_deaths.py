@@ -47,13 +47,13 @@ class Once(Experiment):
     def quantities(self, trials):
         return self._experiment.quantities(trials)
 
-    async def trial(self, bench, condition):
+    async def trial(self, lab, condition):
         self.calls += 1
         if self.calls != 2:
-            return await self._experiment.trial(bench, condition)
+            return await self._experiment.trial(lab, condition)
         disturbing = asyncio.create_task(self._disturb())
         try:
-            return await self._experiment.trial(bench, condition)
+            return await self._experiment.trial(lab, condition)
         finally:
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
@@ -201,11 +201,11 @@ def test_a_node_that_goes_away_ends_the_calibration_which_goes_on_later(scenario
     monkeypatch.setattr(Agent, "run", note)
 
     class Leaves(Starts):
-        async def trial(self, bench, condition):
-            found = await super().trial(bench, condition)
+        async def trial(self, lab, condition):
+            found = await super().trial(lab, condition)
             if self.calls == 2:
                 agents[0].stop()
-                while bench.fleet.nodes[0].online:  # noqa: ASYNC110  # virtual time
+                while lab.fleet.nodes[0].online:  # noqa: ASYNC110  # virtual time
                     await asyncio.sleep(0.1)
             return found
 

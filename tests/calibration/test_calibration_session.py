@@ -34,9 +34,9 @@ class Starts(Experiment):
     def expected_s(self, condition, lab):
         return 3.0
 
-    async def trial(self, bench, condition):
+    async def trial(self, lab, condition):
         self.calls += 1
-        async with bench.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
+        async with lab.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
             self.guests += guest.guests
             if self._fails(self.calls):
                 raise RunError("broken")

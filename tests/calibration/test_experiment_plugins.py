@@ -56,7 +56,7 @@ class Own(Experiment):
     def conditions(self, lab, *, quick):
         return [{"size": size} for size in (1, 2)]
 
-    async def trial(self, bench, condition):
+    async def trial(self, lab, condition):
         return [{"seen_s": condition["size"] * 0.5}]
 
     def quantities(self, trials):
@@ -358,7 +358,7 @@ def run(scenario, place, blocks=2):
 
 
 def test_numbers_of_numpy_are_journalled_as_plain_ones(plugin, scenario, tmp_path):
-    plugin("async def trial(self, bench, condition):\n    return [{'seen_s': np.float64(0.5), 'many': np.int64(3)}]")
+    plugin("async def trial(self, lab, condition):\n    return [{'seen_s': np.float64(0.5), 'many': np.int64(3)}]")
     trials, _ = run(scenario, tmp_path / "c")
     assert [one.observations for one in trials.of("own")] == [({"seen_s": 0.5, "many": 3},)] * 4
     assert calibrate_from(trials).find("own_s")[0].value == 0.5
@@ -377,7 +377,7 @@ def test_numbers_of_numpy_are_journalled_as_plain_ones(plugin, scenario, tmp_pat
 def test_a_trial_that_raises_or_returns_nonsense_failed_and_the_others_are_done(
     plugin, scenario, tmp_path, result, error
 ):
-    plugin(f"async def trial(self, bench, condition):\n    return {result} if condition['size'] == 1 else []")
+    plugin(f"async def trial(self, lab, condition):\n    return {result} if condition['size'] == 1 else []")
     trials, _ = run(scenario, tmp_path / "c")
     assert {one.error for one in trials.failed()} == {error}
     assert len(trials.failed()) == 2

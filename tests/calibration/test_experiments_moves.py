@@ -78,10 +78,10 @@ def try_all(name, scenario, *, quick):
     (experiment,) = find_experiments([name])
 
     async def main():
-        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench:
-            lab = LabFacts(scenario, bench.facts)
-            assert experiment.why_not(lab) == ""
-            return [(one, await experiment.trial(bench, one)) for one in experiment.conditions(lab, quick=quick)]
+        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as lab:
+            facts = LabFacts(scenario, lab.facts)
+            assert experiment.why_not(facts) == ""
+            return [(one, await experiment.trial(lab, one)) for one in experiment.conditions(facts, quick=quick)]
 
     return run_in_virtual_time(main())
 
@@ -141,12 +141,12 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
     scenario = lab_scenario()
 
     async def main():
-        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench:
+        async with open_lab(scenario, folder=Path(), bring_up=dry_lab) as lab:
             condition = {
                 "memory_mib": 100, "touched_frac": 1.0, "storage": "disk", "concurrent": 2, "cache": "warm",
                 "program": "eatcpu",
             }  # fmt: skip
-            return await experiment.trial(bench, condition)
+            return await experiment.trial(lab, condition)
 
     first, second = run_in_virtual_time(main())
     assert first["save_s"] == pytest.approx(2.0, abs=0.01)
@@ -163,8 +163,8 @@ def test_a_job_that_stands_still_ends_the_trial():
 
     async def main():
         async with (
-            open_lab(scenario, folder=Path(), bring_up=dry_lab) as bench,
-            bench.job(memory_mib=99, cpu_cores=0.5) as job,
+            open_lab(scenario, folder=Path(), bring_up=dry_lab) as lab,
+            lab.job(memory_mib=99, cpu_cores=0.5) as job,
         ):
             await job.start()
             await job.hold()

@@ -59,19 +59,19 @@ def test_experiments_on_real_processes(tmp_path, edges):
 
     async def main():
         loop = asyncio.get_running_loop()
-        async with open_lab(scenario, folder=tmp_path) as bench:
-            lab = LabFacts(scenario, bench.facts)
+        async with open_lab(scenario, folder=tmp_path) as lab:
+            facts = LabFacts(scenario, lab.facts)
             for experiment in find_experiments(NAMES):
-                assert experiment.why_not(lab) == ""
-                condition = min(experiment.conditions(lab, quick=False), key=smallest)
+                assert experiment.why_not(facts) == ""
+                condition = min(experiment.conditions(facts, quick=False), key=smallest)
                 edges.clear()
                 begin_s = loop.time()
-                observations = await experiment.trial(bench, condition)
+                observations = await experiment.trial(lab, condition)
                 seen[experiment.name] = (condition, observations, loop.time() - begin_s, tuple(edges))
                 for node in range(2):
-                    assert (await bench.fleet.call(node, ListGuests(), HANG_S))["guests"] == [], experiment.name
+                    assert (await lab.fleet.call(node, ListGuests(), HANG_S))["guests"] == [], experiment.name
             (live,) = find_experiments(["live-migration"])
-            assert "capability 'live'" in live.why_not(lab)
+            assert "capability 'live'" in live.why_not(facts)
 
     asyncio.run(main())
     for _, observations, elapsed_s, _ in seen.values():

@@ -37,19 +37,19 @@ def scenario(cpus=1.0, memory_mib=1000, count=2, **changes):
     return check_scenario(table, Path("rates.toml"))
 
 
-def in_the_dry(name, choose=lambda _condition: True, driver=NullDriver, quick=False, **lab):
+def in_the_dry(name, choose=lambda _condition: True, driver=NullDriver, quick=False, **nodes):
     """Run all chosen conditions of an experiment; return condition, observations and virtual seconds of each."""
 
     async def main():
         clock = asyncio.get_running_loop().time
         experiment, found = EXPERIMENTS[name], []
-        async with open_lab(scenario(**lab), folder=Path(), bring_up=dry_lab) as bench:
-            facts = LabFacts(bench.scenario, bench.facts)
+        async with open_lab(scenario(**nodes), folder=Path(), bring_up=dry_lab) as lab:
+            facts = LabFacts(lab.scenario, lab.facts)
             assert not experiment.why_not(facts)
             for condition in experiment.conditions(facts, quick=quick):
                 if choose(condition):
                     begin_s = clock()
-                    observations = await experiment.trial(bench, condition)
+                    observations = await experiment.trial(lab, condition)
                     took_s = clock() - begin_s
                     assert took_s <= experiment.expected_s(condition, facts)
                     assert len(observations) >= 1
@@ -109,14 +109,12 @@ def test_progress_is_in_proportion_to_the_yield(count):
 
 def test_yields_come_in_an_order_of_each_trials_own():
     async def main():
-        async with open_lab(scenario(), folder=Path(), bring_up=dry_lab) as bench:
+        async with open_lab(scenario(), folder=Path(), bring_up=dry_lab) as lab:
             experiment = EXPERIMENTS["proportionality"]
-            facts = LabFacts(bench.scenario, bench.facts)
+            facts = LabFacts(lab.scenario, lab.facts)
             condition = experiment.conditions(facts, quick=True)[0]
             return [
-                tuple(
-                    o["yield_frac"] for o in sorted(await experiment.trial(bench, condition), key=lambda o: o["place"])
-                )
+                tuple(o["yield_frac"] for o in sorted(await experiment.trial(lab, condition), key=lambda o: o["place"]))
                 for _ in range(4)
             ]
 

@@ -78,13 +78,13 @@ def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches,
 
     async def main():
         found = {}
-        async with open_lab(check_scenario(table, Path("rates.toml")), folder=tmp_path) as bench:
-            lab = LabFacts(bench.scenario, bench.facts)
+        async with open_lab(check_scenario(table, Path("rates.toml")), folder=tmp_path) as lab:
+            facts = LabFacts(lab.scenario, lab.facts)
 
             async def run(name, condition):
                 (experiment,) = find_experiments([name.replace("_", "-")])
-                assert experiment.why_not(lab) == ""
-                return await undisturbed(lambda: experiment.trial(bench, condition))
+                assert experiment.why_not(facts) == ""
+                return await undisturbed(lambda: experiment.trial(lab, condition))
 
             for name, condition in SMALL.items():
                 found[name] = await run(name, condition)
@@ -92,10 +92,10 @@ def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches,
                     changes.extend(watches[-1].cap_changes)
             found["native"] = await run("virtualisation", {**SMALL["virtualisation"], "where": "native", "cap_frac": 1})
             (proportionality,) = find_experiments(["proportionality"])
-            kind = "parallel" if lab.able("mpi") else "serial"
-            kinds = [one for one in proportionality.conditions(lab, quick=True) if one["kind"] == kind]
+            kind = "parallel" if facts.able("mpi") else "serial"
+            kinds = [one for one in proportionality.conditions(facts, quick=True) if one["kind"] == kind]
             found["proportionality"] = await run("proportionality", kinds[0])
-            left = [await bench.ping(node) for node in (0, 1)]
+            left = [await lab.ping(node) for node in (0, 1)]
             assert all(round_trip_s > 0 for round_trip_s in left)
             return found
 

@@ -34,16 +34,16 @@ class Killed(Experiment):
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
         return Quantities(trials)
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:  # there is one
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:  # there is one
         at = self._moments[self._calls // 2] if self._calls % 2 else ""
         self._calls += 1
-        memory_mib = max(64, bench.facts[0].guest_floor_mib)
-        async with bench.job(memory_mib=memory_mib, cpu_cores=0.5) as guest:
+        memory_mib = max(64, lab.facts[0].guest_floor_mib)
+        async with lab.job(memory_mib=memory_mib, cpu_cores=0.5) as guest:
             await guest.start()
             if at == "working":
                 self._kill(guest.guests[0])
             await guest.edge()
-            await self._watch(bench, guest, killed=at == "watched")
+            await self._watch(lab, guest, killed=at == "watched")
             await guest.hold()
             if at == "held":
                 self._kill(guest.guests[0])
@@ -55,8 +55,8 @@ class Killed(Experiment):
                 await until(lambda: guest.ends, "the end of a guest that was killed")
         return [{"save_s": saved.save_s}]
 
-    async def _watch(self, bench: Lab, guest: LabJob, *, killed: bool) -> None:
-        watching = asyncio.create_task(bench.watch(guest.nodes[0], guest.guests, 0.05, 60.0 if killed else 0.5))
+    async def _watch(self, lab: Lab, guest: LabJob, *, killed: bool) -> None:
+        watching = asyncio.create_task(lab.watch(guest.nodes[0], guest.guests, 0.05, 60.0 if killed else 0.5))
         if killed:
             self._kill(guest.guests[0])
         await watching

@@ -38,10 +38,10 @@ class BusLatency(Experiment):
         """Return about how long a trial takes."""
         return 0.5
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:  # noqa: ARG002  # nothing is varied
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:  # noqa: ARG002  # nothing is varied
         """Ping every node."""
-        nodes = len(bench.facts)
-        return [{"round_trip_s": await bench.ping(index % nodes)} for index in range(_PINGS)]
+        nodes = len(lab.facts)
+        return [{"round_trip_s": await lab.ping(index % nodes)} for index in range(_PINGS)]
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
         """Return the median and the 99th percentile: a tail is no error, so its outliers are not listed."""

@@ -84,22 +84,22 @@ class CapAccuracy(Experiment):
         """See `Experiment.expected_s`."""
         return first_progress_s(lab) + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a window: `used_cores` is the median over all windows of that length.
 
         `worst_error_frac` and `p95_error_frac` are errors of single windows, of either sign, in parts of the guest's
         virtual CPUs (as `cap_frac` is); `windows` overlap. `read_back_cores` is the cap as the node tells it.
         """
-        lab = LabFacts(bench.scenario, bench.facts)
+        facts = LabFacts(lab.scenario, lab.facts)
         vcpus, longest_s = int(condition["vcpus"]), float(condition["longest_window_s"])
         requested_cores = float(condition["cap_frac"]) * vcpus
-        cpu_cores = min(float(vcpus), room_cores(lab))
-        async with bench.job(
-            memory_mib=guest_mib(lab), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
+        cpu_cores = min(float(vcpus), room_cores(facts))
+        async with lab.job(
+            memory_mib=guest_mib(facts), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:
             await job.start()
             capped = await job.cap(requested_cores / cpu_cores)
-            watched = await bench.watch(job.nodes[0], job.guests, _EVERY_S, _SETTLE_S + _for_s(longest_s))
+            watched = await lab.watch(job.nodes[0], job.guests, _EVERY_S, _SETTLE_S + _for_s(longest_s))
         first = next((index for index, t_s in enumerate(watched.t_s) if t_s >= _SETTLE_S), len(watched.t_s))
         t_s, cpu_s = watched.t_s[first:], watched.cpu_s[job.guests[0]][first:]
         found: list[Observation] = []

@@ -67,19 +67,19 @@ class CapResponse(Experiment):
         """See `Experiment.expected_s`."""
         return (6.0 if lab.able("whole") else 1.0) + _watch_s()
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a change of the cap that was followed; raises `RunError` if none was.
 
         `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
         is defined by `testbed.calibration.watched.response_s`. `changes` says how many there were in the trial, so that
         those which were never followed are not lost; `read_back_cores` is the new cap as the node tells it.
         """
-        lab = LabFacts(bench.scenario, bench.facts)
+        facts = LabFacts(lab.scenario, lab.facts)
         vcpus = int(condition["vcpus"])
         from_cores, to_cores = (float(condition[key]) * vcpus for key in ("from_frac", "to_frac"))
-        cpu_cores = min(float(vcpus), room_cores(lab))
-        async with bench.job(
-            memory_mib=guest_mib(lab), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
+        cpu_cores = min(float(vcpus), room_cores(facts))
+        async with lab.job(
+            memory_mib=guest_mib(facts), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:
             guest = job.guests[0]
             await job.start()
@@ -90,7 +90,7 @@ class CapResponse(Experiment):
                 for cycle in range(_CHANGES)
                 for later_s, cores in ((0.0, to_cores), (_HOLDS_S, from_cores))
             ]
-            watched = await bench.watch(job.nodes[0], job.guests, _EVERY_S, _watch_s(), caps)
+            watched = await lab.watch(job.nodes[0], job.guests, _EVERY_S, _watch_s(), caps)
         changes = [*watched.cap_changes]
         found: list[Observation] = []
         for forth, back in zip(changes[::2], changes[1::2], strict=True):

@@ -67,11 +67,11 @@ class Decision(Experiment):
         """Return about how long a trial takes."""
         return 0.02 + int(condition["nodes"]) / 500
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; what it decides on is the same in each. The first decision is thrown away."""
         if can_load():
             use_compiled()  # as a run does that finds the machine code; at once if it was done before
-        name, period_s = str(condition["policy"]), bench.scenario.period_s
+        name, period_s = str(condition["policy"]), lab.scenario.period_s
         view, event = moment(name, period_s, int(condition["jobs"]), int(condition["nodes"]))
         policy = parse(name, period_s)
         took_s = []

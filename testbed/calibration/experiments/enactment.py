@@ -59,12 +59,12 @@ class Enactment(Experiment):
         """Return about how long a trial takes."""
         return 1.5 + boot_s(lab) * sqrt(float(condition["guests"]))
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial: the order some times over, of which the first is thrown away."""
-        lab = lab_of(bench)
-        job = bench.job(
-            memory_mib=least_mib(lab),
-            cpu_cores=cores_of(lab),
+        facts = lab_of(lab)
+        job = lab.job(
+            memory_mib=least_mib(facts),
+            cpu_cores=cores_of(facts),
             nodes=(0,) * int(condition["guests"]),
             program="eatcpu",
         )

@@ -104,9 +104,9 @@ def first_progress_s(lab: LabFacts) -> float:
     return boot_s(lab) + 0.5
 
 
-def lab_of(bench: Lab) -> LabFacts:
-    """Return what is known of the lab of a bench."""
-    return LabFacts(bench.scenario, bench.facts)
+def lab_of(lab: Lab) -> LabFacts:
+    """Return what is known of an open lab."""
+    return LabFacts(lab.scenario, lab.facts)
 
 
 async def together(works: Sequence[Awaitable[T]]) -> list[T]:

@@ -58,18 +58,18 @@ class Isolation(Experiment):
         """See `Experiment.expected_s`."""
         return first_progress_s(lab) * (1 + int(condition["neighbours"])) + 3 * (_WINDOW_S + SETTLE_S + 0.5)
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.
 
         `drift_frac` is how much greater the second was than the first. `relative_used` is the CPU time used next to
         neighbours relative to alone: it tells a share that shrank from work that slowed.
         """
-        lab = LabFacts(bench.scenario, bench.facts)
+        facts = LabFacts(lab.scenario, lab.facts)
         cap_cores, neighbours = float(condition["cap_frac"]), int(condition["neighbours"])
 
         def guest() -> LabJob:
-            return bench.job(
-                memory_mib=guest_mib(lab), cpu_cores=cap_cores, program="eatcpu", iteration_s=_ITERATION_S / cap_cores
+            return lab.job(
+                memory_mib=guest_mib(facts), cpu_cores=cap_cores, program="eatcpu", iteration_s=_ITERATION_S / cap_cores
             )
 
         async with guest() as job:

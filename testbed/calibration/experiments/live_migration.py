@@ -83,7 +83,7 @@ class LiveMigration(Experiment):
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a guest.
 
         `migrate_s` is all of it as a run counts it, until the guest was taken over at its new node; `reported_s` and
@@ -91,7 +91,7 @@ class LiveMigration(Experiment):
         which it was slower, on its way and in its first second there. It is below 0 where the guest got more than its
         cap allows on its way.
         """
-        async with group(guests_of(bench, condition)) as specimens:
+        async with group(guests_of(lab, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
             paces = await together([Pace.of(specimen) for specimen in specimens])
             moved = await together([_move(specimen) for specimen in specimens])

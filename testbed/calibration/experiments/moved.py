@@ -19,11 +19,11 @@ def conditions(lab: LabFacts, *, quick: bool) -> list[Observation]:
     return found
 
 
-def guests_of(bench: Lab, condition: Condition) -> list[LabJob]:
+def guests_of(lab: Lab, condition: Condition) -> list[LabJob]:
     """Return the guests of a condition on the first node, not started yet."""
-    cores = cores_of(lab_of(bench))
+    cores = cores_of(lab_of(lab))
     return [
-        bench.job(
+        lab.job(
             memory_mib=int(condition["memory_mib"]),
             cpu_cores=cores,
             touched_frac=float(condition["touched_frac"]),

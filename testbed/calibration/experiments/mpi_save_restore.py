@@ -61,16 +61,16 @@ class MpiSaveRestore(Experiment):
         each_s = 2 * boot_s(lab) + float(condition["memory_mib"]) / 100
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["tasks"]) / 2)
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation of the job, whose phases end with its slowest guest.
 
         What the job felt is told by the progress of its first task; `pause_s` holds the transfer of images if it moved.
         """
-        tasks, count = int(condition["tasks"]), len(bench.facts)
+        tasks, count = int(condition["tasks"]), len(lab.facts)
         nodes = placed(tasks, count)
-        job = bench.job(
+        job = lab.job(
             memory_mib=int(condition["memory_mib"]),
-            cpu_cores=cores_of(lab_of(bench)),
+            cpu_cores=cores_of(lab_of(lab)),
             nodes=nodes,
             program="patterns",
             topology=str(condition["topology"]),

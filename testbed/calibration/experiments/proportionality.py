@@ -85,22 +85,22 @@ class Proportionality(Experiment):
         looks_s = [_window_s(lab, float(condition["iteration_s"]), at) for at in (1.0, *YIELDS, 1.0)]
         return start_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.
 
         `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job;
         `drift_frac` is how much greater the second was than the first. Yield 1 is also measured in between, as the
         others are: its `relative_rate` tells what this experiment can resolve. `used_cores` is of the slowest task.
         """
-        lab = LabFacts(bench.scenario, bench.facts)
+        facts = LabFacts(lab.scenario, lab.facts)
         serial = condition["kind"] == "serial"
         tasks, iteration_s = int(condition["tasks"]), float(condition["iteration_s"])
-        cores = need_cores(lab, nodes=tasks)
+        cores = need_cores(facts, nodes=tasks)
         job = (
-            bench.job(memory_mib=guest_mib(lab), cpu_cores=cores, program="eatcpu", iteration_s=iteration_s)
+            lab.job(memory_mib=guest_mib(facts), cpu_cores=cores, program="eatcpu", iteration_s=iteration_s)
             if serial
-            else bench.job(
-                memory_mib=guest_mib(lab), cpu_cores=cores, nodes=tuple(range(tasks)), program="patterns",
+            else lab.job(
+                memory_mib=guest_mib(facts), cpu_cores=cores, nodes=tuple(range(tasks)), program="patterns",
                 topology=str(condition["topology"]), message_bytes=int(condition["message_bytes"]),
                 iteration_s=iteration_s,
             )
@@ -112,7 +112,7 @@ class Proportionality(Experiment):
             looks = []
             for yield_frac in (1.0, *order, 1.0):
                 await job.cap(yield_frac)
-                looks.append((yield_frac, await job.rate_and_use(_window_s(lab, iteration_s, yield_frac))))
+                looks.append((yield_frac, await job.rate_and_use(_window_s(facts, iteration_s, yield_frac))))
         before, after = looks[0][1].units_per_s, looks[-1][1].units_per_s
         dedicated = (before + after) / 2
         return [

@@ -115,16 +115,16 @@ class SaveRestore(Experiment):
         each_s = boot_s(lab) + float(condition["memory_mib"]) / 200
         return 1.5 + WINDOW_S + SETTLE_S + each_s * sqrt(float(condition["concurrent"]))
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a guest.
 
         `pause_s`, until the last of the others was saved, is no part of `penalty_s` and `felt_s`. `penalty_s` includes
         work done until the guest was held; `felt_s` does not. `felt_s` includes a slow start after the first progress;
         `penalty_s` does not. `cached_frac` is left out where the node cannot measure it.
         """
-        cores = cores_of(lab_of(bench))
+        cores = cores_of(lab_of(lab))
         guests = [
-            bench.job(
+            lab.job(
                 memory_mib=int(condition["memory_mib"]),
                 cpu_cores=cores,
                 program=str(condition["program"]),

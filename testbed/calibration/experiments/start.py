@@ -80,18 +80,18 @@ class Start(Experiment):
         guests = int(condition["concurrent"]) * int(condition["tasks"])
         return (boot_s(lab) + float(condition["memory_mib"]) / 300) * sqrt(guests)
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation a job."""
-        lab = lab_of(bench)
-        cores, count = cores_of(lab), len(bench.facts)
-        if bench not in self._warm:
+        facts = lab_of(lab)
+        cores, count = cores_of(facts), len(lab.facts)
+        if lab not in self._warm:
             async with group(
-                [bench.job(memory_mib=least_mib(lab), cpu_cores=cores, nodes=(node,)) for node in range(count)]
+                [lab.job(memory_mib=least_mib(facts), cpu_cores=cores, nodes=(node,)) for node in range(count)]
             ) as throwaways:
                 await together([specimen.start() for specimen in throwaways])
-            self._warm.add(bench)
+            self._warm.add(lab)
         jobs = [
-            bench.job(
+            lab.job(
                 memory_mib=int(condition["memory_mib"]),
                 cpu_cores=cores,
                 nodes=placed(int(condition["tasks"]), count),

@@ -37,9 +37,9 @@ class Transfer(Experiment):
         """Return about how long a trial takes."""
         return (boot_s(lab) + float(condition["memory_mib"]) / 150) * sqrt(float(condition["concurrent"]))
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation an image, which was just written and is in the page cache of its node."""
-        async with group(guests_of(bench, condition)) as specimens:
+        async with group(guests_of(lab, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
             await together([specimen.save() for specimen in specimens])
             moved = await together([specimen.transfer((1,)) for specimen in specimens])

@@ -58,20 +58,20 @@ class Virtualisation(Experiment):
         boots = condition["where"] != "native" and lab.able("whole")
         return _WINDOW_S + 1.5 + (6.0 if boots else 0.5) * int(condition["ranks"])
 
-    async def trial(self, bench: Lab, condition: Condition) -> list[Observation]:
+    async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Return one observation, of the slowest rank; `need_cores` is what a rank has without a further cap."""
-        lab = LabFacts(bench.scenario, bench.facts)
+        facts = LabFacts(lab.scenario, lab.facts)
         program, ranks = str(condition["program"]), int(condition["ranks"])
         iteration_s = float(condition["iteration_s"])
-        cores = need_cores(lab, tasks=ranks)
+        cores = need_cores(facts, tasks=ranks)
         if condition["where"] == "native":
-            run = await bench.native(
+            run = await lab.native(
                 0, program=program, ranks=ranks, seconds=_WINDOW_S, cap_cores=cores if cores < 1.0 else 0.0,
                 iteration_s=iteration_s, cpu_cores=cores,
             )  # fmt: skip
             return [_observation(run.units / run.elapsed_s, run.units / run.cpu_s, cores)]
-        async with bench.job(
-            memory_mib=guest_mib(lab), cpu_cores=cores, nodes=(0,) * ranks, program=program, iteration_s=iteration_s
+        async with lab.job(
+            memory_mib=guest_mib(facts), cpu_cores=cores, nodes=(0,) * ranks, program=program, iteration_s=iteration_s
         ) as job:
             await job.start()
             await job.cap(float(condition["cap_frac"]))
