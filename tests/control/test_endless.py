@@ -12,7 +12,7 @@ from testbed.errors import UserError
 from testbed.lab import virtual_time
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.policies.catalogue import parse
-from testbed.simulation import fractional
+from testbed.simulation import loop
 from testbed.simulation.simulate import simulate
 from testbed.workload.jobs import Job
 
@@ -40,7 +40,7 @@ def test_a_simulation_of_too_many_periods_is_refused() -> None:
 
 
 def test_a_simulation_ends_although_its_events_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fractional, "MOST_EVENTS", 10)
+    monkeypatch.setattr(loop, "MOST_EVENTS", 10)
     with pytest.raises(Exception, match="10 decisions, and no end: expected a longer period or fewer jobs: jobs 1"):
         simulate([job(1e8)], 2, parse(PERIODIC))
 
