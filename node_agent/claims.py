@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from node_agent.drivers.procs.records import boot_id, start_ticks
 from node_agent.drivers.protocol import PREFIX, NodeBudget
+from testbed.process_identity import boot_id, start_ticks
 from testbed.whole_files import write_whole
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.images import ImageStore
 from node_agent.page_cache import cached_frac, drop_cached
 from testbed.bus.messages import ImageRef
+from testbed.locks import try_lock
 
 DISK = "disk"
 MEMORY = "memory"
@@ -75,8 +75,8 @@ def _lock(folder: Path) -> int | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_uid == os.geteuid() and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+        held = os.fstat(descriptor)
+        if try_lock(descriptor) and held.st_uid == os.geteuid() and folder.stat().st_ino == held.st_ino:
             return descriptor
     os.close(descriptor)
     return None

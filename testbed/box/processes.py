@@ -18,6 +18,7 @@ from pathlib import Path
 
 from testbed.box.spec import RUN_ROOT
 from testbed.errors import RunError
+from testbed.process_identity import start_ticks, stat_fields
 
 MARK = "DFRS_TESTBED_BOX"
 LIBVIRT_SOCKETS = "/run/libvirt"  # in the mount namespace of a node one of our folders
@@ -40,14 +41,9 @@ def mark(lab: str, node: str, role: str) -> str:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return who has this id now, or None; a process that has ended and waits for its parent is none.
-
-    One of which only the first thread has ended is still there: the others have its files, locks and sockets.
-    """
-    fields = _stat(_PROC / str(pid))
-    threads = int(fields[17]) if fields else 0
-    ended = not fields or fields[0] == "X" or (fields[0] == "Z" and threads <= 1)
-    return None if ended else ProcessId(pid, int(fields[19]))
+    """Return who has this id now, or None; see `start_ticks`."""
+    ticks = start_ticks(pid)
+    return None if ticks is None else ProcessId(pid, ticks)
 
 
 def alive(process: ProcessId | None) -> bool:
@@ -180,15 +176,6 @@ def _threads(pid: int | str) -> list[Path]:
     return [_PROC / str(pid), *others]
 
 
-def _stat(folder: Path) -> list[str]:
-    """Return the fields of a process or thread from its state on, or none if it is not there."""
-    try:
-        text = (folder / "stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
-
-
 def _environment(pid: int) -> bytes:
     for folder in _threads(pid):
         with contextlib.suppress(OSError):
@@ -218,7 +205,7 @@ def _waits_for(pid: int) -> str:
     """Return a process with what its threads wait for in the kernel, for who reads why it does not end."""
     waits = set()
     for folder in _threads(pid):
-        if (_stat(folder) or "Z")[0] != "Z":
+        if (stat_fields(folder) or "Z")[0] != "Z":
             with contextlib.suppress(OSError):
                 waits.add((folder / "wchan").read_text(encoding="ascii"))
     waits -= {"", "0"}

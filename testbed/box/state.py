@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import msgspec
 from testbed.box.processes import ProcessId, wait_until
 from testbed.box.spec import RUN_ROOT, BoxSpec, NodeSpec, lab_dir, prefix
 from testbed.errors import RunError, UserError
+from testbed.locks import try_lock
 from testbed.whole_files import write_whole
 
 _FILE = "lab.json"
@@ -145,16 +145,8 @@ def only_command(wait_s: float = 60.0) -> Iterator[None]:
     """Hold the machine's lock for commands that make or remove labs; `UserError` if another has it after `wait_s`."""
     RUN_ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
     handle = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY)
-
-    def locked() -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
     try:
-        if not wait_until(locked, wait_s):
+        if not wait_until(lambda: try_lock(handle), wait_s):
             raise UserError("another `testbed lab up` or `down` is running on this machine")
         yield
     finally:

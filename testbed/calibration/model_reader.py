@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,8 +21,9 @@ from testbed.calibration.model import (
     Quantity,
     Verdict,
 )
-from testbed.errors import InputError, UserError, nearest
+from testbed.errors import InputError, UserError
 from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
+from testbed.toml_files import first_mistake, read_toml
 
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
@@ -142,20 +142,16 @@ def _must_fit(name: str, rows: Grid | None, table: _Overheads) -> None:
 
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration; raises UserError in one line that names file, key, value and what would be right."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}; expected a calibration") from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise UserError(f"{path}: not TOML: {error}") from error
-    if not isinstance(data.get("calibration"), dict):
+    data = read_toml(path, "a calibration")
+    about = data.get("calibration")
+    if not isinstance(about, dict):
         raise UserError(f"{path}: no table [calibration]; expected a file that `testbed calibrate` wrote")
-    if (version := data["calibration"].get("version")) != VERSION:
+    if (version := about.get("version")) != VERSION:
         raise InputError(str(path), "calibration.version", version, f"{VERSION}, the one this testbed writes")
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
-        raise _explain(path, error) from None
+        raise first_mistake(path, _File, error) from None
     return _calibration(file)
 
 
@@ -176,16 +172,3 @@ def _calibration(file: _File) -> Calibration:
         outliers=tuple(Outlier(**outlier.model_dump()) for outlier in file.outlier),
         failed=tuple(Failed(**failed.model_dump()) for failed in file.failed),
     )
-
-
-def _explain(path: Path, error: ValidationError) -> UserError:
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"])) or "the file"
-    if first["type"] == "extra_forbidden":
-        word = str(first["loc"][-1])
-        return UserError(f"{path}: unknown key {key}{nearest(word, _File.model_fields)}")
-    if first["type"] == "missing":
-        return UserError(f"{path}: {key} is missing")
-    if first["type"] == "value_error":
-        return UserError(f"{path}: {key}: expected {first['ctx']['error']}")
-    return InputError(str(path), key, first["input"], first["msg"].lower())

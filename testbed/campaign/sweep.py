@@ -12,7 +12,6 @@ goes; what is neither done nor failed is still to do, whatever was under way whe
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import msgspec
 
 from testbed.campaign.work import Fault, UnitResult
 from testbed.errors import RunError, UserError
+from testbed.locks import try_lock
 from testbed.workload.files import write_text
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -86,13 +86,11 @@ class Sweep:
             self._lock = (self.folder / "lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used for a campaign: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(self._lock.fileno()):
             self._lock.seek(0)
             holder = self._lock.read().strip() or "unknown"
             self._lock.close()
-            raise UserError(f"{self.folder}: a campaign works here (process {holder}): wait, or end it") from None
+            raise UserError(f"{self.folder}: a campaign works here (process {holder}): wait, or end it")
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"{os.getpid()}\n")

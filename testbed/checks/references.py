@@ -21,12 +21,9 @@ history = [{ value = 398.2, written_utc = "...", testbed = "0.1.0" }]
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,8 +31,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.checks.judge import Better, Reference
-from testbed.errors import InputError, UserError, nearest
-from testbed.workload.files import read_text, write_text
+from testbed.errors import UserError
+from testbed.locks import lock
+from testbed.toml_files import first_mistake, read_toml
+from testbed.workload.files import write_text
 
 MOST_HISTORY = 20
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -121,22 +120,9 @@ def load_references(path: Path) -> References:
     if not path.exists():
         return References()
     try:
-        return References(_File.model_validate(tomllib.loads(read_text(path))).machine)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not a TOML file: {error}") from error
+        return References(_File.model_validate(read_toml(path, "references")).machine)
     except ValidationError as error:
-        raise _explain(path, error) from None
-
-
-def _explain(path: Path, error: ValidationError) -> UserError:
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"])) or "file"
-    if first["type"] == "extra_forbidden":
-        known = _File.model_fields if len(first["loc"]) == 1 else Stored.model_fields
-        return UserError(f"{path}: unknown key {key}{nearest(str(first['loc'][-1]), known)}; known: {', '.join(known)}")
-    if first["type"] == "missing":
-        return UserError(f"{path}: missing key {key}")
-    return InputError(str(path), key, first["input"], first["msg"].removeprefix("Input should be "))
+        raise first_mistake(path, _File, error) from None
 
 
 def save_references(path: Path, references: References) -> None:
@@ -149,24 +135,17 @@ def save_references(path: Path, references: References) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change files of a folder; the lock leaves no file."""
+def update_file(path: Path, machine: str, figure: str, stored: Stored) -> None:
+    """Put one reference into a file, whatever other processes put there meanwhile."""
+    folder = path.absolute().parent
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = lock(folder, folder=True)  # the lock leaves no file
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}: expected a folder for the references") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        save_references(path, load_references(path).updated(machine, figure, stored))
     finally:
         os.close(descriptor)
-
-
-def update_file(path: Path, machine: str, figure: str, stored: Stored) -> None:
-    """Put one reference into a file, whatever other processes put there meanwhile."""
-    with _locked(path.absolute().parent):
-        save_references(path, load_references(path).updated(machine, figure, stored))
 
 
 def _value(value: object) -> str:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
+from testbed.locks import try_lock
 from testbed.measure.influx_address import Address
 
 POSITION_FILE = "shipped.json"
@@ -80,14 +81,10 @@ class ShippingPosition:
     def turn(self, within_s: float) -> Iterator[Shipped]:
         """Hold the run's lock, and give the position; raises `BusyError` if others held it for `within_s`."""
         ends_s = time.monotonic() + within_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= ends_s:
-                    raise BusyError(f"{self._run}: another shipper is at work") from None
-                time.sleep(_POLL_S)
+        while not try_lock(self._lock):
+            if time.monotonic() >= ends_s:
+                raise BusyError(f"{self._run}: another shipper is at work")
+            time.sleep(_POLL_S)
         try:
             yield self._find()
         finally:

@@ -23,8 +23,9 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from testbed.errors import UserError, nearest, shown
+from testbed.errors import UserError, nearest
 from testbed.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.toml_files import first_mistake
 from testbed.whole_files import write_whole
 
 DEFAULT_FILE = Path("hosts.toml")
@@ -188,12 +189,7 @@ def check_hosts(data: dict[str, object], path: Path) -> Hosts:
     try:
         hosts = Hosts.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(step) for step in first["loc"])
-        found = first["input"]
-        if isinstance(found, str) and key == "broker":
-            found = re.sub(r"//.*@", "//…@", found, flags=re.DOTALL)  # it may hold a password
-        raise UserError(f"{path}: {key} = {shown(found)}: {first['msg']}") from None
+        raise first_mistake(path, Hosts, error) from None
     names = [host.name for host in hosts.hosts]
     if len(set(names)) != len(names):
         raise UserError(f"{path}: hosts: expected different names, found {sorted(names)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
-from testbed.errors import InputError, UserError, nearest
+from testbed.errors import InputError
 from testbed.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
@@ -27,6 +26,7 @@ from testbed.limits import (
     MOST_UNITS_PER_CORE_S,
 )
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
+from testbed.toml_files import first_mistake, read_toml
 
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
@@ -330,26 +330,6 @@ class Scenario(_Table):
         return self
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Scenario
-    for step in location:
-        if isinstance(step, int):
-            continue
-        field = model.model_fields.get(step)
-        if field is None:
-            return []
-        found = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
-        if not found:
-            return []
-        model = found[0]
-    return list(model.model_fields)
-
-
-def _types(annotation: object) -> list[object]:
-    arguments = getattr(annotation, "__args__", None)
-    return [t for a in arguments for t in _types(a)] if arguments else [annotation]
-
-
 _MIGRATION_WORDS = {
     "host": "a host name or address, without a scheme, user, port or path",
     "partition": "the path of a control group, such as /guests",
@@ -357,45 +337,25 @@ _MIGRATION_WORDS = {
 }
 
 
-def _explain(path: Path, error: ErrorDetails) -> UserError:
-    location = error["loc"]
-    key = ".".join(str(step) for step in location) or "scenario"
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        hint = nearest(str(location[-1]), known) or f"; known: {', '.join(known)}"
-        return UserError(f"{path}: unknown key {key}{hint}")
-    if error["type"] == "missing":
-        return UserError(f"{path}: missing key {key}")
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if error["type"] == "string_pattern_mismatch" and "migration" in location:
-        message = _MIGRATION_WORDS[str(location[-1])]
-    elif error["type"] == "string_pattern_mismatch":
-        message = "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
-    elif error["type"] == "tuple_type":
-        message = "the name of a policy, or a list of names" if key == "policy" else "a list"
-    found = error["input"]
-    if isinstance(found, BaseModel | dict | list | tuple):
-        return UserError(f"{path}: {key}: expected {message}")
-    return InputError(str(path), key, found, message)
+def _words(mistake: ErrorDetails) -> str | None:
+    location = mistake["loc"]
+    if mistake["type"] == "string_pattern_mismatch" and "migration" in location:
+        return _MIGRATION_WORDS[str(location[-1])]
+    if mistake["type"] == "string_pattern_mismatch":
+        return "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit"
+    if mistake["type"] == "tuple_type":
+        return "the name of a policy, or a list of names" if location == ("policy",) else "a list"
+    return None
 
 
 def load_scenario(path: Path) -> Scenario:
     """Read and check a scenario file, or raise an error that names file, key, value and what would be right."""
-    return check_scenario(_read(path), path)
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the scenario: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file: {error}") from error
+    return check_scenario(read_toml(path, "a scenario"), path)
 
 
 def load_lab(path: Path) -> Scenario:
     """Read a file of which only the lab is of interest: a scenario, or one without name, policy and workload."""
-    data = _read(path)
+    data = read_toml(path, "a scenario")
     return check_scenario({"name": path.stem.lower(), "policy": "FCFS", "workload": {}, **data}, path)
 
 
@@ -404,7 +364,7 @@ def check_scenario(data: dict[str, object], path: Path) -> Scenario:
     try:
         scenario = Scenario.model_validate(data)
     except ValidationError as error:
-        raise _explain(path, error.errors()[0]) from None
+        raise first_mistake(path, Scenario, error, words=_words) from None
     tls_dir = scenario.broker.tls_dir
     if tls_dir is not None and not tls_dir.expanduser().is_absolute():
         broker = scenario.broker.model_copy(update={"tls_dir": path.parent / tls_dir})

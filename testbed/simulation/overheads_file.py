@@ -25,7 +25,6 @@ points of an axis, beyond them; rates are linear between yields. What a column m
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +35,7 @@ from testbed.errors import InputError, UserError, nearest
 from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.simulation.overheads import Overheads
 from testbed.simulation.progress import Progress
+from testbed.toml_files import first_mistake, read_toml
 
 _Row = Annotated[list[Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]], Field(min_length=1)]
 
@@ -69,20 +69,13 @@ class _Table(BaseModel):
 
 def load_overheads(path: Path) -> Overheads:
     """Read the table `[overheads]` of a TOML file; raise UserError that names file, key, value and what is right."""
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot read: {error.strerror}; expected a TOML file with a table of overheads"
-        ) from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise UserError(f"{path}: not TOML: {error}") from error
+    data = read_toml(path, "a TOML file with a table of overheads")
     if not isinstance(data.get("overheads"), dict):
         raise UserError(f"{path}: no table [overheads]{nearest('overheads', data)}")
     try:
         table = _Table.model_validate(data["overheads"])
     except ValidationError as error:
-        raise _explain(path, error) from None
+        raise first_mistake(path, _Table, error, table="overheads") from None
     if table.concurrent_tasks[0] != 1:
         raise InputError(str(path), "overheads.concurrent_tasks", table.concurrent_tasks, "1 as its first level")
     seconds: dict[str, Any] = {}
@@ -103,17 +96,3 @@ def load_overheads(path: Path) -> Overheads:
         )
     except ValueError as error:
         raise UserError(f"{path}: [overheads]: {error}") from error
-
-
-def _explain(path: Path, error: ValidationError) -> UserError:
-    errors = error.errors()
-    unknown = [each for each in errors if each["type"] == "extra_forbidden"]  # often why another key is missing
-    first = (unknown or errors)[0]
-    key = ".".join(("overheads", *map(str, first["loc"])))
-    known = list((_Progress if first["loc"][:-1] == ("progress",) else _Table).model_fields)
-    if first["type"] == "extra_forbidden":
-        word = str(first["loc"][-1])
-        return UserError(f"{path}: unknown key {key}{nearest(word, known) or '; known: ' + ', '.join(known)}")
-    if first["type"] == "missing":
-        return UserError(f"{path}: {key} is missing")
-    return InputError(str(path), key, first["input"], first["msg"].lower())

@@ -17,10 +17,11 @@ from support.live import until
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.child import LOG_BYTES, Child, Log
 from node_agent.drivers.procs.link import GuestLink
-from node_agent.drivers.procs.records import ProcessRecords, start_ticks
+from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.guests.channel import ChannelError, Message, encode
 from node_agent.programs import segments
+from testbed.process_identity import start_ticks
 
 
 def test_a_log_is_bounded_and_remembers_the_end(tmp_path):

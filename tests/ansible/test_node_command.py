@@ -15,9 +15,9 @@ import pytest
 from hosts import HostAt, Ssh, hosts, own_wheel, why_not
 from support.live import HANG_S, wait_until
 
-from node_agent.drivers.procs.records import start_ticks
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.errors import UserError
+from testbed.process_identity import start_ticks
 from testbed.remote.hosts import check_hosts, load_hosts
 from testbed.testing.accuracy import Accuracy, Window
 

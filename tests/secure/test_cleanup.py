@@ -18,10 +18,10 @@ from support.deadlines import PATIENT_DEADLINES
 from support.live import HANG_S
 
 from node_agent.claims import claims
-from node_agent.drivers.procs.records import start_ticks
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, Start
 from testbed.lab.leased import lease_lab
+from testbed.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
 SPEC = GuestSpec(

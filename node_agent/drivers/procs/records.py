@@ -12,28 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.programs.segments import is_segment, remove_segments
+from testbed.process_identity import boot_id, start_ticks
 from testbed.whole_files import write_whole
 
 _GONE_WITHIN_S = 2.0
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, or None if there is none of that id.
-
-    One that has ended and waits for its parent is none; one of which only the first thread has ended is still there.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
-    return None if ended else int(fields[19])
-
-
-def boot_id() -> str:
-    """Return the name of the machine's life since its last boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import platform
 from pathlib import Path
 
-from node_agent.drivers.procs.records import boot_id
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, console_path, domain_xml
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.locks import lock
+from testbed.process_identity import boot_id
 from testbed.whole_files import write_whole
 
 KVM = Path("/dev/kvm")
@@ -44,7 +44,7 @@ async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
     path = image.folder / "kvm.json"
     machine = [platform.release(), await asyncio.to_thread(boot_id)]
     loop = asyncio.get_running_loop()
-    lock = await asyncio.to_thread(_lock, image.folder / "kvm.lock")  # agents of one machine try one after the other
+    held = await asyncio.to_thread(lock, image.folder / "kvm.lock")  # agents of one machine try one after the other
     try:
         known = _read(path)
         if known.get("machine") != machine:
@@ -57,7 +57,7 @@ async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
             _log.info("a guest under KVM %s", "boots" if works else "does not boot: guests are emulated")
         return known.get("works") is True
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 async def _boots(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> bool | None:
@@ -86,12 +86,6 @@ async def _boots(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
         with contextlib.suppress(DriverError):
             await hypervisor.on_domain(spec.guest, _CALL_S, lambda domain: domain.destroy())
         hypervisor.file(console_path(spec.guest)).unlink(missing_ok=True)
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
 
 
 def _read(path: Path) -> dict[str, object]:

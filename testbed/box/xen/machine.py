@@ -16,11 +16,11 @@ from testbed.box.xen.agent_disk import disk_of
 from testbed.box.xen.dom0 import Dom0
 from testbed.box.xen.hardware import Accelerator, Files, Shape, command_line, make_overlay
 from testbed.box.xen.image import XenImage, current
-from testbed.box.xen.locks import locked
 from testbed.box.xen.monitor import Monitor
 from testbed.box.xen.saved import SavedState, accelerators, note_no_kvm
 from testbed.errors import RunError
 from testbed.interpreter import module_argv
+from testbed.locks import locked
 
 RUN_FOLDERS = ("xen",)
 STORE_FOLDERS = ("log",)

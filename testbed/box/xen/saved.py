@@ -8,6 +8,7 @@ from pathlib import Path
 
 from testbed.box.xen.hardware import Accelerator, Shape
 from testbed.box.xen.image import XenImage
+from testbed.process_identity import boot_id
 
 _KVM = Path("/dev/kvm")
 _NO_KVM = "no-kvm"  # of the image: the boot of the machine on which it did not boot under KVM
@@ -57,4 +58,4 @@ def _read(image: XenImage) -> str:
 
 
 def _this_boot() -> str:
-    return f"{platform.release()} {Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
+    return f"{platform.release()} {boot_id()}"

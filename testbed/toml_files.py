@@ -1,0 +1,105 @@
+"""TOML files that a person writes, read with errors that name file, key, value and what would be right."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from testbed.errors import InputError, UserError, nearest
+
+
+def read_toml(path: Path, expected: str) -> dict[str, object]:
+    """Return the content of a file; `expected` says what it should be. Raises `UserError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}; expected {expected}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from error
+
+
+def first_mistake(
+    path: Path,
+    model: type[BaseModel],
+    error: ValidationError,
+    *,
+    table: str = "",
+    words: Callable[[ErrorDetails], str | None] = lambda _mistake: None,
+) -> UserError:
+    """Return what is wrong with a file that is not a `model`, as one line.
+
+    Keys are named from `table` on. `words` returns what would be right where pydantic says it badly, else None.
+    """
+    mistakes = error.errors()
+    # an unknown key is often why another one is missing
+    first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
+    annotations, steps = _walk(model, first["loc"][:-1])
+    key = ".".join(map(str, (*([table] if table else []), *steps, *first["loc"][-1:]))) or "the file"
+    found = first["input"]
+    if first["type"] == "extra_forbidden":
+        known = sorted({name for each in _models(annotations) for name in each.model_fields})
+        hint = nearest(str(first["loc"][-1]), known) or f"; known: {', '.join(known)}"
+        return UserError(f"{path}: unknown key {key}{hint}")
+    if first["type"] == "missing":
+        return UserError(f"{path}: missing key {key}")
+    if first["type"] == "union_tag_not_found":
+        return UserError(f"{path}: missing key {key}.kind: expected {_tags(first)}")
+    if first["type"] == "union_tag_invalid":
+        return InputError(str(path), f"{key}.kind", found.get("kind"), _tags(first))
+    expected = words(first) or first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if isinstance(found, BaseModel | dict | list | tuple):
+        return UserError(f"{path}: {key}: expected {expected}")
+    if isinstance(found, str):
+        found = re.sub(r"//.*@", "//…@", found, flags=re.DOTALL)  # an address may hold a password
+    return InputError(str(path), key, found, expected)
+
+
+def _tags(mistake: ErrorDetails) -> str:
+    """Return the kinds that there are, of a table whose key `kind` says which it is."""
+    known = str(mistake.get("ctx", {}).get("expected_tags", ""))
+    return known.replace("'", "") or "a kind"
+
+
+def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[object], list[int | str]]:
+    """Return the types at a location, and its steps without the names of kinds that pydantic puts in."""
+    annotations, steps = list[object]([model]), list[int | str]()
+    for step in location:
+        if isinstance(step, int):
+            steps.append(step)
+            continue
+        here = list(_leaves(annotations))
+        inside = [each.model_fields[step].annotation for each in _models(here) if step in each.model_fields]
+        inside += [get_args(each)[1] for each in here if get_origin(each) is dict]
+        if inside:
+            steps.append(step)
+            annotations = list(inside)
+        else:  # the kind of a table, or a member of a union
+            annotations = [each for each in _models(here) if _is_kind(each, step)] or annotations
+    return annotations, steps
+
+
+def _leaves(annotations: Sequence[object]) -> Iterator[object]:
+    """Yield the models, the mappings and the plain types in annotations: members of unions, items of sequences."""
+    for each in annotations:
+        arguments = get_args(each)
+        if get_origin(each) is Annotated:
+            yield from _leaves(arguments[:1])
+        elif arguments and get_origin(each) is not dict:
+            yield from _leaves(arguments)
+        else:
+            yield each
+
+
+def _models(annotations: Sequence[object]) -> list[type[BaseModel]]:
+    return [each for each in _leaves(annotations) if isinstance(each, type) and issubclass(each, BaseModel)]
+
+
+def _is_kind(model: type[BaseModel], tag: str) -> bool:
+    kind = model.model_fields.get("kind")
+    return kind is not None and tag in get_args(kind.annotation)
