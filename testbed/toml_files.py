@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 
 from testbed.errors import InputError, UserError, nearest
 
+_BEGINNINGS = re.compile(r"^(Value error, )?(Input should be |expected )?")  # of pydantic's messages, and of our own
+
 
 def read_toml(path: Path, expected: str) -> dict[str, object]:
     """Return the content of a file; `expected` says what it should be. Raises `UserError`."""
@@ -49,10 +51,10 @@ def first_mistake(
     if first["type"] == "missing":
         return UserError(f"{path}: missing key {key}")
     if first["type"] == "union_tag_not_found":
-        return UserError(f"{path}: missing key {key}.kind: expected {_tags(first)}")
+        return UserError(f"{path}: missing key {key}.kind: expected {_kinds(model, first['loc'])}")
     if first["type"] == "union_tag_invalid":
-        return InputError(str(path), f"{key}.kind", found.get("kind"), _tags(first))
-    expected = words(first) or first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        return InputError(str(path), f"{key}.kind", found.get("kind"), _kinds(model, first["loc"]))
+    expected = words(first) or _BEGINNINGS.sub("", first["msg"])
     if isinstance(found, BaseModel | dict | list | tuple):
         return UserError(f"{path}: {key}: expected {expected}")
     if isinstance(found, str):
@@ -60,10 +62,15 @@ def first_mistake(
     return InputError(str(path), key, found, expected)
 
 
-def _tags(mistake: ErrorDetails) -> str:
-    """Return the kinds that there are, of a table whose key `kind` says which it is."""
-    known = str(mistake.get("ctx", {}).get("expected_tags", ""))
-    return known.replace("'", "") or "a kind"
+def _kinds(model: type[BaseModel], location: Sequence[int | str]) -> str:
+    """Return the kinds that there are of a table whose key `kind` says which it is."""
+    models = _models(_walk(model, location)[0])
+    kinds = [kind for each in models if "kind" in each.model_fields for kind in _tags(each)]
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}" if len(kinds) > 1 else "".join(kinds)
+
+
+def _tags(model: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(model.model_fields["kind"].annotation)
 
 
 def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[object], list[int | str]]:
@@ -101,5 +108,4 @@ def _models(annotations: Sequence[object]) -> list[type[BaseModel]]:
 
 
 def _is_kind(model: type[BaseModel], tag: str) -> bool:
-    kind = model.model_fields.get("kind")
-    return kind is not None and tag in get_args(kind.annotation)
+    return "kind" in model.model_fields and tag in _tags(model)

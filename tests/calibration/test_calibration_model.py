@@ -218,7 +218,7 @@ def text(calibration):
         ("concurrent_tasks = [1, 2, 4]", "concurrent_tasks = [1, 2]", "with 2 rows"),
         ("memory_gb = [0", "memory_gb = [-1, 0", "overheads.memory_gb.0 = -1"),
         ("[calibration]", "[kalibration]", "no table [calibration]"),
-        ("version = 1", "version = ", "not TOML"),
+        ("version = 1", "version = ", "not a TOML file"),
         ("yield_frac = [0.25, ", "yield_frac = [", "as long as yield_frac"),
     ],
 )

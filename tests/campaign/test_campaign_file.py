@@ -27,7 +27,7 @@ from campaign_files import SMALL, write
         ('name = "small"', 'nome = "small"', ["unknown key nome", "nearest: name"]),
         ('"1..3"', '"1..3"\nseed = 1', ["unknown key traces.0.seed", "nearest: seeds"]),
         ('kind = "lublin"', 'kind = "lublim"', ["traces.0.kind = 'lublim'", "lublin, log or table"]),
-        ('kind = "lublin"\n', "", ["missing key traces.0.kind"]),
+        ('kind = "lublin"\n', "", ["missing key traces.0.kind: expected lublin, log or table"]),
         ('"FCFS"', '"Greedyp */OPT=MINN"', ["policies", "GreedyP */OPT=MIN"]),
         ('"max_stretch"', '"max_strech"', ["figures.0.measures", "nearest: max_stretch"]),
         ('"max_stretch"', '"max_stretch"\nwhere = "lod >= 0.7"', ["figures.0.where.0", "nearest: load"]),

@@ -116,7 +116,7 @@ def test_wrong_texts_are_explained(text, message):
         ("[1, 2, 6]", "[1, 2]", "resume_s = .*rows of equal length"),
         ("[1, 2, 6]", "[1, -2, 6]", "resume_s.0.1 = -2.*greater than or equal to 0"),
         ("[1, 2, 6]", "[1, inf, 6]", "resume_s.0.1 = inf.*finite"),
-        ("[overheads]", "[overheads", "not TOML"),
+        ("[overheads]", "[overheads", "not a TOML file"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path, old, new, message):
