@@ -73,7 +73,7 @@ def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
         (["--lab={lab}", "--nodes=node-c"], "--nodes 'node-c': expected nodes of the lab: node-a, node-b"),
         (["--lab={lab}", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
         (["--lab={lab}", "--calibration=none"], "--calibration none: no such file"),
-        (["--lab={lab}", "--references={lab}"], "quickstart.toml: missing key version"),
+        (["--lab={lab}", "--references={lab}"], "quickstart.toml: unknown key name; known: version, machine"),
     ],
 )
 def test_what_is_wrong_with_the_call_is_told_before_a_lab_is_opened(
