@@ -344,10 +344,10 @@ class TestBroken(TestOwn):
 def test_authors_of_drivers_inherit_the_suite_from_the_wheel(installed: Installed) -> None:
     """Outside of any project of ours; failed assertions show their values, as those of test modules do."""
     (installed.folders["empty"] / "test_own.py").write_text(DRIVER_TEST)
-    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py -k TestOwn", "empty")
+    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestOwn", "empty")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
-    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py -k TestBroken", "empty")
+    done = installed.shell("python -m pytest -q -p no:cacheprovider test_own.py::TestBroken", "empty")
     assert done.returncode == 1
     assert re.search(r"^1 failed, [2-9]\d passed in", done.stdout, re.MULTILINE), done.stdout
     assert "assert set() == frozenset({'live'})" in done.stdout
