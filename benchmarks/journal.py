@@ -56,6 +56,7 @@ while True:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
+    print("synced", flush=True)
 """
 
 
@@ -163,9 +164,11 @@ def size_of(run: Path) -> Size:
 @contextlib.contextmanager
 def busy_disk(folder: Path) -> Iterator[None]:
     """Write and sync large files beside the block."""
-    with subprocess.Popen([sys.executable, "-c", LOAD, str(folder / "load")]) as child:
+    command = [sys.executable, "-c", LOAD, str(folder / "load")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
-            time.sleep(2)  # until the disk is as busy as it gets
+            if child.stdout is None or not child.stdout.readline():  # the disk is busy from the first sync on
+                raise RuntimeError(f"{folder}: cannot be written")
             yield
         finally:
             child.kill()

@@ -29,6 +29,7 @@ from testbed.calibration.load import LoadMeter
 from testbed.calibration.specimen import Specimen
 from testbed.control.addresses import guest_addresses
 from testbed.control.dedicated import core_rate
+from testbed.control.ended_by import ended_by_error_of
 from testbed.control.fleet import Fleet, rule_of
 from testbed.control.labs import OpenLab, live_lab
 from testbed.control.lease import hold_lease
@@ -247,7 +248,8 @@ async def open_bench(
             bench = Bench(scenario, fleet, tag, core_rate(names[0], core))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")
             try:
-                yield bench
+                async with ended_by_error_of(watching):
+                    yield bench
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)

@@ -14,6 +14,7 @@ from testbed.control.planner import JobStatus, Target, Verb
 from testbed.control.progress import Progress
 from testbed.measure.metrics import bounded_stretch
 from testbed.policies.view import NOT_PLACED, ClusterView, JobState
+from testbed.run import events
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
@@ -27,6 +28,20 @@ class PreparedJob:
     job: Job
     specs: tuple[GuestSpec, ...]
     trace_s_per_unit: float
+
+    def in_trace(self) -> events.TraceJob:
+        """Return it for the journal: a run whose controller was killed has no other list of its jobs."""
+        job, spec = self.job, self.specs[0]
+        return events.TraceJob(
+            job=job.job_id,
+            submit_time_s=job.submit_time_s,
+            tasks=job.tasks,
+            cpu_need_frac=job.cpu_need_frac,
+            mem_req_frac=job.mem_req_frac,
+            run_time_s=job.run_time_s,
+            memory_mib=spec.memory_mib,
+            cpu_cores=spec.cpu_cores,
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.decisions import decision_event
-from testbed.control.ended_by import ended_by
+from testbed.control.ended_by import ended_by_error_of
 from testbed.control.executor import Executor
 from testbed.control.fleet import Node
 from testbed.control.live_migration import LiveMigration
@@ -82,8 +81,7 @@ class Conductor:
 
         Raises the error of an operation that is not the failure of a command.
         """
-        async with ended_by() as end:
-            self.executor.broken.add_done_callback(partial(_end_for, end))
+        async with ended_by_error_of(self.executor.broken):
             while not self.cluster.finished:
                 await self._sleep()
                 event = self._collect()
@@ -108,7 +106,7 @@ class Conductor:
                 self._recorder.journal(events.Unchecked(*self._recorder.times(), job=live.job_id, tasks=tasks))
 
     def _hear(self, event: events.Event) -> None:
-        """Wake up for what is to be decided anew: see `Ledger.listen`."""
+        """Wake the conductor for an event that needs a new decision: see `Ledger.listen`."""
         match event:
             case events.Guest():
                 self._checked.set()
@@ -206,9 +204,3 @@ class Conductor:
 
     def _where(self, target: Target) -> str:
         return f"{self._recorder.where(target.nodes)} at yield {target.yield_frac:.2f}"
-
-
-def _end_for(end: Callable[[BaseException], None], broken: asyncio.Future[None]) -> None:
-    error = None if broken.cancelled() else broken.exception()
-    if error is not None:
-        end(error)

@@ -39,3 +39,17 @@ async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # the block may have ended before its cancellation came
         raise reason
+
+
+@contextlib.asynccontextmanager
+async def ended_by_error_of(beside: asyncio.Future[None]) -> AsyncIterator[None]:
+    """End the block with the error of a task or future beside it, as soon as that has one."""
+    async with ended_by() as end:
+
+        def over(ended: asyncio.Future[None]) -> None:
+            error = None if ended.cancelled() else ended.exception()
+            if error is not None:
+                end(error)
+
+        beside.add_done_callback(over)
+        yield

@@ -350,7 +350,7 @@ class Executor:
             self.broken.set_exception(error)
 
     async def _bury(self, live: LiveJob) -> None:
-        """Give up what is in flight or planned for a job that has failed, and destroy what is left of it."""
+        """Cancel the operations on a failed job, and destroy its guests and images."""
         await self.withdraw(live)
         await self.drop_images(live)
         self.pump()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Progress:
-    """Work units by task, and when the last was told, in wall seconds since the run began.
+    """Work units by task; `at_s` is the time of the last report, in wall seconds since the run began.
 
     `highest_s` is the highest virtual time that was derived from them, in trace seconds: it never goes back.
     `arriving` are tasks that are being taken over after a live migration, and have not progressed since. `ended` are

@@ -26,10 +26,10 @@ from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
 from testbed.control.addresses import guest_addresses
 from testbed.control.clock import ReplayClock
-from testbed.control.cluster import Cluster, LiveJob, PreparedJob
+from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, core_rate, measure, representatives
-from testbed.control.ended_by import ended_by
+from testbed.control.ended_by import ended_by, ended_by_error_of
 from testbed.control.fleet import Fleet, limit_text, rule_of
 from testbed.control.guests import check_floor, check_images, prepare_jobs
 from testbed.control.labs import OpenLab, dry_lab
@@ -335,7 +335,10 @@ class _Session:
         self._write_manifest(fleet, rates)
         recorder.journal(
             events.Replay(
-                *recorder.times(), jobs=len(jobs), trace=tuple(map(_trace_job, jobs)), nodes=tuple(recorder.node_names)
+                *recorder.times(),
+                jobs=len(jobs),
+                trace=tuple([job.in_trace() for job in jobs]),
+                nodes=tuple(recorder.node_names),
             )
         )
         history = recorder.history
@@ -354,13 +357,12 @@ class _Session:
         fleet.on_telemetry = conductor.telemetry
         fleet.on_node_change = conductor.losses.node_changed
         recorder.stage("prepare", begin_s)
-        beside = [
-            asyncio.create_task(fleet.watch(), name="watch nodes"),
-            asyncio.create_task(self._show(conductor, fleet), name="display"),
-        ]
+        watching = asyncio.create_task(fleet.watch(), name="watch nodes")
+        beside = [watching, asyncio.create_task(self._show(conductor, fleet), name="display")]
         try:
             try:
-                await conductor.run()
+                async with ended_by_error_of(watching):
+                    await conductor.run()
             finally:
                 fleet.resign()
                 await conductor.close()
@@ -480,21 +482,6 @@ class _Session:
             f"{failure}: the run was ended and its guests destroyed; kept in {self._path}: {directory.kept()}, "
             + (results or "no results: there was no room for them")
         ) from error
-
-
-def _trace_job(prepared: PreparedJob) -> events.TraceJob:
-    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
-    job, spec = prepared.job, prepared.specs[0]
-    return events.TraceJob(
-        job=job.job_id,
-        submit_time_s=job.submit_time_s,
-        tasks=job.tasks,
-        cpu_need_frac=job.cpu_need_frac,
-        mem_req_frac=job.mem_req_frac,
-        run_time_s=job.run_time_s,
-        memory_mib=spec.memory_mib,
-        cpu_cores=spec.cpu_cores,
-    )
 
 
 def _by_name(rates: Mapping[Shape, float]) -> dict[str, float]:

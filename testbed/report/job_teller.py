@@ -217,7 +217,7 @@ class Teller:
             self._add(event, kind_of(event), {**rest, **named})
 
     def _follow(self, t_s: float, job: JobHistory, history: History) -> None:
-        """Note whether the job runs or waits from now on, and what is wanted of it."""
+        """Record whether the job runs or waits from now on, and its target in the last decision."""
         self._target = target_of(job)
         run = (job.running_on, job.yield_frac) if runs(job) and job.running_on is not None else None
         if run != (None if self._run is None else self._run[1:]):

@@ -8,12 +8,17 @@ import os
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse
-from test_endings import give_up
+from rehearsal import Watcher, five_jobs, rehearse, scenario
+from test_endings import LONG_TRACE_S, give_up
 
+from testbed.calibration.bench import open_bench
 from testbed.control.cluster import LiveJob
+from testbed.control.fleet import Fleet
+from testbed.control.labs import dry_lab
+from testbed.control.liveness import Passed
 from testbed.control.operations import Operations
 from testbed.control.recorder import Recorder
+from testbed.control.virtual_time import run_in_virtual_time
 from testbed.errors import RunError
 from testbed.measure.rundir import RunDirectory, read_journal
 
@@ -102,3 +107,35 @@ def test_a_mistake_in_an_operation_ends_the_run_and_is_no_success(
     verb = operation.replace("set_running_", "")
     outcomes = {entry["ok"] for entry in journal if entry["kind"] == "outcome" and entry["verb"] == verb}
     assert outcomes == (set() if operation == "drop_images" else {False})
+
+
+def break_the_watch(patch: pytest.MonkeyPatch) -> None:
+    """Let the watch over the nodes fail at its second look."""
+    notice, looks = Fleet._notice, iter([False, True])
+
+    def mistaken(fleet: Fleet, *arguments: object) -> None:
+        if isinstance(arguments[0], Passed) and next(looks, False):
+            raise ZeroDivisionError("a mistake")
+        notice(fleet, *arguments)
+
+    patch.setattr(Fleet, "_notice", mistaken)
+
+
+def test_a_mistake_in_the_watch_over_the_nodes_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would notice a lost node: the error was logged at the end of the run."""
+    break_the_watch(monkeypatch)
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        rehearse(tmp_path, five_jobs(), watcher=Watcher(give_up))
+
+
+def test_a_mistake_in_the_watch_over_the_nodes_ends_a_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_the_watch(monkeypatch)
+
+    async def main() -> None:
+        async with open_bench(scenario(), tmp_path, dry_lab):
+            await asyncio.sleep(LONG_TRACE_S)  # virtual
+
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        run_in_virtual_time(main())

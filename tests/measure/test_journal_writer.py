@@ -1,4 +1,4 @@
-"""Group commit: nothing that was waited for is lost, a slow disk holds up no append, and a failure is told once."""
+"""Group commit: no durable entry is lost, a slow disk delays no append, and a failure is reported once."""
 
 from __future__ import annotations
 

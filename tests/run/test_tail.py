@@ -121,7 +121,10 @@ def test_a_follower_under_any_interleaving_gets_each_line_once(
     else:
         writer = JournalWriter(run / "events.jsonl", part_bytes=part_bytes, every_s=3600, on_full=full.append)
         parts, close, sync = journal_parts(run / "events.jsonl"), writer.close, writer.sync
-        append = lambda line: writer.append(line.encode(), at_once=True)  # noqa: E731
+
+        def append(line: str) -> None:
+            writer.append(line.encode(), at_once=True)
+
     tail = Tail(parts)
     appended: list[bytes] = []
     followed: list[bytes] = []
