@@ -6,7 +6,9 @@ guests, and from the probes that each agent takes each second of the core that i
 `TOLERANCE` times as fast as the fastest of these is marked: its work cannot have been done there, or what its node
 tells of CPU time and speed is wrong.
 
-The tolerance is wide, because cores change their speed, and measurements on a busy machine come out too slow.
+The tolerance is wide, because cores change their speed, and measurements on a busy machine come out too slow. Beside
+it, each life of a guest gets `SLACK_S` seconds more, because a cap holds over its period only: a guest may use all that
+it has in two periods in no more time than that takes on a free core; and a sample is read a little before its time.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from testbed.bus.messages import ProgramSpec
 
 TOLERANCE = 3.0
+SLACK_S = 0.25  # two periods of the drivers' caps, each 0.1 s, and what a busy agent takes to read a sample
 BUILT_IN = ("eatcpu", "patterns")  # their units are those of the probes
 PROBED = ("process", "docker")  # drivers whose guests run the very code of their agent's probe
 
@@ -89,9 +92,11 @@ class CpuAccounts:
     def _account(self, guest: str, node: int, allowed: Allowance) -> _Account:
         account = self._accounts.get(guest)
         if account is None:
-            account = self._accounts[guest] = _Account(allowed, allowed.placed_s)
+            account = _Account(allowed, allowed.placed_s, most_s=SLACK_S * allowed.limit_cores)
+            self._accounts[guest] = account
         elif account.allowed.placed_s != allowed.placed_s:  # it was saved meanwhile
             account.most_s += max(0.0, allowed.left_s - account.upto_s) * allowed.most_cores
+            account.most_s += SLACK_S * allowed.limit_cores
             account.allowed, account.upto_s, account.told_s = allowed, allowed.placed_s, 0.0
         account.nodes.add(node)
         return account
