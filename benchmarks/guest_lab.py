@@ -15,15 +15,15 @@ from pathlib import Path
 
 from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
 from node_agent.drivers.virt.driver import LibvirtDriver
-from testbed.box.down import remove_lab
-from testbed.box.network import BRIDGE
-from testbed.box.spec import BoxSpec, NodeSpec
-from testbed.box.state import Journal, only_command
-from testbed.box.up import bring_up
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError
+from testbed.lab.box.down import remove_lab
+from testbed.lab.box.network import BRIDGE
+from testbed.lab.box.spec import BoxSpec, NodeSpec
+from testbed.lab.box.state import Journal, only_command
+from testbed.lab.box.up import bring_up
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import check_scenario
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from testbed.compiler import lean_kernel
+from testbed.scheduling.compiler import lean_kernel
 
 if TYPE_CHECKING:
     import numpy as np

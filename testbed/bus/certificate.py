@@ -17,7 +17,7 @@ _VERSION = 0xA0  # tag of the certificate's form: absent in the first
 _UTC_TIME = 0x17
 _COMMON_NAME = b"\x55\x04\x03"  # 2.5.4.3
 _ISSUER, _VALIDITY, _SUBJECT = 3, 4, 5  # fields of a certificate [RFC 5280 4.1]
-_CONTROLLER = "controller."  # begins the common name of each controller (`testbed.secure.authority`)
+_CONTROLLER = "controller."  # begins the common name of each controller (`testbed.lab.secure.authority`)
 
 _log = logging.getLogger(__name__)
 _said_s: dict[Path, float] = {}  # when the end of each certificate was said last, by the monotonic clock

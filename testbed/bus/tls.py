@@ -1,4 +1,4 @@
-"""TLS 1.3 with certificates at both ends, from a party's folder (`testbed.secure.authority` says what is in it).
+"""TLS 1.3 with certificates at both ends, from a party's folder (`testbed.lab.secure.authority` says what is in it).
 
 Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl: whoever is on
 it is refused. The list is read again for a new connection when it has changed.

@@ -15,7 +15,7 @@ from testbed.limits import MOST_NODES
 
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
-    from testbed.workload.jobs import Job
+    from testbed.scheduling.workload.jobs import Job
 
 
 @click.command(
@@ -76,8 +76,8 @@ def bound(
 
 
 def _jobs(trace_file: Path, reading: str | None, week: int | None) -> list[Job]:
-    from testbed.workload.segments import Week, cut
-    from testbed.workload.trace import load_trace
+    from testbed.scheduling.workload.segments import Week, cut
+    from testbed.scheduling.workload.trace import load_trace
 
     jobs = load_trace(trace_file, reading)
     if week is not None:

@@ -12,7 +12,7 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.secure.authority import Authority, Party
+    from testbed.lab.secure.authority import Authority, Party
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 
@@ -41,7 +41,7 @@ def ca() -> None:
 def init(*, folder: Path, lab: str) -> int:
     """Make the lab's authorities in FOLDER."""
     _extra()
-    from testbed.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
+    from testbed.lab.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
 
     there = (folder / "lab.json").exists()
     with _writing(folder):
@@ -172,7 +172,7 @@ def broker_files(
 
     After a node was added the broker has to be restarted: it reads what agents may subscribe to when it starts.
     """
-    from testbed.secure import broker  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.secure import broker  # noqa: PLC0415  # --help stays quick
 
     authority = _authority(folder)
     controllers = authority.let_in("controller")
@@ -215,7 +215,7 @@ def _check_named(party: str, name: str) -> None:
 
 def _authority(folder: Path) -> Authority:
     _extra()
-    from testbed.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
+    from testbed.lab.secure.authority import Authority  # noqa: PLC0415  # heavy, and an extra
 
     return Authority(folder)
 

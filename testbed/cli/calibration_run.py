@@ -13,16 +13,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from testbed.calibration.registry import broken_experiments, find_experiments
-from testbed.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
-from testbed.calibration.trials import Trials, read_trials
 from testbed.cli.interrupts import run_interruptible
 from testbed.cli.progress import Progress, duration
 from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.packaged import find_scenario
-from testbed.report.text import wide_console
 from testbed.scenario.schema import Scenario, check_scenario, load_lab
+from testbed.study.calibration.registry import broken_experiments, find_experiments
+from testbed.study.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
+from testbed.study.calibration.trials import Trials, read_trials
+from testbed.study.report.text import wide_console
 
 _NODE_MIB = 1024
 
@@ -115,10 +115,10 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
         _need_report()
     console = wide_console(stderr=as_json)
     trials = _measure(request, as_json=as_json) if measure else read_trials(request.trials)
-    from testbed.calibration.from_trials import calibrate_from  # noqa: PLC0415  # not needed to list, rehearse, or refuse
-    from testbed.calibration.model_file import write_calibration  # noqa: PLC0415  # as above
-    from testbed.calibration.tables import as_json as to_json  # noqa: PLC0415  # as above
-    from testbed.calibration.tables import print_calibration  # noqa: PLC0415  # as above
+    from testbed.study.calibration.from_trials import calibrate_from  # noqa: PLC0415  # not needed to list, rehearse, or refuse
+    from testbed.study.calibration.model_file import write_calibration  # noqa: PLC0415  # as above
+    from testbed.study.calibration.tables import as_json as to_json  # noqa: PLC0415  # as above
+    from testbed.study.calibration.tables import print_calibration  # noqa: PLC0415  # as above
 
     calibration = calibrate_from(trials, request.trials)
     write_calibration(request.out, calibration)
@@ -129,7 +129,7 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
         print_calibration(calibration, console)
     _say(console, f"calibration: {request.out}")
     if report:
-        from testbed.report.calibration import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
+        from testbed.study.report.calibration import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
 
         page = request.out.with_suffix(".html")
         write_calibration_report(trials, calibration, page)

@@ -13,9 +13,9 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.campaign.plan import Plan
-    from testbed.campaign.run import Place
-    from testbed.campaign.sweep import Results, Sweep
+    from testbed.scheduling.campaign.plan import Plan
+    from testbed.scheduling.campaign.run import Place
+    from testbed.scheduling.campaign.sweep import Results, Sweep
 
 
 @click.command(short_help="Simulate many traces under many policies, resumably, and draw tables and figures.")
@@ -57,8 +57,8 @@ def campaign(
       testbed campaign my-campaign.toml
       testbed campaign your-hardware --calibration calibration.toml
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    from testbed.campaign.file import load_campaign
     from testbed.packaged import find_campaign
+    from testbed.scheduling.campaign.file import load_campaign
 
     if list_ready:
         _list()
@@ -70,13 +70,13 @@ def campaign(
     path = find_campaign(file)
     chosen = load_campaign(path)
     _check_extras(scheduler)
-    from testbed.campaign.digests import code_version
-    from testbed.campaign.instances import TraceSets
-    from testbed.campaign.plan import Plan
-    from testbed.campaign.report import write_report
-    from testbed.campaign.run import Place
-    from testbed.campaign.sweep import Sweep
-    from testbed.workload.files import write_text
+    from testbed.scheduling.campaign.digests import code_version
+    from testbed.scheduling.campaign.instances import TraceSets
+    from testbed.scheduling.campaign.plan import Plan
+    from testbed.scheduling.campaign.report import write_report
+    from testbed.scheduling.campaign.run import Place
+    from testbed.scheduling.campaign.sweep import Sweep
+    from testbed.scheduling.workload.files import write_text
 
     plan = Plan(TraceSets(chosen, path), calibration)
     folder = Path("campaigns") / chosen.name if out is None else out
@@ -101,8 +101,8 @@ def campaign(
 
 
 def _list() -> None:
-    from testbed.campaign.file import load_campaign
     from testbed.packaged import packaged_campaigns
+    from testbed.scheduling.campaign.file import load_campaign
 
     ready = packaged_campaigns()
     width = max(map(len, ready))
@@ -121,9 +121,9 @@ def _check_extras(scheduler: str | None) -> None:
 def _work(plan: Plan, sweep: Sweep, place: Place, code: str, limit: int | None, *, any_code: bool) -> None:
     from rich.console import Console
 
-    from testbed.campaign.run import compile_kernels, must_compile, run_units
     from testbed.cli.campaign_progress import CampaignProgress
-    from testbed.compiler import can_compile
+    from testbed.scheduling.campaign.run import compile_kernels, must_compile, run_units
+    from testbed.scheduling.compiler import can_compile
 
     known = sweep.results(code, any_code=any_code)
     if known.other_code:

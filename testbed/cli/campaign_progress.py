@@ -8,8 +8,8 @@ from typing import Self
 
 from rich.console import Console
 
-from testbed.campaign.work import UnitResult
 from testbed.cli.progress import Progress
+from testbed.scheduling.campaign.work import UnitResult
 
 
 class CampaignProgress:

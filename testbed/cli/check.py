@@ -72,8 +72,8 @@ def check(
 
     if find_spec("pytest") is None:
         raise UserError("checks need pytest: pip install 'dfrs-testbed[check]'")
-    from testbed.checks.command import run_checks  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
+    from testbed.study.checks.command import run_checks  # noqa: PLC0415  # --help stays quick
 
     find_scenario(lab)  # one line now for a wrong name; the plugin finds the file again
     given = {

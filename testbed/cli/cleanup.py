@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from testbed.cleanup.leftover import Leftover
+    from testbed.lab.cleanup.leftover import Leftover
 
 
 @click.command()
@@ -46,14 +46,14 @@ def cleanup(
 
     if path is not None or names:
         from testbed.cli.node import on_machines  # noqa: PLC0415  # --help stays quick
-        from testbed.remote import agents  # noqa: PLC0415  # as above
-        from testbed.remote.hosts import DEFAULT_FILE  # noqa: PLC0415  # as above
+        from testbed.lab.remote import agents  # noqa: PLC0415  # as above
+        from testbed.lab.remote.hosts import DEFAULT_FILE  # noqa: PLC0415  # as above
 
         return on_machines(
             path or DEFAULT_FILE, names, agents.cleanup(dry_run=dry_run, force=force, only=only), as_json=as_json
         )
-    from testbed.cleanup.agents import clean_agents  # noqa: PLC0415  # --help stays quick
-    from testbed.cleanup.labs import clean_labs  # noqa: PLC0415  # as above
+    from testbed.lab.cleanup.agents import clean_agents  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.cleanup.labs import clean_labs  # noqa: PLC0415  # as above
 
     found = [] if only == "labs" else asyncio.run(clean_agents(dry_run=dry_run, force=force))
     if only != "agents":

@@ -51,12 +51,12 @@ def compare(
         raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
     import json
 
-    from testbed.compare.document import document
-    from testbed.compare.live import read_live
-    from testbed.compare.study import OUTSIDE, study
-    from testbed.compare.tables import print_study
-    from testbed.report.text import wide_console
-    from testbed.simulation.overheads import parse_overheads
+    from testbed.scheduling.simulation.overheads import parse_overheads
+    from testbed.study.compare.document import document
+    from testbed.study.compare.live import read_live
+    from testbed.study.compare.study import OUTSIDE, study
+    from testbed.study.compare.tables import print_study
+    from testbed.study.report.text import wide_console
 
     overheads = None if overheads_text is None else parse_overheads(overheads_text)
     found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed)
@@ -65,8 +65,8 @@ def compare(
     else:
         print_study(found, wide_console(), most_jobs=most_jobs)
     if report is not None:
-        from testbed.compare.page import study_page
-        from testbed.report.page import write_page
+        from testbed.study.compare.page import study_page
+        from testbed.study.report.page import write_page
 
         write_page(study_page(found), report)
         click.echo(f"page: {report}", err=True)

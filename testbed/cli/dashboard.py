@@ -51,9 +51,9 @@ def dashboard(
     if run is not None and not run.is_dir():
         raise UserError(f"{run}: expected a run directory, found {'a file' if run.exists() else 'nothing'}")
 
-    from testbed.report.browser.guard import is_loopback, read_token
-    from testbed.report.browser.serve import serve
     from testbed.run.newest import newest_run
+    from testbed.study.report.browser.guard import is_loopback, read_token
+    from testbed.study.report.browser.serve import serve
 
     token = None
     if token_file is not None:

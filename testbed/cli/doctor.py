@@ -12,7 +12,7 @@ from testbed.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from testbed.doctor.finding import Finding
+    from testbed.lab.doctor.finding import Finding
 
 
 @click.command()
@@ -59,9 +59,9 @@ def doctor(
     from rich.console import Console  # noqa: PLC0415  # as above
 
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
-    from testbed.doctor.certificates import certificates  # noqa: PLC0415  # as above
-    from testbed.doctor.examine import examine, examine_lab_here, examine_services  # noqa: PLC0415  # as above
-    from testbed.doctor.finding import worst  # noqa: PLC0415  # as above
+    from testbed.lab.doctor.certificates import certificates  # noqa: PLC0415  # as above
+    from testbed.lab.doctor.examine import examine, examine_lab_here, examine_services  # noqa: PLC0415  # as above
+    from testbed.lab.doctor.finding import worst  # noqa: PLC0415  # as above
     from testbed.measure.influx_address import bare_url, is_url  # noqa: PLC0415  # as above
 
     influx_url = influx_url and bare_url(influx_url)  # it is asked for its health alone, without a token
@@ -76,8 +76,8 @@ def doctor(
             spinner.update(f"looking at {what}")
 
         if path is not None or names:
-            from testbed.doctor.lab import examine_lab  # noqa: PLC0415  # needs an extra
-            from testbed.remote.hosts import DEFAULT_FILE, load_hosts  # noqa: PLC0415  # --help stays quick
+            from testbed.lab.doctor.lab import examine_lab  # noqa: PLC0415  # needs an extra
+            from testbed.lab.remote.hosts import DEFAULT_FILE, load_hosts  # noqa: PLC0415  # --help stays quick
 
             hosts = load_hosts(path or DEFAULT_FILE)
             found = list(examine_lab(hosts, hosts.choose(names), say))

@@ -15,7 +15,7 @@ from testbed.cli.lease import take, who
 from testbed.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from testbed.box.status import LabReport
+    from testbed.lab.box.status import LabReport
 
 
 @click.group()
@@ -43,9 +43,9 @@ def up(*, scenario: Path, as_json: bool) -> int:
     """
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.box.state import only_command  # noqa: PLC0415  # as above
-    from testbed.box.status import report  # noqa: PLC0415  # as above
-    from testbed.box.up import bring_up  # noqa: PLC0415  # as above
+    from testbed.lab.box.state import only_command  # noqa: PLC0415  # as above
+    from testbed.lab.box.status import report  # noqa: PLC0415  # as above
+    from testbed.lab.box.up import bring_up  # noqa: PLC0415  # as above
     from testbed.lab.boxes import spec_of  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario  # noqa: PLC0415  # as above
     from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
@@ -61,7 +61,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
 
             build(progress=_say)  # what its guests boot; nothing to do when it is there
         if any(node.is_nested for node in spec.nodes):
-            from testbed.box.xen import image  # noqa: PLC0415  # as above
+            from testbed.lab.box.xen import image  # noqa: PLC0415  # as above
 
             image.build(_say)
         _, made = bring_up(spec, path, _say)
@@ -84,8 +84,8 @@ def down(*, which: str | None, dry_run: bool) -> int:
     It finds what carries the lab's name, also of a lab that was made half or whose state is lost. Exit code 1 if
     something is left.
     """
-    from testbed.box.down import list_lab, remove_lab  # noqa: PLC0415  # --help stays quick
-    from testbed.box.state import only_command  # noqa: PLC0415  # as above
+    from testbed.lab.box.down import list_lab, remove_lab  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.box.state import only_command  # noqa: PLC0415  # as above
 
     _need_root("down")
     name = _which(which)
@@ -116,8 +116,8 @@ def status(*, name: str | None, as_json: bool) -> int:
     """Show the lab NAME, or all on this machine. Exit code 1 if a part of one is missing, or there is none of NAME."""
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.box.status import report  # noqa: PLC0415  # as above
-    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
+    from testbed.lab.box.status import report  # noqa: PLC0415  # as above
+    from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # as above
 
     _need_root("status")
     found = [report(known) for known in known_labs() if name in {None, known}]
@@ -151,8 +151,8 @@ def _need_root(command: str) -> None:
 
 def _which(given: str | None) -> str | None:
     """Return the name of the lab that is meant, None if there is none at all."""
-    from testbed.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
+    from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
     from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
 

@@ -18,12 +18,12 @@ from testbed.control.admission import check_events, check_jobs
 from testbed.control.session import RunResult, run_session
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.lab.local_agents import check_drivers
-from testbed.policies.dfrs import can_load, use_compiled
-from testbed.policies.view import Policy
-from testbed.report.live import PlainDisplay, display_for
-from testbed.report.text import print_comparison, print_run, wide_console
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.dfrs import can_load, use_compiled
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.live import PlainDisplay, display_for
+from testbed.study.report.text import print_comparison, print_run, wide_console
 
 
 def run_path(out: Path, name: str) -> Path:

@@ -111,10 +111,10 @@ def find_broker(which: str | None, broker: str | None) -> tuple[BrokerAddress, s
     `which` is the name of a lab, a scenario file, or None for the only lab in a box on this machine. Without `broker`
     it can also be the name of a packaged scenario, unless a lab has this name.
     """
-    from testbed.box.state import find  # noqa: PLC0415  # --help stays quick
-    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
     from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
+    from testbed.lab.box.state import find  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
     from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
 

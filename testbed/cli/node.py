@@ -14,9 +14,9 @@ from testbed.cli.control import drain, return_
 from testbed.errors import UserError, printable, printable_lines
 
 if TYPE_CHECKING:
-    from testbed.remote.everywhere import Outcome
-    from testbed.remote.hosts import Host, Hosts
-    from testbed.remote.shell import Shell
+    from testbed.lab.remote.everywhere import Outcome
+    from testbed.lab.remote.hosts import Host, Hosts
+    from testbed.lab.remote.shell import Shell
 
 _FILE = click.option(
     "--hosts", "path", type=click.Path(path_type=Path, dir_okay=False), default=Path("hosts.toml"),
@@ -83,8 +83,8 @@ def add(
     known_hosts: Path | None, identity: Path | None,
 ) -> int:  # fmt: skip
     """Install and start an agent on a machine, and enter it in the file; again it is brought up to date."""
-    from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
-    from testbed.remote.hosts import check_hosts, load_hosts, save_hosts  # noqa: PLC0415  # as above
+    from testbed.lab.remote import agents  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote.hosts import check_hosts, load_hosts, save_hosts  # noqa: PLC0415  # as above
 
     before: dict[str, Any] = load_hosts(path).model_dump(mode="json", exclude_defaults=True) if path.exists() else {}
     told = {
@@ -125,7 +125,7 @@ def unit(*, name: str, path: Path) -> int:
 
     A file called - is standard input.
     """
-    from testbed.remote.unit import unit as unit_of  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote.unit import unit as unit_of  # noqa: PLC0415  # --help stays quick
 
     hosts, host = _one(name, path)
     click.echo(unit_of(hosts.lab, hosts.broker, host), nl=False)
@@ -151,7 +151,7 @@ def _one(name: str, path: Path) -> tuple[Hosts, Host]:
     """Return the machines of a file, or of standard input for -, and one of them."""
     import sys  # noqa: PLC0415  # --help stays quick
 
-    from testbed.remote.hosts import load_hosts, read_hosts  # noqa: PLC0415  # as above
+    from testbed.lab.remote.hosts import load_hosts, read_hosts  # noqa: PLC0415  # as above
 
     hosts = read_hosts(sys.stdin.read(), path) if path == Path("-") else load_hosts(path)
     (host,) = hosts.choose((name,))
@@ -165,7 +165,7 @@ def _one(name: str, path: Path) -> tuple[Hosts, Host]:
 @_JSON
 def logs(*, names: tuple[str, ...], path: Path, lines: int, as_json: bool) -> int:
     """Show what agents wrote."""
-    from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote import agents  # noqa: PLC0415  # --help stays quick
 
     return on_machines(path, names, agents.logs(lines), as_json=as_json)
 
@@ -176,7 +176,7 @@ def logs(*, names: tuple[str, ...], path: Path, lines: int, as_json: bool) -> in
 @_JSON
 def restart(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
     """Restart agents; their guests are destroyed."""
-    from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote import agents  # noqa: PLC0415  # --help stays quick
 
     return on_machines(path, names, agents.restart, as_json=as_json)
 
@@ -187,7 +187,7 @@ def restart(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
 @_JSON
 def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
     """Have each machine examined by `testbed doctor`. Exit code 1 if one has a warning or cannot be reached."""
-    from testbed.remote import agents  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote import agents  # noqa: PLC0415  # --help stays quick
 
     worst = 0
 
@@ -216,7 +216,7 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
 def push_image(*, names: tuple[str, ...], path: Path, folder: Path | None, as_json: bool) -> int:
     """Copy the guest image of this machine to others, so that all boot the same."""
     from node_agent.guests.image import current  # noqa: PLC0415  # --help stays quick
-    from testbed.remote import agents  # noqa: PLC0415  # as above
+    from testbed.lab.remote import agents  # noqa: PLC0415  # as above
 
     return on_machines(path, names, agents.push_image(folder or current().folder), as_json=as_json)
 
@@ -226,7 +226,7 @@ def on_machines(
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
     """Act on machines of a hosts file, all without names, and print what came of each. Exit code 1 if one failed."""
-    from testbed.remote.hosts import load_hosts  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote.hosts import load_hosts  # noqa: PLC0415  # --help stays quick
 
     return _everywhere(load_hosts(path), names, act, as_json=as_json, show=show)
 
@@ -236,7 +236,7 @@ def _everywhere(
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
     """Act on the chosen machines, and print what came of each. Exit code 1 if one failed."""
-    from testbed.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
 
     chosen = hosts.choose(names)
     left = {host.name for host in chosen}

@@ -14,7 +14,7 @@ def policies(as_json: bool, filter_text: str) -> None:
     """List policies whose names contain FILTER (case and spaces do not matter), and the parts of a name."""
     # numpy comes with the catalogue: not for those who only want --help
     from testbed.errors import UserError, nearest  # noqa: PLC0415  # --help stays quick
-    from testbed.policies.catalogue import EQUIPARTITION, GRAMMAR, available  # noqa: PLC0415  # --help stays quick
+    from testbed.scheduling.policies.catalogue import EQUIPARTITION, GRAMMAR, available  # noqa: PLC0415  # --help stays quick
 
     names = [*available(), EQUIPARTITION]
     wanted = _plain(filter_text)

@@ -12,9 +12,9 @@ from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.control.session import RunResult
-    from testbed.policies.view import Policy
     from testbed.scenario.schema import Scenario
-    from testbed.workload.jobs import Job
+    from testbed.scheduling.policies.view import Policy
+    from testbed.scheduling.workload.jobs import Job
 
 
 @click.command()
@@ -66,9 +66,9 @@ def run(
     from testbed.cli.launch import launch  # noqa: PLC0415  # --help stays quick
     from testbed.measure.recorders import find_recorders  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
-    from testbed.policies.catalogue import parse  # noqa: PLC0415  # --help stays quick
     from testbed.scenario.jobs import load_jobs  # noqa: PLC0415  # --help stays quick
     from testbed.scenario.schema import load_scenario, override  # noqa: PLC0415  # --help stays quick
+    from testbed.scheduling.policies.catalogue import parse  # noqa: PLC0415  # --help stays quick
 
     if list_packaged:
         _list()

@@ -9,7 +9,7 @@ import click
 from testbed.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from testbed.services.containers import ServiceStatus
+    from testbed.lab.services.containers import ServiceStatus
 
 _NAMES = click.argument("names", nargs=-1, metavar="[broker|influxdb|grafana]…")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -35,8 +35,8 @@ def services() -> None:
 @_JSON
 def up(*, names: tuple[str, ...], ports: tuple[str, ...], images: tuple[str, ...], as_json: bool) -> int:
     """Start services, all or those named, and wait until they are healthy; what is there as it should be stays."""
-    from testbed.services import catalogue, containers  # noqa: PLC0415  # --help stays quick
-    from testbed.services.keys import keys_file, make_keys  # noqa: PLC0415  # as above
+    from testbed.lab.services import catalogue, containers  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.services.keys import keys_file, make_keys  # noqa: PLC0415  # as above
 
     chosen = _chosen(names)
     told = {name: _port(name, text) for name, text in _pairs("--port", ports).items()}
@@ -68,8 +68,8 @@ def down(*, names: tuple[str, ...], volumes: bool, as_json: bool) -> int:
     """Stop and remove services, all or those named; their data stays."""
     import json  # noqa: PLC0415  # --help stays quick
 
-    from testbed.services import containers  # noqa: PLC0415  # as above
-    from testbed.services.keys import keys_file  # noqa: PLC0415  # as above
+    from testbed.lab.services import containers  # noqa: PLC0415  # as above
+    from testbed.lab.services.keys import keys_file  # noqa: PLC0415  # as above
 
     chosen = _chosen(names)
     with containers.engine() as client:
@@ -85,7 +85,7 @@ def down(*, names: tuple[str, ...], volumes: bool, as_json: bool) -> int:
 @_JSON
 def status(*, names: tuple[str, ...], as_json: bool) -> int:
     """Show services. Exit code 1 if one does not run or is not healthy."""
-    from testbed.services import containers  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.services import containers  # noqa: PLC0415  # --help stays quick
 
     with containers.engine() as client:
         found = containers.status(client, _chosen(names))
@@ -98,8 +98,8 @@ def env() -> int:
     """Print the variables by which commands find the services that are up."""
     import shlex  # noqa: PLC0415  # --help stays quick
 
-    from testbed.services import catalogue, containers  # noqa: PLC0415  # as above
-    from testbed.services.keys import load_keys  # noqa: PLC0415  # as above
+    from testbed.lab.services import catalogue, containers  # noqa: PLC0415  # as above
+    from testbed.lab.services.keys import load_keys  # noqa: PLC0415  # as above
 
     keys = load_keys()
     if keys is None:
@@ -119,8 +119,8 @@ def env() -> int:
 
 def _reader(database: ServiceStatus, token: str) -> str:
     """Return the token by which Grafana reads measurements; it can do nothing else."""
+    from testbed.lab.services.readers import read_token  # noqa: PLC0415  # as above
     from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG  # noqa: PLC0415  # --help stays quick
-    from testbed.services.readers import read_token  # noqa: PLC0415  # as above
 
     if database.state != "running":
         raise UserError("grafana: it reads InfluxDB, which is not up: testbed services up influxdb grafana")
@@ -140,7 +140,7 @@ def _show(found: list[ServiceStatus], *, as_json: bool, made: list[str] | None =
 
 
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
-    from testbed.services.catalogue import NAMES  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.services.catalogue import NAMES  # noqa: PLC0415  # --help stays quick
 
     for name in names:
         if name not in NAMES:
@@ -149,7 +149,7 @@ def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    from testbed.services.catalogue import NAMES  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.services.catalogue import NAMES  # noqa: PLC0415  # --help stays quick
 
     found = {}
     for text in given:

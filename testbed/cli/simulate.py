@@ -15,12 +15,12 @@ from testbed.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 
 if TYPE_CHECKING:
     from testbed.measure.bound import Kind
-    from testbed.simulation.compiling import Compiling
-    from testbed.simulation.measures import Measures
-    from testbed.simulation.named import Named
-    from testbed.simulation.overheads import Overheads
-    from testbed.simulation.run import SimulatedRun
-    from testbed.workload.jobs import Job
+    from testbed.scheduling.simulation.compiling import Compiling
+    from testbed.scheduling.simulation.measures import Measures
+    from testbed.scheduling.simulation.named import Named
+    from testbed.scheduling.simulation.overheads import Overheads
+    from testbed.scheduling.simulation.run import SimulatedRun
+    from testbed.scheduling.workload.jobs import Job
 
 
 @click.command(
@@ -97,14 +97,14 @@ def simulate(
     import json
 
     _check(nodes, period_s, tau_s, node_memory_gb)
-    from testbed.simulation.named import named
+    from testbed.scheduling.simulation.named import named
 
     overheads = _overheads(penalty_s, overheads_text)
     policies = [named(name, period_s) for name in dict.fromkeys(names)]
     files = _files(jobs_out, policies)
     jobs = _jobs(trace_file, reading, week)
-    from testbed.simulation.measures import measure
-    from testbed.simulation.overheads import DEFAULT_NODE_MEMORY_GB
+    from testbed.scheduling.simulation.measures import measure
+    from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB
 
     memory_gb = DEFAULT_NODE_MEMORY_GB if node_memory_gb is None else node_memory_gb
     bound: float | None = None
@@ -142,9 +142,9 @@ def _check(nodes: int, period_s: float, tau_s: float, node_memory_gb: float | No
 
 def _compiling(wanted: bool | None, policy: Named, alike: int) -> Compiling:
     """Return when to compile for `policy`, with as many others to come, and say so where it is at once."""
-    from testbed.compiler import can_compile
-    from testbed.simulation.compiling import Compiling, When
-    from testbed.simulation.simulate import must_compile
+    from testbed.scheduling.compiler import can_compile
+    from testbed.scheduling.simulation.compiling import Compiling, When
+    from testbed.scheduling.simulation.simulate import must_compile
 
     if wanted and not can_compile():
         raise UserError("--compile: numba is not installed: pip install 'dfrs-testbed[simulate]'")
@@ -155,7 +155,7 @@ def _compiling(wanted: bool | None, policy: Named, alike: int) -> Compiling:
 
 
 def _announce() -> None:
-    from testbed.simulation.compiling import COMPILE_S
+    from testbed.scheduling.simulation.compiling import COMPILE_S
 
     click.echo(
         f"testbed: compiling kernels, once for this version, about {COMPILE_S:.0f} s; later runs take milliseconds",
@@ -164,7 +164,7 @@ def _announce() -> None:
 
 
 def _overheads(penalty_s: float | None, text: str | None) -> Overheads:
-    from testbed.simulation.overheads import DEFAULT_PENALTY_S, constant, parse_overheads
+    from testbed.scheduling.simulation.overheads import DEFAULT_PENALTY_S, constant, parse_overheads
 
     if text is None:
         return constant(DEFAULT_PENALTY_S if penalty_s is None else penalty_s)
@@ -174,8 +174,8 @@ def _overheads(penalty_s: float | None, text: str | None) -> Overheads:
 
 
 def _jobs(trace_file: Path, reading: str | None, week: int | None) -> list[Job]:
-    from testbed.workload.segments import Week, cut
-    from testbed.workload.trace import load_trace
+    from testbed.scheduling.workload.segments import Week, cut
+    from testbed.scheduling.workload.trace import load_trace
 
     jobs = load_trace(trace_file, reading)
     if not jobs:
@@ -222,7 +222,7 @@ def _print(measures: dict[str, Measures]) -> None:
     from rich import box
     from rich.table import Table
 
-    from testbed.report.text import wide_console
+    from testbed.study.report.text import wide_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

@@ -13,7 +13,7 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.workload.segments import Segment
+    from testbed.scheduling.workload.segments import Segment
 
 _Value = TypeVar("_Value", int, float)
 
@@ -51,8 +51,8 @@ def info(trace_file: Path, nodes: int | None, reading: str | None, as_json: bool
     import json
     from dataclasses import asdict
 
-    from testbed.workload.statistics import describe
-    from testbed.workload.trace import load_trace
+    from testbed.scheduling.workload.statistics import describe
+    from testbed.scheduling.workload.trace import load_trace
 
     figures = asdict(describe(load_trace(trace_file, reading), nodes))
     click.echo(json.dumps(figures) if as_json else _table(figures))
@@ -84,9 +84,9 @@ def segment(
     Weeks without jobs have no file. A new folder appears with all its weeks or not at all, and writing the same
     weeks again leaves it as it is.
     """
-    from testbed.workload.segments import cut
-    from testbed.workload.trace import load_trace, save_trace
-    from testbed.workload.week_folder import write_weeks
+    from testbed.scheduling.workload.segments import cut
+    from testbed.scheduling.workload.trace import load_trace, save_trace
+    from testbed.scheduling.workload.week_folder import write_weeks
 
     chosen = _segment(jobs, window, week, weeks)
     if (out is None) == (weeks is None):
@@ -115,8 +115,8 @@ def annotate(trace_file: Path, out: Path, seed: int, reading: str | None) -> Non
     probability 0.55 the tasks of a job need a tenth of a node's memory, else two tenths to ten, each as likely.
     Needs that TRACE has are replaced. A log is read as `processors`, unless --reading says otherwise.
     """
-    from testbed.workload.synthetic import annotate as with_needs
-    from testbed.workload.trace import is_log, load_trace, save_trace
+    from testbed.scheduling.workload.synthetic import annotate as with_needs
+    from testbed.scheduling.workload.trace import is_log, load_trace, save_trace
 
     if reading is None and is_log(trace_file):
         reading = "processors"
@@ -139,8 +139,8 @@ def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | N
     The offered load is sum(tasks x run time) / (nodes x (last - first submission)); jobs, their order and the first
     submission stay [RR 5.3.2].
     """
-    from testbed.workload.load import offered_load, scale_load
-    from testbed.workload.trace import load_trace, save_trace
+    from testbed.scheduling.workload.load import offered_load, scale_load
+    from testbed.scheduling.workload.trace import load_trace, save_trace
 
     jobs = load_trace(trace_file, reading)
     scaled = scale_load(jobs, nodes, load)
@@ -173,7 +173,7 @@ def convert(trace_file: Path, out: Path, reading: str | None) -> None:
 
     From log to log every field stays as it was; the lines are checked and put in the archive's columns.
     """  # noqa: D301  # \b keeps click from wrapping the list
-    from testbed.workload.trace import convert_trace
+    from testbed.scheduling.workload.trace import convert_trace
 
     count = convert_trace(trace_file, out, reading)
     click.echo(f"{out}: {count} jobs", err=True)
@@ -198,10 +198,10 @@ def generate() -> None:
 @click.option("-o", "--out", type=_FILE, help="Job table to write (.csv or .csv.gz); standard output without it.")
 def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out: Path | None) -> None:
     """Make a trace by the model of Lublin and Feitelson, with the needs of [RR 5.3.2]."""
-    from testbed.workload.load import scale_load
-    from testbed.workload.synthetic import synthetic_trace
-    from testbed.workload.table import format_table
-    from testbed.workload.trace import save_trace
+    from testbed.scheduling.workload.load import scale_load
+    from testbed.scheduling.workload.synthetic import synthetic_trace
+    from testbed.scheduling.workload.table import format_table
+    from testbed.scheduling.workload.trace import save_trace
 
     made = synthetic_trace(nodes, jobs, seed, mode)
     if load is not None:
@@ -214,7 +214,7 @@ def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out:
 
 def _segment(jobs: str | None, window: str | None, week: int | None, weeks: Path | None) -> Segment | None:
     """Return the one segment that was asked for, None for all weeks."""
-    from testbed.workload.segments import JobRange, Week, Window
+    from testbed.scheduling.workload.segments import JobRange, Week, Window
 
     match jobs, window, week, weeks:
         case str(text), None, None, None:

@@ -11,9 +11,9 @@ import psutil
 from testbed.drivers import traits_of
 from testbed.errors import UserError, nearest
 from testbed.limits import MOST_EVENTS
-from testbed.policies.view import Policy
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
 
 
 def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:

@@ -14,11 +14,11 @@ from testbed.control.progress import Progress
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
 from testbed.measure.metrics import bounded_stretch
-from testbed.policies.view import NOT_PLACED, ClusterView, JobState
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState
+from testbed.scheduling.workload.jobs import Job
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

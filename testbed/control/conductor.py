@@ -21,11 +21,11 @@ from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fleet import Node
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.operations import Operations
-from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
 from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
+from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 

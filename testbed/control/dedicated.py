@@ -13,7 +13,7 @@ from statistics import median_low
 from testbed.errors import RunError
 from testbed.lab.guests import prepare_jobs
 from testbed.lab.lab import Lab
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 ENDLESS_WALL_S = 1e9
 

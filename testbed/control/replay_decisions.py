@@ -8,11 +8,11 @@ from typing import cast
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Policy
 from testbed.run.decisions import choice, read_event, read_view, same_bits
 from testbed.run.events import Choice, Decision
 from testbed.run.journal import read_events
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,10 @@ from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
-from testbed.policies.view import Policy
 from testbed.run import events
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
 _log = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
-from testbed.box.control_group import joined
-from testbed.box.state import find
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
@@ -19,6 +17,8 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.quotas import CONTROLLER_SESSION_S
 from testbed.errors import UserError
+from testbed.lab.box.control_group import joined
+from testbed.lab.box.state import find
 from testbed.lab.boxes import spec_of
 from testbed.lab.local_agents import local_agents
 from testbed.scenario.schema import Scenario

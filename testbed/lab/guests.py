@@ -11,7 +11,7 @@ from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 MOST_WORK_UNITS = 2**62
 

@@ -23,11 +23,11 @@ from typing import Literal
 
 import numpy as np
 
-from testbed.compiler import can_compile, fastest, is_cached
 from testbed.measure.flow_cut import stretch_of_cut
 from testbed.measure.flow_fluid import fluid_stretch
 from testbed.measure.transport import unserved
-from testbed.workload.jobs import Job
+from testbed.scheduling.compiler import can_compile, fastest, is_cached
+from testbed.scheduling.workload.jobs import Job
 
 Kind = Literal["theorem1", "fluid"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
 from testbed.measure.flow_network import Floats, Ints
+from testbed.scheduling.compiler import kernel
 
 
 @kernel

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.compiler import kernel
+from testbed.scheduling.compiler import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

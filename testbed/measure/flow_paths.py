@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.compiler import kernel
 from testbed.measure.flow_network import Ints, Network, spare
+from testbed.scheduling.compiler import kernel
 
 
 @kernel

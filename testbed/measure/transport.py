@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.compiler import kernel
 from testbed.measure.flow_network import Floats, Ints, Network, make_network, spare
 from testbed.measure.flow_paths import find_levels, send_along_levels
+from testbed.scheduling.compiler import kernel
 
 
 @kernel

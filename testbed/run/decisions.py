@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from testbed.policies.view import ClusterView, Decision, Event
 from testbed.run import events
+from testbed.scheduling.policies.view import ClusterView, Decision, Event
 
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 

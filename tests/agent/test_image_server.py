@@ -26,7 +26,7 @@ from testbed.bus.lease import token_digest
 from testbed.bus.messages import OfferImage
 from testbed.bus.tls import client_context
 from testbed.errors import UserError
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 from testbed.suspicious_acts import SOMEBODY, ActKind
 
 

@@ -386,7 +386,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
 
 
 def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Path):
-    from testbed.box.hypervisor import Libvirtd
+    from testbed.lab.box.hypervisor import Libvirtd
 
     async def play(one: Node, two: Node) -> None:
         spec = serial(THROTTLED_UNITS)

@@ -26,8 +26,8 @@ from testbed.lab.operations import Operations
 from testbed.run import events
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
+from testbed.scheduling.workload.jobs import Job
 from testbed.suspicious_acts import ActKind
-from testbed.workload.jobs import Job
 
 RIGHT, WRONG = "1" * 16, "0" * 16
 SPEC = GuestSpec(

@@ -17,12 +17,12 @@ from report.page_reader import Reader
 from report.rehearsed_run import GrowingRun, rehearse
 
 from testbed import Run, UserError
-from testbed.analysis import extras
-from testbed.report.material import load_material
-from testbed.report.page import run_page
-from testbed.report.style import Chart
 from testbed.run.history import fold
 from testbed.run.journal import read_events
+from testbed.study.analysis import extras
+from testbed.study.report.material import load_material
+from testbed.study.report.page import run_page
+from testbed.study.report.style import Chart
 
 __all__ = ["check_pinned"]
 EVIL = "<script>alert('x')</script><img src=//evil.example onerror=alert(1)>\x1b[31m&amp;\u202e"

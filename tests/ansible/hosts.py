@@ -78,7 +78,7 @@ def make_wheels(folder: Path) -> None:
         [*pip, "wheel", "-qq", "--no-deps", "--wheel-dir", folder, ROOT],
         check=True, env={**os.environ, "DIST_EXTRA_CONFIG": str(settings)},
     )  # fmt: skip
-    locked = ["--require-hashes", "--only-binary=:all:", "-r", ROOT / "testbed/remote/locks/agent.txt"]
+    locked = ["--require-hashes", "--only-binary=:all:", "-r", ROOT / "testbed/lab/remote/locks/agent.txt"]
     subprocess.run([*pip, "download", "-qq", "--dest", folder, *locked], check=True)
 
 

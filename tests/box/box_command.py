@@ -11,12 +11,12 @@ import os
 import threading
 from contextlib import AbstractContextManager
 
-from testbed.box import services, state
-from testbed.box.spec import NodeSpec
-from testbed.box.state import Journal
-from testbed.box.xen import agent
 from testbed.cli import lab
 from testbed.cli.main import main
+from testbed.lab.box import services, state
+from testbed.lab.box.spec import NodeSpec
+from testbed.lab.box.state import Journal
+from testbed.lab.box.xen import agent
 
 _real = services.arguments
 _real_nested = agent.arguments

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
 
 PREEMPTED_PARALLEL, PREEMPTED_SERIAL, MIGRATED, KILLED, UNDISTURBED = 1, 2, 3, 4, 5
 """Job ids: both tasks are saved and restored where they were; saved, and restored on the other node; migrated live to
@@ -28,11 +28,11 @@ class Choreography:
     needs_estimates: bool = False
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """See `testbed.policies.view.Policy`."""
+        """See `testbed.scheduling.policies.view.Policy`."""
         return tasks * mem_req_frac <= nodes
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """See `testbed.policies.view.Policy`."""
+        """See `testbed.scheduling.policies.view.Policy`."""
         nodes, task_node = len(view.node_available), view.task_node.copy()
         yield_frac = np.zeros(len(view.job_id))
         ends = np.cumsum(view.tasks)

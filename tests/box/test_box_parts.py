@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.box import control_group as control_group_module
-from testbed.box import partition as partition_module
-from testbed.box.commands import CommandError, run
-from testbed.box.control_group import ControlGroup, control_groups
-from testbed.box.order import make_in_order, remove_in_order
-from testbed.box.partition import Hierarchies, Partition, hierarchies
 from testbed.cli import lab as command
 from testbed.errors import RunError, UserError
+from testbed.lab.box import control_group as control_group_module
+from testbed.lab.box import partition as partition_module
+from testbed.lab.box.commands import CommandError, run
+from testbed.lab.box.control_group import ControlGroup, control_groups
+from testbed.lab.box.order import make_in_order, remove_in_order
+from testbed.lab.box.partition import Hierarchies, Partition, hierarchies
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import check_scenario, load_scenario
 

@@ -20,8 +20,8 @@ import pytest
 from support.live import HANG_S
 from xen_lab import XenLab, needs_xen
 
-from testbed.box.xen.agent_disk import closure
-from testbed.box.xen.dom0 import AGENT_FILES, BRIDGE, Dom0
+from testbed.lab.box.xen.agent_disk import closure
+from testbed.lab.box.xen.dom0 import AGENT_FILES, BRIDGE, Dom0
 
 pytestmark = [pytest.mark.slow, needs_xen]
 

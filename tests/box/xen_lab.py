@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from lab_command import LabCommand
 
-from testbed.box.network import namespaces
-from testbed.box.processes import marked
-from testbed.box.spec import lab_dir, store_dir
-from testbed.box.state import find
-from testbed.box.sweep import leftovers
-from testbed.box.xen.recipe import check_tools
 from testbed.errors import UserError
+from testbed.lab.box.network import namespaces
+from testbed.lab.box.processes import marked
+from testbed.lab.box.spec import lab_dir, store_dir
+from testbed.lab.box.state import find
+from testbed.lab.box.sweep import leftovers
+from testbed.lab.box.xen.recipe import check_tools
 
 
 def _missing() -> str:

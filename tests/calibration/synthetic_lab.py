@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.calibration.trials import Outcome, Trials
+from testbed.study.calibration.trials import Outcome, Trials
 
 SIZES_MIB = (128, 256, 512, 1024)
 AT_ONCE = (1, 2, 4)

@@ -13,14 +13,14 @@ from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, Happening
 from testbed.bus.messages import DropImage, Stop
-from testbed.calibration.experiment import Experiment
-from testbed.calibration.registry import find_experiments
-from testbed.calibration.session import MOST_FAILURES, Order, calibrate
-from testbed.calibration.trials import read_trials
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import load_lab
+from testbed.study.calibration.experiment import Experiment
+from testbed.study.calibration.registry import find_experiments
+from testbed.study.calibration.session import MOST_FAILURES, Order, calibrate
+from testbed.study.calibration.trials import read_trials
 
 DIED = "its machine is gone: QEMU ended"
 MOMENTS = 12

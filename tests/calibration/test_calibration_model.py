@@ -23,14 +23,14 @@ from synthetic_lab import (
     synthetic_trials,
 )
 
-from testbed.calibration import fits
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model import Failed, Outlier, Quantity
-from testbed.calibration.model_file import calibration_text, write_calibration
-from testbed.calibration.model_reader import load_calibration
-from testbed.calibration.tables import all_tables, as_json, print_calibration, quantity_table
-from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
 from testbed.errors import RunError, UserError
+from testbed.study.calibration import fits
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model import Failed, Outlier, Quantity
+from testbed.study.calibration.model_file import calibration_text, write_calibration
+from testbed.study.calibration.model_reader import load_calibration
+from testbed.study.calibration.tables import all_tables, as_json, print_calibration, quantity_table
+from testbed.study.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from testbed.calibration.experiment import Experiment
-from testbed.calibration.experiments.bus import BusLatency
-from testbed.calibration.quantities import Quantities
-from testbed.calibration.session import MOST_FAILURES, Order, calibrate
-from testbed.calibration.trials import FILE, read_trials
 from testbed.errors import RunError, UserError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import load_lab
+from testbed.study.calibration.experiment import Experiment
+from testbed.study.calibration.experiments.bus import BusLatency
+from testbed.study.calibration.quantities import Quantities
+from testbed.study.calibration.session import MOST_FAILURES, Order, calibrate
+from testbed.study.calibration.trials import FILE, read_trials
 
 
 class Starts(Experiment):

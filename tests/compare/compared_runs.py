@@ -16,7 +16,7 @@ from support.entries import whole
 
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import load_scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.toml"
 

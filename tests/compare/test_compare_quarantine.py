@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from compared_runs import Entry, add, add_offline, dry_run, repeat
 
-from testbed.compare.live import read_live, segment_of
-from testbed.compare.load import machines
-from testbed.compare.quarantine import Health, Limits, examine
+from testbed.study.compare.live import read_live, segment_of
+from testbed.study.compare.load import machines
+from testbed.study.compare.quarantine import Health, Limits, examine
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from testbed.compare.statistics import (
+from testbed.study.compare.statistics import (
     FLOOR_FRAC,
     STATISTICS,
     kendall_tau,

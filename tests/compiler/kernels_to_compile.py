@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testbed.compiler import kernel, lean_kernel
+from testbed.scheduling.compiler import kernel, lean_kernel
 
 
 class Series(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState
 
 THROTTLED_YIELD = 0.01  # the least that the kernel's quota can be
 FULL_YIELD = 0.25  # four tasks of need 1 fit on a node
@@ -25,11 +25,11 @@ class Interrupting:
     needs_estimates: bool = False
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """See `testbed.policies.view.Policy`."""
+        """See `testbed.scheduling.policies.view.Policy`."""
         return tasks * mem_req_frac <= nodes
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """See `testbed.policies.view.Policy`."""
+        """See `testbed.scheduling.policies.view.Policy`."""
         nodes, task_node = len(view.node_available), view.task_node.copy()
         yield_frac = np.zeros(len(view.job_id))
         ends = np.cumsum(view.tasks)

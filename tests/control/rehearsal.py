@@ -13,11 +13,11 @@ from testbed.control.snapshot import Snapshot
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import read_journal
-from testbed.policies.catalogue import parse
 from testbed.run.events import KINDS
 from testbed.run.journal import plain, read_events
 from testbed.scenario.schema import Scenario, check_scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.workload.jobs import Job
 
 BEST = "GreedyPM */per/OPT=MIN/MINVT=600"
 

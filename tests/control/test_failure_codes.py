@@ -31,7 +31,7 @@ from testbed.lab.operations import SaveError
 from testbed.measure.reasons import reason_of
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 PACKAGES = (Path(testbed.__file__).parent, Path(testbed.__file__).parents[1] / "node_agent")
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}

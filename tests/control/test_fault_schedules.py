@@ -22,7 +22,7 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, Happening
 from testbed.control.order_messages import Request
 from testbed.control.orders import RunStoppedError
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 NODES = 3
 POLICIES = (BEST, "GreedyP */OPT=AVG", "/per/OPT=MIN", "Greedy */OPT=MIN", "/stretch-per/OPT=MAX", "GREEDY-PMTN-MIGR")

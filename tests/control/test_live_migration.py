@@ -21,7 +21,7 @@ from testbed.bus.migration import Destination
 from testbed.control.replay_decisions import replay_decisions
 from testbed.failure_codes import Failure, FailureCode
 from testbed.lab.addresses import guest_addresses
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}
 Migrate = Callable[[NullDriver, str, Destination, float, float], Awaitable[MigrationReport]]

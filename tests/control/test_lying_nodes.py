@@ -19,7 +19,7 @@ from testbed.bus.messages import AnyAction, Hold, ListGuests, Migrate, Ping, Rel
 from testbed.lab.live_migration import Moved
 from testbed.lab.operations import _Caps, _Held, _Released, _Saved, _Started
 from testbed.lab.replies import Guests, ReplyError, read_reply
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
 Lie = Callable[[dict[str, object]], dict[str, object]]

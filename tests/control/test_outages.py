@@ -14,7 +14,7 @@ from node_agent.drivers.null import NullDriver
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, decode
 from testbed.bus.protocol import Message
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 BEGINS_S = 6.0  # wall seconds of a replay of about a minute
 MOMENTS_S = [3.0, 6.0, 7.5, 12.0]

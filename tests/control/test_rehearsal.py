@@ -24,8 +24,8 @@ from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import read_journal
-from testbed.policies.catalogue import parse
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.workload.jobs import Job
 
 MEMORY_MIB = 1000
 

@@ -10,7 +10,7 @@ from rehearsal import Watcher, rehearse
 from testbed.measure.points import PointError
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import read_lines
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 JOBS = [
     Job(1, 0, 1, 1.0, 0.4, 1200),

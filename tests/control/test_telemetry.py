@@ -29,7 +29,7 @@ from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 FACTS = NodeFacts(
     cpus=1.0, memory_mib=1000, machine_cores=2, machine_memory_mib=4000, cpu_model="a", kernel="k", driver="null",

@@ -27,7 +27,7 @@ from testbed.control.work_rates import SLACK_S, TOLERANCE, Allowance, CpuAccount
 from testbed.lab.guest_events import GuestEvents
 from testbed.lab.job import LabJob
 from testbed.run.phases import Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 UNTIL_DONE_S = 1e9
 

@@ -9,14 +9,14 @@ import numpy as np
 from golden_traces import GoldenTrace
 
 from testbed.measure.bound import bound
-from testbed.policies.catalogue import BASELINES, EQUIPARTITION
-from testbed.policies.configuration import catalogue
-from testbed.policies.ipdps import RULES
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.measures import measure
-from testbed.simulation.named import named
-from testbed.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
-from testbed.simulation.run import SimulatedRun
+from testbed.scheduling.policies.catalogue import BASELINES, EQUIPARTITION
+from testbed.scheduling.policies.configuration import catalogue
+from testbed.scheduling.policies.ipdps import RULES
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.measures import measure
+from testbed.scheduling.simulation.named import named
+from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
+from testbed.scheduling.simulation.run import SimulatedRun
 
 DFRS = "GreedyPM */per/OPT=MIN/MINVT=600"
 POLICIES = ("FCFS", "EASY", DFRS, "/stretch-per/OPT=MAX/MINVT=600")

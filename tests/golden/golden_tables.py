@@ -8,11 +8,11 @@ from typing import Any
 from click.testing import CliRunner
 from old_runs.old_run_archive import unpack
 
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model_file import calibration_text
-from testbed.calibration.tables import all_tables, as_json
-from testbed.calibration.trials import read_trials
 from testbed.cli.report import report
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model_file import calibration_text
+from testbed.study.calibration.tables import all_tables, as_json
+from testbed.study.calibration.trials import read_trials
 
 TRIALS = Path(__file__).with_name("trials.jsonl")
 QUICK_TRIALS = Path(__file__).with_name("trials-quick.jsonl")

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from testbed.cli.trace import trace as trace_command
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import load_scenario
-from testbed.workload.jobs import Job
-from testbed.workload.readings import find_reading
-from testbed.workload.segments import WEEK_S, Week, Window, cut
-from testbed.workload.swf import read_records
-from testbed.workload.trace import load_trace, save_trace
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.readings import find_reading
+from testbed.scheduling.workload.segments import WEEK_S, Week, Window, cut
+from testbed.scheduling.workload.swf import read_records
+from testbed.scheduling.workload.trace import load_trace, save_trace
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.toml"
 HPC2N = "HPC2N-2002-2.2-cln.swf.gz"

@@ -115,9 +115,9 @@ def test_no_other_place_starts_a_module() -> None:
                 modules = [module for flag, module in pairwise(text) if flag == "-m"]
                 found += [(str(path.relative_to(folder.parent)), module) for module in modules if module]
     permitted = {
-        ("testbed/box/xen/agent_disk.py", "0"),  # mke2fs
-        ("testbed/doctor/hypervisors.py", "128"),  # QEMU
-        ("testbed/remote/agents.py", "755"),  # mkdir
-        ("testbed/remote/agents.py", "700"),
+        ("testbed/lab/box/xen/agent_disk.py", "0"),  # mke2fs
+        ("testbed/lab/doctor/hypervisors.py", "128"),  # QEMU
+        ("testbed/lab/remote/agents.py", "755"),  # mkdir
+        ("testbed/lab/remote/agents.py", "700"),
     }
     assert set(found) == permitted

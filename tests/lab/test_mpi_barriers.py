@@ -15,7 +15,7 @@ from testbed.bus.messages import AnyAction, MpiJoin, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import MOST_BARRIERS, MOST_REPEATS
 from testbed.bus.mpi_keys import MOST_KEYS
 from testbed.lab.mpi_exchange import MOST_PASS_CHARS, _parts
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
 PARALLEL = {"2", "4"}  # jobs with a rank on each node

@@ -16,8 +16,8 @@ from testbed.errors import TestbedError
 from testbed.lab import mpi_exchange
 from testbed.lab.mpi_exchange import PASS_TRIES, MpiExchange, MpiSession
 from testbed.run.phases import Phase
+from testbed.scheduling.workload.jobs import Job
 from testbed.suspicious_acts import ActKind
-from testbed.workload.jobs import Job
 
 SPEC = GuestSpec(
     guest="dfrs-x-j1-t0", run="x", job=1, task=0, cpu_cores=1.0, memory_mib=64,

@@ -30,8 +30,8 @@ from testbed.run import events
 from testbed.run.journal import plain
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
+from testbed.scheduling.workload.jobs import Job
 from testbed.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
-from testbed.workload.jobs import Job
 
 EVENTS = topics.node_topic("t", "n0", "event")
 

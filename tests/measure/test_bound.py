@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from testbed.compiler import compiled
 from testbed.measure.bound import ACCURACY, COMPILED_FROM_JOBS, bound
 from testbed.measure.transport import unserved
-from testbed.workload.jobs import Job
-from testbed.workload.load import scale_load
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.compiler import compiled
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 
 def job(submit_s, tasks, cpu, run_s):

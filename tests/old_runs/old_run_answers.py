@@ -18,9 +18,9 @@ from testbed.cli.report import report
 from testbed.cli.why import why
 from testbed.measure.frames import load_journal, load_points
 from testbed.measure.rundir import read_json
-from testbed.report.browser.changes import Page
-from testbed.report.browser.state import RunState
-from testbed.report.timeline import read_timeline
+from testbed.study.report.browser.changes import Page
+from testbed.study.report.browser.state import RunState
+from testbed.study.report.timeline import read_timeline
 
 QUERIES = {
     "jobs": "SELECT job_id, tasks, start_time_s, end_time_s, stretch, virtual_time_s, preemptions, migrations, "

@@ -7,9 +7,9 @@ from itertools import chain
 import numpy as np
 from hypothesis import strategies as st
 
-from testbed.policies.capacity import offsets
-from testbed.policies.state import Cluster, Jobs
-from testbed.policies.view import NOT_PLACED
+from testbed.scheduling.policies.capacity import offsets
+from testbed.scheduling.policies.state import Cluster, Jobs
+from testbed.scheduling.policies.view import NOT_PLACED
 
 NEEDS = [0.05, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0]
 NOW_S = 10_000.0

@@ -8,9 +8,9 @@ from itertools import chain
 import numpy as np
 from hypothesis import strategies as st
 
-from testbed.policies.capacity import offsets
-from testbed.policies.state import Cluster, Jobs
-from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
+from testbed.scheduling.policies.capacity import offsets
+from testbed.scheduling.policies.state import Cluster, Jobs
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, JobState
 
 
 @dataclass

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_views import Row, view_of
 
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Event, event_at
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Event, event_at
 
 GREEDY, EASY = parse("GREEDY"), parse("EASY")
 

@@ -11,8 +11,8 @@ from virtual_cluster import VirtualCluster
 
 from testbed.measure.bound import bound
 from testbed.measure.metrics import bounded_stretch, degradation_from_bound
-from testbed.policies.catalogue import available, parse
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.workload.jobs import Job
 
 
 def workload(seed: int, count: int, nodes: int, load: float) -> Sequence[Job]:

@@ -10,8 +10,8 @@ from math import ceil, inf, nan
 
 import numpy as np
 
-from testbed.policies.capacity import offsets
-from testbed.policies.view import NOT_PLACED, ClusterView, JobState, WakingPolicy, event_at
+from testbed.scheduling.policies.capacity import offsets
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState, WakingPolicy, event_at
 
 
 @dataclass

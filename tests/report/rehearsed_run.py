@@ -10,9 +10,9 @@ from pathlib import Path
 from testbed.control.session import run_session
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
-from testbed.policies.catalogue import parse
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import load_scenario
+from testbed.scheduling.policies.catalogue import parse
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.toml"
 

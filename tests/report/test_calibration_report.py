@@ -12,20 +12,20 @@ from matplotlib.text import Text
 from page_reader import Reader
 from synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
 
-from testbed.calibration.experiments.save_restore import figure_memory, reschedulings
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model import About, Calibration, Outlier, Quantity
-from testbed.calibration.trials import read_trials
 from testbed.errors import UserError
-from testbed.report import page as page_module
-from testbed.report.calibration import (
+from testbed.study.calibration.experiments.save_restore import figure_memory, reschedulings
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model import About, Calibration, Outlier, Quantity
+from testbed.study.calibration.trials import read_trials
+from testbed.study.report import page as page_module
+from testbed.study.report.calibration import (
     calibration_page,
     write_calibration_figures,
     write_calibration_report,
 )
-from testbed.report.calibration_data import Measured, Row, Series, listed, middle, rows_of
-from testbed.report.calibration_lines import lines_of
-from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
+from testbed.study.report.calibration_data import Measured, Row, Series, listed, middle, rows_of
+from testbed.study.report.calibration_lines import lines_of
+from testbed.study.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
 
 FIGURES = {
     "save-restore": ("calibration_penalty", "calibration_memory", "calibration_star", "calibration_clocks"),
@@ -197,7 +197,7 @@ def test_of_two_ways_that_were_measured_alike_the_warm_one_is_the_usual():
 
 
 def read_of(seen):
-    from testbed.calibration.trials import Outcome, Trials
+    from testbed.study.calibration.trials import Outcome, Trials
 
     return Trials(
         {}, [

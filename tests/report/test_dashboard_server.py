@@ -24,12 +24,12 @@ from support.live import HANG_S
 
 from testbed.cli.dashboard import dashboard
 from testbed.errors import UserError
-from testbed.report.browser import hub as hub_module
-from testbed.report.browser.app import make_app
-from testbed.report.browser.follow import Follower
-from testbed.report.browser.guard import Guard, read_token
-from testbed.report.browser.hub import QUEUE_MESSAGES, Hub
 from testbed.run.newest import newest_run
+from testbed.study.report.browser import hub as hub_module
+from testbed.study.report.browser.app import make_app
+from testbed.study.report.browser.follow import Follower
+from testbed.study.report.browser.guard import Guard, read_token
+from testbed.study.report.browser.hub import QUEUE_MESSAGES, Hub
 
 TOKEN = "a-token-of-some-length"  # noqa: S105  # of this test alone
 CODE = (

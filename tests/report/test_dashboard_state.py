@@ -14,14 +14,14 @@ from rehearsed_run import rehearse
 from support.entries import event, whole
 
 from testbed.measure.points import to_line
-from testbed.report.browser.changes import Page
-from testbed.report.browser.follow import RunFeed
-from testbed.report.browser.jobs import board_of
-from testbed.report.browser.state import RunState
-from testbed.report.browser.telemetry import Telemetry
-from testbed.report.timeline import read_timeline
 from testbed.run.history import History, fold
 from testbed.run.newest import newest_run
+from testbed.study.report.browser.changes import Page
+from testbed.study.report.browser.follow import RunFeed
+from testbed.study.report.browser.jobs import board_of
+from testbed.study.report.browser.state import RunState
+from testbed.study.report.browser.telemetry import Telemetry
+from testbed.study.report.timeline import read_timeline
 
 
 @pytest.fixture(scope="module")

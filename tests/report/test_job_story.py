@@ -18,13 +18,13 @@ from node_agent.drivers.protocol import DriverError
 from testbed.cli.why import why
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
-from testbed.report.job_story_data import as_data
-from testbed.report.job_story_text import lines
-from testbed.report.job_told import Told, tell
-from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
 from testbed.run.events import Decision
 from testbed.run.journal import read_events
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.job_story_data import as_data
+from testbed.study.report.job_story_text import lines
+from testbed.study.report.job_told import Told, tell
+from testbed.study.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
 
 
 def text(told: Told) -> str:

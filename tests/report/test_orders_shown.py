@@ -12,18 +12,18 @@ from rich.console import Console
 from support.ordered import Operator, of_kind
 
 from testbed import Run
-from testbed.compare.live import read_live
-from testbed.compare.quarantine import examine
 from testbed.control.order_messages import Request
 from testbed.measure.rundir import read_journal
-from testbed.report.browser.changes import Page
-from testbed.report.browser.state import RunState
-from testbed.report.job_story_text import lines
-from testbed.report.job_told import tell
-from testbed.report.job_waits import OPERATOR
-from testbed.report.picture import draw, status
-from testbed.report.text import print_run
-from testbed.report.timeline import read_timeline
+from testbed.study.compare.live import read_live
+from testbed.study.compare.quarantine import examine
+from testbed.study.report.browser.changes import Page
+from testbed.study.report.browser.state import RunState
+from testbed.study.report.job_story_text import lines
+from testbed.study.report.job_told import tell
+from testbed.study.report.job_waits import OPERATOR
+from testbed.study.report.picture import draw, status
+from testbed.study.report.text import print_run
+from testbed.study.report.timeline import read_timeline
 
 PAUSED_S = 100.0
 

@@ -10,12 +10,12 @@ from page_reader import Reader
 from rehearsed_run import rehearse
 
 from testbed.errors import UserError
-from testbed.report import page as page_module
-from testbed.report.comparison import band_of, groups_of, same_runs, verdicts
-from testbed.report.facts import read_facts
-from testbed.report.material import load_material
-from testbed.report.page import comparison_page, render, run_page, write_page
-from testbed.report.style import Absent, inline_svg
+from testbed.study.report import page as page_module
+from testbed.study.report.comparison import band_of, groups_of, same_runs, verdicts
+from testbed.study.report.facts import read_facts
+from testbed.study.report.material import load_material
+from testbed.study.report.page import comparison_page, render, run_page, write_page
+from testbed.study.report.style import Absent, inline_svg
 
 CHROMIUM = "/usr/bin/chromium"
 

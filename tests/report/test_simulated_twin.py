@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
-from testbed.policies.catalogue import parse
-from testbed.report.difference import Cell, difference
-from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
-from testbed.report.simulated import Simulation, simulate_run, simulate_schedule
-from testbed.report.timeline import read_timeline
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.overheads import constant, linear, parse_overheads
-from testbed.simulation.run import MIGRATION
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.overheads import constant, linear, parse_overheads
+from testbed.scheduling.simulation.run import MIGRATION
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.study.report.difference import Cell, difference
+from testbed.study.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
+from testbed.study.report.simulated import Simulation, simulate_run, simulate_schedule
+from testbed.study.report.timeline import read_timeline
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from itertools import pairwise

@@ -17,12 +17,12 @@ from support.entries import event
 
 from node_agent.drivers.null import NullDriver
 from testbed.errors import UserError
-from testbed.report.lanes import GONE, with_gaps
-from testbed.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
-from testbed.report.timeline import Timeline, doings, read_timeline
 from testbed.run.history import History
 from testbed.run.phases import COURSES, IllegalEventError, Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.lanes import GONE, with_gaps
+from testbed.study.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
+from testbed.study.report.timeline import Timeline, doings, read_timeline
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from rehearsal import BEST, five_jobs, rehearse

@@ -51,7 +51,7 @@ from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 from testbed.errors import shown
 from testbed.lab.fleet import Fleet
 from testbed.lab.leased import lease_lab
-from testbed.secure.broker_log import acts_of
+from testbed.lab.secure.broker_log import acts_of
 from testbed.suspicious_acts import FILE, ActFile, ActKind, ActLog
 
 MESSAGES = 10_000  # of noise

@@ -14,8 +14,8 @@ from support.live import HANG_S, wait_until
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto
-from testbed.secure import broker as rules
-from testbed.secure.authority import Authority
+from testbed.lab.secure import broker as rules
+from testbed.lab.secure.authority import Authority
 
 LAB = "lab-1"
 NODES, CONTROLLERS = {"n1": "127.0.0.1", "n2": "127.0.0.1"}, ("alice", "bob")

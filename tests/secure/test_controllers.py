@@ -23,7 +23,7 @@ from testbed.bus.messages import Lease, decode, encode
 from testbed.errors import UserError
 from testbed.lab import lease as leases
 from testbed.lab.lease import LeaseTakenError, hold_lease
-from testbed.secure.broker_log import acts_of
+from testbed.lab.secure.broker_log import acts_of
 from testbed.suspicious_acts import ActKind
 
 LEASE = topics.lease_topic(LAB)

@@ -17,7 +17,7 @@ from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
 from testbed.bus.protocol import BusError
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 
 ALL = f"testbed/v1/{LAB}/#"
 

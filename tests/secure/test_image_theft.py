@@ -33,7 +33,7 @@ from testbed.bus.messages import (
 )
 from testbed.bus.tls import client_context
 from testbed.lab.lease import hold_lease
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 from testbed.suspicious_acts import ActKind
 
 CONTENT = b"memory of a guest" * 1000

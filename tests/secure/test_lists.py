@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 from testbed.cli.ca import ca
 from testbed.errors import UserError
-from testbed.remote import everywhere as ways
-from testbed.remote.hosts import Head, Host, Hosts, load_hosts
-from testbed.remote.shell import RemoteError
-from testbed.secure import farewell
-from testbed.secure.authority import Authority
-from testbed.secure.revocation import revoked
+from testbed.lab.remote import everywhere as ways
+from testbed.lab.remote.hosts import Head, Host, Hosts, load_hosts
+from testbed.lab.remote.shell import RemoteError
+from testbed.lab.secure import farewell
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.revocation import revoked
 
 
 class Machines:

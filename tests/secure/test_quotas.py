@@ -16,7 +16,7 @@ from support.live import HANG_S, wait_until
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus
 from testbed.bus.tls import client_context
-from testbed.secure.broker import SAVE_EVERY_S
+from testbed.lab.secure.broker import SAVE_EVERY_S
 
 _MIB = 1 << 20
 _PATIENCE_S = 5.0  # of an intruder, whose messages nobody acknowledges once the broker has thrown it out

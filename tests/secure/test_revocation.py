@@ -25,11 +25,11 @@ from testbed.bus.protocol import BusError, Presence
 from testbed.bus.tls import client_context, server_context
 from testbed.cli.ca import ca
 from testbed.errors import UserError
-from testbed.secure import broker as rules
-from testbed.secure.authority import Authority
-from testbed.secure.broker_log import acts_of
-from testbed.secure.farewell import say_farewell
-from testbed.secure.revocation import revoked
+from testbed.lab.secure import broker as rules
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.broker_log import acts_of
+from testbed.lab.secure.farewell import say_farewell
+from testbed.lab.secure.revocation import revoked
 from testbed.suspicious_acts import SOMEBODY, ActKind
 
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.1", "n3": "127.0.0.1"}

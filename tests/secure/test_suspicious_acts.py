@@ -34,9 +34,9 @@ from testbed.bus.messages import Command, Ping, encode
 from testbed.bus.responder import Responder
 from testbed.bus.tls import client_context
 from testbed.cli.doctor import doctor
-from testbed.doctor import suspicious
-from testbed.doctor.finding import Finding
-from testbed.secure.broker_log import NAMESAKES, acts_of
+from testbed.lab.doctor import suspicious
+from testbed.lab.doctor.finding import Finding
+from testbed.lab.secure.broker_log import NAMESAKES, acts_of
 from testbed.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
 
 REPLIES = topics.reply_topic(LAB, "alice", "n2")
@@ -208,7 +208,7 @@ def test_a_log_of_anything_is_read(lines: list[str]) -> None:
 
 
 def test_the_playbook_starts_the_broker_by_the_same_command() -> None:
-    from testbed.secure.broker import filtered_command
+    from testbed.lab.secure.broker import filtered_command
 
     command = filtered_command(Path("/etc/mosquitto/dfrs/mosquitto.conf"))
     unit = f'ExecStart={command[0]} {command[1]} "{command[2]}"'
@@ -280,7 +280,7 @@ def test_the_doctor_reports_agents_broker_and_runs(
     log = tmp_path / "mosquitto.log"
     log.write_text(f"{int(now_s)}: Denied PUBLISH from n1 (d0, q1, r0, m4, 'a/n2/event', ... (1 bytes))\n")
 
-    monkeypatch.setattr("testbed.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
+    monkeypatch.setattr("testbed.lab.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
     arguments = ["--lab", LAB, "--broker-log", str(log), "--runs", str(tmp_path / "runs"), "--json"]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False)
     found = [Finding(**each) for each in json.loads(result.stdout)["findings"]]

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from testbed.policies.kernel_policy import Kernels
-from testbed.policies.view import NOT_PLACED, Decision
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.loop import run_loop
+from testbed.scheduling.policies.kernel_policy import Kernels
+from testbed.scheduling.policies.view import NOT_PLACED, Decision
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.loop import run_loop
 
 
 @dataclass

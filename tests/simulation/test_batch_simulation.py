@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
-from testbed.policies.catalogue import parse
-from testbed.simulation.batch import schedule_batch, simulate_batch
-from testbed.simulation.compiling import AT_ONCE, NEVER
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.batch import schedule_batch, simulate_batch
+from testbed.scheduling.simulation.compiling import AT_ONCE, NEVER
+from testbed.scheduling.workload.jobs import Job
 
 sys.path.append(str(Path(__file__).parents[1] / "policies"))
 from virtual_cluster import VirtualCluster  # it drives live policies, so it lives with their tests

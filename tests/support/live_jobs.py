@@ -12,7 +12,7 @@ from testbed.run import events
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.ledger import Ledger
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 
 def live_job(

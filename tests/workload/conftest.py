@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.workload.swf import read_swf
+from testbed.scheduling.workload.swf import read_swf
 
 _BESIDE_REPOSITORY = Path(__file__).resolve().parents[3] / "shared" / "traces"
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from testbed.limits import MOST_TRACE_S
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 deterministic = settings(deadline=None, derandomize=True, max_examples=150)
 

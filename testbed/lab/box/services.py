@@ -1,0 +1,152 @@
+"""The broker of a lab, and the agents of its nodes."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import RunError
+from testbed.interpreter import module_argv
+from testbed.lab.box.control_group import within
+from testbed.lab.box.network import BRIDGE
+from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
+from testbed.lab.box.room import enter
+from testbed.lab.box.spec import BoxSpec, NodeSpec, lab_dir
+from testbed.lab.box.state import Journal, broker_url_file
+
+_BROKER_WITHIN_S = 15.0
+_BROKER_GRACE_S = 8.0
+_AGENT_GRACE_S = 15.0  # it destroys its guests first
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The message broker, at the same address with the same password whenever it is made again."""
+
+    spec: BoxSpec
+    journal: Journal
+
+    @property
+    def name(self) -> str:
+        """See `Part.name`."""
+        return f"broker {self.spec.lab}"
+
+    @property
+    def process(self) -> ProcessId | None:
+        """The process that holds it, as it was written down."""
+        return self.journal.process(self.name)
+
+    def there(self) -> bool:
+        """See `Part.there`."""
+        if not alive(self.process) or not broker_url_file(self.spec.lab).exists():
+            return False
+        try:
+            with socket.create_connection(("127.0.0.1", self.journal.state.broker_port), timeout=2.0):
+                return True
+        except OSError:
+            return False
+
+    def make(self) -> None:
+        """See `Part.make`."""
+        folder, url_file = lab_dir(self.spec.lab), broker_url_file(self.spec.lab)
+        end(marked(self.spec.lab, "", "broker"), _BROKER_GRACE_S)  # it did not answer, or nobody wrote it down
+        url_file.unlink(missing_ok=True)
+        log = folder / "broker.log"
+        process = spawn(
+            [
+                *within(self.spec.lab),
+                *module_argv("testbed.lab.box.hold_broker", "--kind", self.spec.broker),
+                *("--port", str(self.journal.state.broker_port)),
+                *("--state-dir", str(folder / "broker"), "--url-file", str(url_file)),
+            ],
+            mark(self.spec.lab, "", "broker"),
+            log,
+        )
+        self.journal.started(self.name, process)
+        if not wait_until(lambda: url_file.exists() or not alive(process), _BROKER_WITHIN_S):
+            raise RunError(f"{self.name}: not up after {_BROKER_WITHIN_S:g} s{last_line(log)}")
+        if not alive(process):
+            raise RunError(f"{self.name}: it ended{last_line(log)}")
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`."""
+        if self.process is None or not alive(self.process):
+            return []
+        end([self.process], _BROKER_GRACE_S)
+        return [self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAgent:
+    """The agent of a node: among the node's files, yet on the machine's network, where broker and images are."""
+
+    node: NodeSpec
+    journal: Journal
+
+    @property
+    def name(self) -> str:
+        """See `Part.name`."""
+        return f"agent {self.node.full_name}"
+
+    @property
+    def process(self) -> ProcessId | None:
+        """The agent, as it was written down."""
+        return self.journal.process(self.name)
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line; the agent reads the broker's address from its standard input."""
+        # An agent without a libvirtd makes its guests' control groups below its own: those must not have precedence.
+        first = within(self.node.lab) if self.node.has_libvirtd else []
+        inside = [*first, *enter(self.node, self.journal, network=False)]
+        return [*inside, *module_argv("node_agent", *arguments(self.node))]
+
+    def there(self) -> bool:
+        """See `Part.there`."""
+        return alive(self.process)
+
+    def make(self) -> None:
+        """See `Part.make`."""
+        url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
+        self.journal.started(
+            self.name, spawn(self.argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
+        )
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`: it destroys its guests."""
+        if self.process is None or not alive(self.process):
+            return []
+        end([self.process], _AGENT_GRACE_S)
+        return [self.name]
+
+    @property
+    def log(self) -> Path:
+        """What it says."""
+        return self.node.store_dir / "log" / "agent.log"
+
+
+def arguments(node: NodeSpec) -> list[str]:
+    """Return the command line of a node's agent."""
+    options = {
+        "uri": "qemu:///system",  # inside, the node's own
+        "migration": node.transport,
+        "partition": f"/{node.full_name}",
+        "bridge": BRIDGE,
+    }
+    return [
+        *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
+        *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib)),
+        *("--state-dir", str(node.run_dir / "agent"), "--image-dir", str(node.image_dir), "--broker-from-stdin"),
+        *("--image-budget-mib", str(node.image_budget_mib)),
+        "--no-claim",  # `testbed lab down` removes all of it
+        *(word for key, value in options.items() if node.has_libvirtd for word in ("--option", f"{key}={value}")),
+    ]

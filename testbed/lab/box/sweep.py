@@ -1,0 +1,86 @@
+"""Finds what is left of a lab by names and marks alone, for when nobody lived to write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.lab.box.control_group import control_groups, remove_control_group
+from testbed.lab.box.network import namespaces, remove_namespace
+from testbed.lab.box.partition import partitions, remove_partition
+from testbed.lab.box.parts import Folders, Part
+from testbed.lab.box.processes import ProcessId, kill_all, marked, with_housemates
+from testbed.lab.box.spec import STORE_ROOT, lab_dir, prefix, store_dir
+from testbed.lab.box.state import labs
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that is there; `Part` in so far as it can be removed."""
+
+    name: str
+    take: Callable[[], list[str]]
+
+    def there(self) -> bool:
+        """See `Part.there`."""
+        return True
+
+    def make(self) -> None:
+        """See `Part.make`: it was found."""
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`."""
+        return self.take()
+
+
+def known_labs() -> list[str]:
+    """Return the names of all labs of which there is a folder; what is on disk outlives a restart of the machine."""
+    stored = [path.name for path in STORE_ROOT.iterdir() if path.is_dir()] if STORE_ROOT.is_dir() else []
+    return sorted({*labs(), *stored})
+
+
+def processes_of(lab: str) -> list[ProcessId]:
+    """Return all processes of a lab, those of its guests included."""
+    return with_housemates(marked(lab))
+
+
+def leftovers(lab: str) -> list[list[Part]]:
+    """Return what is left of a lab, in layers as `plan.layers_of`: removed from the last on."""
+    processes = processes_of(lab)
+    folders = [Folders(lab_dir(lab), ()), Folders(store_dir(lab), ())]
+    found: list[list[Part]] = [
+        # a process that was being started may make its folder as late as it is killed
+        [folder for folder in folders if processes or folder.top.exists()],
+        [Leftover(f"network {name}", _network(name)) for name in namespaces() if _is_of(lab, name)],
+        [Leftover(f"control group {name}", _control_group(name)) for name in control_groups() if _is_of(lab, name)],
+        [Leftover(f"partition {name}", _partition(name)) for name in partitions() if _is_of(lab, name)],
+        [Leftover(f"processes {', '.join(str(process.pid) for process in processes)}", _processes(lab))]
+        if processes
+        else [],
+    ]
+    return [layer for layer in found if layer]
+
+
+def _is_of(lab: str, name: str) -> bool:
+    others = [other for other in known_labs() if prefix(other).startswith(prefix(lab)) and other != lab]
+    return name.startswith(prefix(lab)) and not any(name.startswith(prefix(other)) for other in others)
+
+
+def _network(name: str) -> Callable[[], list[str]]:
+    return lambda: remove_namespace(name)
+
+
+def _partition(name: str) -> Callable[[], list[str]]:
+    return lambda: remove_partition(name)
+
+
+def _control_group(name: str) -> Callable[[], list[str]]:
+    return lambda: remove_control_group(name)
+
+
+def _processes(lab: str) -> Callable[[], list[str]]:
+    def kill() -> list[str]:
+        killed = kill_all(lambda: processes_of(lab))
+        return [f"{killed} stray processes of lab {lab}"] if killed else []
+
+    return kill

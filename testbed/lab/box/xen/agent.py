@@ -1,0 +1,73 @@
+"""The agent of a nested Xen node: it runs in the control domain; the process outside is the ssh that runs it there."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from testbed.errors import RunError
+from testbed.lab.box.processes import alive, end, mark, marked, spawn
+from testbed.lab.box.services import NodeAgent
+from testbed.lab.box.spec import NodeSpec
+from testbed.lab.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, SCRIPT, Dom0
+
+_AGENT_GRACE_S = 20.0  # it destroys its guests first
+_SSH_GRACE_S = 2.0
+_HERE = "127.0.0.1"
+_TELEMETRY_S = 5  # each second, it took half of an emulated processor, which guests then had not
+
+
+@dataclass(frozen=True, slots=True)
+class XenAgent(NodeAgent):
+    """The agent in one node's control domain; its ssh ends when it does, and is what was written down."""
+
+    def make(self) -> None:
+        """See `Part.make`."""
+        dom0 = Dom0(self.node)
+        end(marked(self.node.lab, self.node.name, "agent"), _SSH_GRACE_S)
+        dom0.end_agent(_AGENT_GRACE_S)
+        argv = dom0.agent_command(arguments(self.node))
+        url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are no secret
+        self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`: it destroys its guests."""
+        if self.process is None or not alive(self.process):
+            return []
+        with contextlib.suppress(RunError):  # a machine that does not answer is ended next, and the agent with it
+            Dom0(self.node).end_agent(_AGENT_GRACE_S)
+        end([self.process], _SSH_GRACE_S)
+        return [self.name]
+
+
+def as_seen_inside(url: str) -> str:
+    """Return the broker's address, on the loopback interface of this machine, as the control domain reaches it.
+
+    It looks like another machine from there, but QEMU hands over what goes to it without any network between.
+    """
+    scheme, _, rest = url.partition("://")
+    before, at, place = rest.rpartition("@")
+    host, colon, port = place.partition(":")
+    if scheme != "mqtt" or host != _HERE:
+        raise RunError(f"the broker is at {scheme}://{place}: expected mqtt://{_HERE}, which nested nodes reach")
+    return f"insecure+{scheme}://{before}{at}{OUTSIDE}{colon}{port}"
+
+
+def arguments(node: NodeSpec) -> list[str]:
+    """Return the command line of a node's agent."""
+    return [
+        *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
+        *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
+        *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
+        *("--image-budget-mib", str(node.image_budget_mib)),
+        "--no-claim",  # what it leaves ends with the machine
+        *("--telemetry-s", str(_TELEMETRY_S)),
+        *(
+            "--option",
+            f"bridge={BRIDGE}",
+            "--option",
+            f"script={SCRIPT}",
+            "--option",
+            f"image={AGENT_FILES}/guest-image",
+        ),
+    ]
