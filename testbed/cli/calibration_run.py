@@ -22,7 +22,7 @@ from testbed.scenario.schema import Scenario, check_scenario, load_lab
 from testbed.study.calibration.registry import broken_experiments, find_experiments
 from testbed.study.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
 from testbed.study.calibration.trials import Trials, read_trials
-from testbed.study.report.text import wide_console
+from testbed.study.report.terminal.text import wide_console
 
 _NODE_MIB = 1024
 
@@ -129,7 +129,7 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
         print_calibration(calibration, console)
     _say(console, f"calibration: {request.out}")
     if report:
-        from testbed.study.report.calibration import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
+        from testbed.study.report.calibration.page import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
 
         page = request.out.with_suffix(".html")
         write_calibration_report(trials, calibration, page)

@@ -56,7 +56,7 @@ def compare(
     from testbed.study.compare.live import read_live
     from testbed.study.compare.study import OUTSIDE, study
     from testbed.study.compare.tables import print_study
-    from testbed.study.report.text import wide_console
+    from testbed.study.report.terminal.text import wide_console
 
     overheads = None if overheads_text is None else parse_overheads(overheads_text)
     found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed)
@@ -66,7 +66,7 @@ def compare(
         print_study(found, wide_console(), most_jobs=most_jobs)
     if report is not None:
         from testbed.study.compare.page import study_page
-        from testbed.study.report.page import write_page
+        from testbed.study.report.page.document import write_page
 
         write_page(study_page(found), report)
         click.echo(f"page: {report}", err=True)

@@ -20,7 +20,7 @@ from testbed.measure.influx_address import Address
 from testbed.measure.shipping import ShippingCount
 from testbed.measure.shipping_batches import bytes_left
 from testbed.measure.shipping_position import Shipped
-from testbed.study.report.text import wide_console
+from testbed.study.report.terminal.text import wide_console
 
 _LINE_EVERY_S = 5.0
 

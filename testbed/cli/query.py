@@ -69,7 +69,7 @@ def _ask(runs: list[Path], sql: str, out: Path | None, *, as_csv: bool, as_json:
         raise UserError("a query needs polars: pip install 'dfrs-testbed[query]'")
     from testbed.measure.sql import execute, load_tables, named_tables
     from testbed.run.parts import has_journal
-    from testbed.study.report.rows import as_text, print_rows, write_rows
+    from testbed.study.report.terminal.rows import as_text, print_rows, write_rows
 
     for run in runs:
         if not has_journal(run):
@@ -125,7 +125,7 @@ def _tables(*, as_csv: bool, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    from testbed.study.report.text import wide_console
+    from testbed.study.report.terminal.text import wide_console
 
     console = wide_console()
     for table in TABLES.values():

@@ -13,9 +13,9 @@ import click
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.study.report.facts import RunFacts
-    from testbed.study.report.page import Page
-    from testbed.study.report.schedule import Schedule
+    from testbed.study.report.page.document import Page
+    from testbed.study.report.run.facts import RunFacts
+    from testbed.study.report.run.schedule import Schedule
 
 _NEEDED = ("matplotlib", "polars", "jinja2")
 _FORMATS = ("svg", "pdf", "png")
@@ -55,7 +55,7 @@ def report(
     the same scenario, policy and seed give the noise band, and the page is written where --out says. A run that was
     interrupted or whose controller was killed is reported as far as it went.
     """
-    from testbed.study.report.facts import read_facts
+    from testbed.study.report.run.facts import read_facts
 
     if len(runs) > 1 and (against is not None or simulate):
         raise UserError("--against and --simulate are for one run: several runs are set side by side anyway")
@@ -81,7 +81,7 @@ def report(
 def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
     import json
 
-    from testbed.study.report.text import metrics_table, print_facts, wide_console
+    from testbed.study.report.terminal.text import metrics_table, print_facts, wide_console
 
     if as_json:
         click.echo(json.dumps([{"run": str(run.path), **run.summary_so_far()} for run in found], indent=2))
@@ -103,8 +103,8 @@ def _missing() -> list[str]:
 def _page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, simulate: bool) -> Page:
     from dataclasses import replace
 
-    from testbed.study.report.material import load_material
-    from testbed.study.report.page import comparison_page, run_page
+    from testbed.study.report.page.document import comparison_page, run_page
+    from testbed.study.report.run.material import load_material
 
     materials = [load_material(path) for path in runs]
     if len(materials) > 1:
@@ -120,14 +120,14 @@ def _page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, 
 
 def _simulated(run: Path, overheads: str | None) -> Schedule:
     from testbed.scheduling.simulation.overheads import parse_overheads
-    from testbed.study.report.simulated import simulate_run
+    from testbed.study.report.run.simulated import simulate_run
 
     return simulate_run(run, None if overheads is None else parse_overheads(overheads)).schedule
 
 
 def _write(page: Page, runs: Sequence[Path], out: Path | None, folder: Path | None, formats: Sequence[str]) -> None:
-    from testbed.study.report.page import write_page
-    from testbed.study.report.style import write_chart
+    from testbed.study.report.page.document import write_page
+    from testbed.study.report.page.style import write_chart
 
     if out is not None or len(runs) == 1:
         path = runs[0] / "report.html" if out is None else out

@@ -36,7 +36,7 @@ def _print(names: Sequence[str]) -> None:
     from rich.table import Table  # noqa: PLC0415  # --help stays quick
 
     from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS  # noqa: PLC0415  # --help stays quick
-    from testbed.study.report.text import wide_console  # noqa: PLC0415  # --help stays quick
+    from testbed.study.report.terminal.text import wide_console  # noqa: PLC0415  # --help stays quick
 
     console = wide_console()
     used = set(RUN_TAGS)

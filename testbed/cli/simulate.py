@@ -222,7 +222,7 @@ def _print(measures: dict[str, Measures]) -> None:
     from rich import box
     from rich.table import Table
 
-    from testbed.study.report.text import wide_console
+    from testbed.study.report.terminal.text import wide_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

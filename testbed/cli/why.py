@@ -29,9 +29,9 @@ def why(*, run: Path, job: int, as_json: bool) -> None:
     """
     import json
 
-    from testbed.study.report.job_story_data import as_data
-    from testbed.study.report.job_story_text import lines
-    from testbed.study.report.job_told import tell
+    from testbed.study.report.run.job_story_data import as_data
+    from testbed.study.report.run.job_story_text import lines
+    from testbed.study.report.run.job_told import tell
 
     told = tell(run, job)
     if as_json:

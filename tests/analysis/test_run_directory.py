@@ -20,9 +20,9 @@ from testbed import Run, UserError
 from testbed.run.history import fold
 from testbed.run.journal import read_events
 from testbed.study.analysis import extras
-from testbed.study.report.material import load_material
-from testbed.study.report.page import run_page
-from testbed.study.report.style import Chart
+from testbed.study.report.page.document import run_page
+from testbed.study.report.page.style import Chart
+from testbed.study.report.run.material import load_material
 
 __all__ = ["check_pinned"]
 EVIL = "<script>alert('x')</script><img src=//evil.example onerror=alert(1)>\x1b[31m&amp;\u202e"

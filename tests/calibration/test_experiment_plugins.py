@@ -29,9 +29,9 @@ from testbed.study.calibration.registry import broken_experiments, find_experime
 from testbed.study.calibration.session import Order, calibrate
 from testbed.study.calibration.tables import all_tables, as_json
 from testbed.study.calibration.trials import Outcome, Trials
-from testbed.study.report import page as page_module
-from testbed.study.report.calibration import calibration_page, write_calibration_report
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.page import calibration_page, write_calibration_report
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.style import Absent, Chart
 
 BUILT_IN = (
     "save-restore", "mpi-save-restore", "transfer", "live-migration", "start", "enactment", "bus", "decision",
@@ -45,8 +45,8 @@ from testbed.study.calibration.experiment import Experiment
 from testbed.study.calibration.model import Assumption, Outlier, Quantity
 from testbed.study.calibration.quantities import Quantities, column
 from testbed.errors import RunError
-from testbed.study.report.calibration_data import Clocks, Series
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Clocks, Series
+from testbed.study.report.page.style import Absent, Chart
 
 
 class Own(Experiment):

@@ -16,8 +16,8 @@ from testbed.control.image_room import RoomLedger
 from testbed.measure.reasons import reason_of
 from testbed.measure.spool import read_lines
 from testbed.scheduling.workload.jobs import Job
-from testbed.study.report.job_story import NO_ROOM
-from testbed.study.report.job_told import tell
+from testbed.study.report.run.job_story import NO_ROOM
+from testbed.study.report.run.job_told import tell
 
 MPI = 2  # of the five jobs, the first with a member on each node; it is preempted where there is room
 FULL = "node-1"

@@ -30,12 +30,12 @@ from testbed.cli.report import report
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
 from testbed.run.reader import read_history
-from testbed.study.report.facts import read_facts
-from testbed.study.report.job_story import OPERATION
-from testbed.study.report.job_story_data import as_data
-from testbed.study.report.job_story_text import lines
-from testbed.study.report.job_told import Told, tell
-from testbed.study.report.job_waits import CONTROLLER, POLICY, Waits
+from testbed.study.report.run.facts import read_facts
+from testbed.study.report.run.job_story import OPERATION
+from testbed.study.report.run.job_story_data import as_data
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_told import Told, tell
+from testbed.study.report.run.job_waits import CONTROLLER, POLICY, Waits
 
 __all__ = ["check_pinned"]
 

@@ -17,15 +17,15 @@ from testbed.study.calibration.experiments.save_restore import figure_memory, re
 from testbed.study.calibration.from_trials import calibrate_from
 from testbed.study.calibration.model import About, Calibration, Outlier, Quantity
 from testbed.study.calibration.trials import read_trials
-from testbed.study.report import page as page_module
-from testbed.study.report.calibration import (
+from testbed.study.report.calibration.data import Measured, Row, Series, listed, middle, rows_of
+from testbed.study.report.calibration.lines import lines_of
+from testbed.study.report.calibration.page import (
     calibration_page,
     write_calibration_figures,
     write_calibration_report,
 )
-from testbed.study.report.calibration_data import Measured, Row, Series, listed, middle, rows_of
-from testbed.study.report.calibration_lines import lines_of
-from testbed.study.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
 
 FIGURES = {
     "save-restore": ("calibration_penalty", "calibration_memory", "calibration_star", "calibration_clocks"),

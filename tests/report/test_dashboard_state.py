@@ -21,7 +21,7 @@ from testbed.study.report.browser.follow import RunFeed
 from testbed.study.report.browser.jobs import board_of
 from testbed.study.report.browser.state import RunState
 from testbed.study.report.browser.telemetry import Telemetry
-from testbed.study.report.timeline import read_timeline
+from testbed.study.report.run.timeline import read_timeline
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from testbed.study.report.difference import difference
-from testbed.study.report.gantt import YIELDS, draw_gantt, gantt_figure, height_in, is_dense
-from testbed.study.report.gantt_dense import cells_of
-from testbed.study.report.gantt_difference import difference_figure
-from testbed.study.report.lanes import GONE, Bar, lanes_of
-from testbed.study.report.schedule import (
+from testbed.study.report.run.difference import difference
+from testbed.study.report.run.gantt import YIELDS, draw_gantt, gantt_figure, height_in, is_dense
+from testbed.study.report.run.gantt_dense import cells_of
+from testbed.study.report.run.gantt_difference import difference_figure
+from testbed.study.report.run.lanes import GONE, Bar, lanes_of
+from testbed.study.report.run.schedule import (
     IN_MEMORY,
     KINDS,
     LIVE,

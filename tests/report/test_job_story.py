@@ -21,10 +21,10 @@ from testbed.measure.rundir import read_journal
 from testbed.run.events import Decision
 from testbed.run.journal import read_events
 from testbed.scheduling.workload.jobs import Job
-from testbed.study.report.job_story_data import as_data
-from testbed.study.report.job_story_text import lines
-from testbed.study.report.job_told import Told, tell
-from testbed.study.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
+from testbed.study.report.run.job_story_data import as_data
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_told import Told, tell
+from testbed.study.report.run.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
 
 
 def text(told: Told) -> str:

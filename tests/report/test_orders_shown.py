@@ -18,12 +18,12 @@ from testbed.study.compare.live import read_live
 from testbed.study.compare.quarantine import examine
 from testbed.study.report.browser.changes import Page
 from testbed.study.report.browser.state import RunState
-from testbed.study.report.job_story_text import lines
-from testbed.study.report.job_told import tell
-from testbed.study.report.job_waits import OPERATOR
-from testbed.study.report.picture import draw, status
-from testbed.study.report.text import print_run
-from testbed.study.report.timeline import read_timeline
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_told import tell
+from testbed.study.report.run.job_waits import OPERATOR
+from testbed.study.report.run.timeline import read_timeline
+from testbed.study.report.terminal.picture import draw, status
+from testbed.study.report.terminal.text import print_run
 
 PAUSED_S = 100.0
 

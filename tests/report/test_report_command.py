@@ -12,8 +12,8 @@ from support.entries import event
 
 from testbed.cli.report import report
 from testbed.errors import UserError
-from testbed.study.report import page as page_module
 from testbed.study.report.browser.log import ERROR, WARNING, describe
+from testbed.study.report.page import document as page_module
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_several_runs_are_compared_where_out_says(run, source, tmp_path):
 def test_figures_are_written_in_every_format_that_is_named(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "testbed.study.report.style.write_chart", lambda chart, _folder, form: drawn.append((chart.name, form))
+        "testbed.study.report.page.style.write_chart", lambda chart, _folder, form: drawn.append((chart.name, form))
     )
     result = call(run, "--figures", tmp_path / "figures", "--format", "svg, pdf")
     assert {form for _, form in drawn} == {"svg", "pdf"}

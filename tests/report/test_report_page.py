@@ -10,12 +10,12 @@ from page_reader import Reader
 from rehearsed_run import rehearse
 
 from testbed.errors import UserError
-from testbed.study.report import page as page_module
-from testbed.study.report.comparison import band_of, groups_of, same_runs, verdicts
-from testbed.study.report.facts import read_facts
-from testbed.study.report.material import load_material
-from testbed.study.report.page import comparison_page, render, run_page, write_page
-from testbed.study.report.style import Absent, inline_svg
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.document import comparison_page, render, run_page, write_page
+from testbed.study.report.page.style import Absent, inline_svg
+from testbed.study.report.run.comparison import band_of, groups_of, same_runs, verdicts
+from testbed.study.report.run.facts import read_facts
+from testbed.study.report.run.material import load_material
 
 CHROMIUM = "/usr/bin/chromium"
 

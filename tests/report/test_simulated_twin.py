@@ -21,10 +21,10 @@ from testbed.scheduling.simulation.run import MIGRATION
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.synthetic import synthetic_trace
-from testbed.study.report.difference import Cell, difference
-from testbed.study.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
-from testbed.study.report.simulated import Simulation, simulate_run, simulate_schedule
-from testbed.study.report.timeline import read_timeline
+from testbed.study.report.run.difference import Cell, difference
+from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
+from testbed.study.report.run.simulated import Simulation, simulate_run, simulate_schedule
+from testbed.study.report.run.timeline import read_timeline
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from itertools import pairwise

@@ -20,9 +20,9 @@ from testbed.errors import UserError
 from testbed.run.history import History
 from testbed.run.phases import COURSES, IllegalEventError, Phase
 from testbed.scheduling.workload.jobs import Job
-from testbed.study.report.lanes import GONE, with_gaps
-from testbed.study.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
-from testbed.study.report.timeline import Timeline, doings, read_timeline
+from testbed.study.report.run.lanes import GONE, with_gaps
+from testbed.study.report.run.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
+from testbed.study.report.run.timeline import Timeline, doings, read_timeline
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from rehearsal import BEST, five_jobs, rehearse

@@ -18,7 +18,7 @@ from testbed.run.history import History, fold
 from testbed.run.journal import encode, read_events
 from testbed.run.phases import COURSES, IllegalEventError, Phase
 from testbed.run.reader import read_history
-from testbed.study.report.facts import read_facts
+from testbed.study.report.run.facts import read_facts
 
 BEGIN = {"kind": "begin", "version": events.VERSION}
 REPLAY = {"kind": "replay", "jobs": 1, "trace": [{"job": 1, "tasks": 2, "run_time_s": 60.0}], "nodes": ["a", "b"]}

@@ -12,10 +12,8 @@ from testbed.errors import TestbedError, UserError, nearest
 from testbed.run.history import History
 from testbed.run.parts import has_journal
 from testbed.study.analysis.extras import missing, need
-from testbed.study.report.facts import RunFacts, verdict
-from testbed.study.report.fragment import headlines_html, image_html, table_html, text_html
-from testbed.study.report.material import Material, Record, material_of, read_record
-from testbed.study.report.page_tables import (
+from testbed.study.report.page.fragment import headlines_html, image_html, table_html, text_html
+from testbed.study.report.page.tables import (
     Table,
     headlines,
     jobs_table,
@@ -24,13 +22,15 @@ from testbed.study.report.page_tables import (
     nodes_table,
     penalties_table,
 )
+from testbed.study.report.run.facts import RunFacts, verdict
+from testbed.study.report.run.material import Material, Record, material_of, read_record
 
 if TYPE_CHECKING:
     import polars as pl
 
     from testbed.control.order_messages import Answer, OrderName
-    from testbed.study.report.page import Page
-    from testbed.study.report.style import Chart
+    from testbed.study.report.page.document import Page
+    from testbed.study.report.page.style import Chart
 
 Status: TypeAlias = Literal["preparing", "running", "finished", "aborted"]
 
@@ -185,7 +185,7 @@ class Run:
         facts = self._facts
         found = [penalties_table(facts), jobs_table(facts), metrics_table([facts], ["value"]), nodes_table(facts)]
         if not missing("query"):
-            from testbed.study.report.quantiles import latencies  # noqa: PLC0415  # needs polars
+            from testbed.study.report.run.quantiles import latencies  # noqa: PLC0415  # needs polars
 
             found.append(latency_table(latencies(self._material.points)))
         return {table.name: table for table in found if table is not None}
@@ -197,7 +197,7 @@ class Run:
 
     def figure(self, name: str) -> Chart:
         """Return one figure of the report; raises `UserError` that says why the run cannot have it."""
-        from testbed.study.report.style import Chart  # noqa: PLC0415  # needs matplotlib
+        from testbed.study.report.page.style import Chart  # noqa: PLC0415  # needs matplotlib
 
         found = {one.name: one for section in self._page.sections for one in section.figures}
         if name not in found:
@@ -212,7 +212,7 @@ class Run:
         """Write the page that `testbed report` writes, by default RUN/report.html; return its path."""
         target = self.path / "report.html" if path is None else Path(path)
         page = self._page
-        from testbed.study.report.page import write_page  # noqa: PLC0415  # needs matplotlib
+        from testbed.study.report.page.document import write_page  # noqa: PLC0415  # needs matplotlib
 
         write_page(page, target)
         return target
@@ -252,6 +252,6 @@ class Run:
     @cached_property
     def _page(self) -> Page:
         need("report", "figures")
-        from testbed.study.report.page import run_page  # noqa: PLC0415  # needs matplotlib
+        from testbed.study.report.page.document import run_page  # noqa: PLC0415  # needs matplotlib
 
         return run_page(self._material)

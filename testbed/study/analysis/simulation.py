@@ -25,8 +25,8 @@ from testbed.scheduling.simulation.simulate import simulate as simulate_jobs
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.trace import load_trace
 from testbed.study.analysis.extras import need
-from testbed.study.report.fragment import table_html
-from testbed.study.report.page_tables import Table
+from testbed.study.report.page.fragment import table_html
+from testbed.study.report.page.tables import Table
 
 if TYPE_CHECKING:
     import polars as pl

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from testbed.study.calibration.model import Assumption
     from testbed.study.calibration.quantities import Quantities
     from testbed.study.calibration.trials import Outcome
-    from testbed.study.report.calibration_data import Clocks, Measured, Series
-    from testbed.study.report.style import Absent, Chart, Headline
+    from testbed.study.report.calibration.data import Clocks, Measured, Series
+    from testbed.study.report.page.style import Absent, Chart, Headline
 
 AFTER_BUILT_IN = 1000
 

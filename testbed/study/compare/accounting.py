@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 from testbed.study.compare.decisions import DecisionRecord
-from testbed.study.report.schedule import RUNS, Schedule, Span
+from testbed.study.report.run.schedule import RUNS, Schedule, Span
 
 PARTS = {
     "wait_s": "from its submission until the policy first chose to run it",

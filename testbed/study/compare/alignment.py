@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 
 from testbed.study.compare.decisions import COMPLETION, DecisionRecord, Trigger
-from testbed.study.report.schedule import RUNS, Schedule
+from testbed.study.report.run.schedule import RUNS, Schedule
 
 _FEW_S = 1.0  # of trace time: virtual times nearer than this are alike
 _MOST_JOBS = 4

@@ -13,7 +13,7 @@ from testbed.run import events
 from testbed.scheduling.policies.view import NOT_PLACED
 
 if TYPE_CHECKING:
-    from testbed.study.report.simulated import Simulation
+    from testbed.study.report.run.simulated import Simulation
 
 SUBMISSION, COMPLETION, RETRY, PERIODIC, CHANGE = "submission", "completion", "retry", "periodic pass", "change"
 _SLACK_S = 1e-6  # of trace time: a pass at k periods is one although it was computed otherwise

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from testbed.study.compare.accounting import PARTS
 from testbed.study.compare.pairs import table
 from testbed.study.compare.study import TITLES, Group
-from testbed.study.report.style import (
+from testbed.study.report.page.style import (
     BLUE,
     CYCLE,
     FAINT,

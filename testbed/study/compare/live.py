@@ -12,9 +12,9 @@ from testbed.measure.rundir import read_json
 from testbed.run import events
 from testbed.run.history import History
 from testbed.study.compare.decisions import DecisionRecord, Numbering, of_journal
-from testbed.study.report.facts import RunFacts, read_facts
-from testbed.study.report.schedule import Schedule
-from testbed.study.report.timeline import Timeline
+from testbed.study.report.run.facts import RunFacts, read_facts
+from testbed.study.report.run.schedule import Schedule
+from testbed.study.report.run.timeline import Timeline
 
 _NODE_FACTS = ("cpus", "memory_mib", "machine_cores", "cpu_model", "driver")
 

@@ -14,8 +14,8 @@ from testbed.study.compare.accounting import Ended, Parts, account
 from testbed.study.compare.alignment import Alignment, align
 from testbed.study.compare.decisions import of_simulation
 from testbed.study.compare.live import LiveRun
-from testbed.study.report.difference import difference
-from testbed.study.report.simulated import Simulation, simulate_run
+from testbed.study.report.run.difference import difference
+from testbed.study.report.run.simulated import Simulation, simulate_run
 
 Floats = NDArray[np.float64]
 

@@ -12,9 +12,9 @@ from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.quantities import Quantities, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, Series, count_words, interval_words, median_headline
-from testbed.study.report.calibration_panels import MARKS, legend_above, seconds_scale, sized
-from testbed.study.report.style import BLUE, Absent, Chart, Headline, log_ticks, single_axes
+from testbed.study.report.calibration.data import Measured, Series, count_words, interval_words, median_headline
+from testbed.study.report.calibration.panels import MARKS, legend_above, seconds_scale, sized
+from testbed.study.report.page.style import BLUE, Absent, Chart, Headline, log_ticks, single_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

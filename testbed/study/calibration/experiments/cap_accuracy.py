@@ -21,7 +21,7 @@ from testbed.study.calibration.room import guest_mib, room_cores, vcpu_counts, w
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
 from testbed.study.calibration.watched import window_use
-from testbed.study.report.calibration_data import (
+from testbed.study.report.calibration.data import (
     Measured,
     Row,
     count_words,
@@ -32,8 +32,8 @@ from testbed.study.report.calibration_data import (
     spread,
     values_of,
 )
-from testbed.study.report.calibration_panels import MARKS, dots, interval_mark, legend_above, panels, sized
-from testbed.study.report.style import INK, Absent, Chart, Headline
+from testbed.study.report.calibration.panels import MARKS, dots, interval_mark, legend_above, panels, sized
+from testbed.study.report.page.style import INK, Absent, Chart, Headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

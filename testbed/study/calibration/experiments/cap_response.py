@@ -15,7 +15,7 @@ from testbed.study.calibration.room import down, guest_mib, room_cores, vcpu_cou
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
 from testbed.study.calibration.watched import response_s
-from testbed.study.report.calibration_data import (
+from testbed.study.report.calibration.data import (
     Measured,
     Row,
     Series,
@@ -26,8 +26,8 @@ from testbed.study.report.calibration_data import (
     percent,
     values_of,
 )
-from testbed.study.report.calibration_panels import strip_chart
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.panels import strip_chart
+from testbed.study.report.page.style import Absent, Chart
 
 _EVERY_S = 0.01
 _SETTLE_S = 0.5

@@ -18,8 +18,8 @@ from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.quantities import Quantities, by_condition, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, count_words, groups, middle, scaled, spread, values_of
-from testbed.study.report.calibration_panels import (
+from testbed.study.report.calibration.data import Measured, count_words, groups, middle, scaled, spread, values_of
+from testbed.study.report.calibration.panels import (
     MARKS,
     dots,
     interval_mark,
@@ -28,7 +28,7 @@ from testbed.study.report.calibration_panels import (
     seconds_scale,
     sized,
 )
-from testbed.study.report.style import INK, Absent, Chart, short, single_axes
+from testbed.study.report.page.style import INK, Absent, Chart, short, single_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

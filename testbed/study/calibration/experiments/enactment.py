@@ -21,9 +21,9 @@ from testbed.study.calibration.experiments.felt import (
 from testbed.study.calibration.quantities import Quantities, by_condition, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, Series, count_words, groups, listed
-from testbed.study.report.calibration_panels import seconds_scale, strip_chart
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Measured, Series, count_words, groups, listed
+from testbed.study.report.calibration.panels import seconds_scale, strip_chart
+from testbed.study.report.page.style import Absent, Chart
 
 _COMMANDS = ("cap", "hold", "release")
 _REPEATS = 8

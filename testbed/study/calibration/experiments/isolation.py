@@ -17,9 +17,9 @@ from testbed.study.calibration.quantities import Quantities, by_condition, colum
 from testbed.study.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, Series, count_words, groups, listed, percent
-from testbed.study.report.calibration_panels import strip_chart
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Measured, Series, count_words, groups, listed, percent
+from testbed.study.report.calibration.panels import strip_chart
+from testbed.study.report.page.style import Absent, Chart
 
 _MOST = 3
 _WINDOW_S = 1.5 * WINDOW_S

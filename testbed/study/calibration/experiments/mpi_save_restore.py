@@ -25,9 +25,9 @@ from testbed.study.calibration.experiments.interruption import interrupt
 from testbed.study.calibration.quantities import Quantities, by_condition, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, Series, count_words, groups, having, listed
-from testbed.study.report.calibration_panels import strip_panels
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Measured, Series, count_words, groups, having, listed
+from testbed.study.report.calibration.panels import strip_panels
+from testbed.study.report.page.style import Absent, Chart
 
 _DRAWN = (("penalty_s", "penalty"), ("felt_s", "felt"), ("release_skew_s", "skew of the release"))
 

@@ -20,7 +20,7 @@ from testbed.study.calibration.quantities import Column, Quantities, by_conditio
 from testbed.study.calibration.room import guest_mib, need_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
-from testbed.study.report.calibration_data import (
+from testbed.study.report.calibration.data import (
     Measured,
     Row,
     count_words,
@@ -30,8 +30,8 @@ from testbed.study.report.calibration_data import (
     spread,
     values_of,
 )
-from testbed.study.report.calibration_panels import MARKS, dots, interval_mark, legend_above, panels, sized
-from testbed.study.report.style import INK, Absent, Chart
+from testbed.study.report.calibration.panels import MARKS, dots, interval_mark, legend_above, panels, sized
+from testbed.study.report.page.style import INK, Absent, Chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -33,7 +33,7 @@ from testbed.study.calibration.model import Assumption, condition_words
 from testbed.study.calibration.quantities import WHOLE, Quantities, by_condition, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
-from testbed.study.report.calibration_data import (
+from testbed.study.report.calibration.data import (
     Clocks,
     Measured,
     Row,
@@ -47,9 +47,9 @@ from testbed.study.report.calibration_data import (
     values_of,
     wholly_touched,
 )
-from testbed.study.report.calibration_memory import Phase, phase_panels
-from testbed.study.report.calibration_panels import legend_above, sized, strip_panels
-from testbed.study.report.style import Absent, Chart, Headline
+from testbed.study.report.calibration.memory import Phase, phase_panels
+from testbed.study.report.calibration.panels import legend_above, sized, strip_panels
+from testbed.study.report.page.style import Absent, Chart, Headline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

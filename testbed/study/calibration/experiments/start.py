@@ -30,7 +30,7 @@ from testbed.study.calibration.model import Assumption, condition_words
 from testbed.study.calibration.quantities import Quantities, by_condition, column
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import (
+from testbed.study.report.calibration.data import (
     Measured,
     count_words,
     groups,
@@ -39,8 +39,8 @@ from testbed.study.report.calibration_data import (
     middle,
     usual,
 )
-from testbed.study.report.calibration_memory import Phase, phase_chart
-from testbed.study.report.style import Absent, Chart, Headline
+from testbed.study.report.calibration.memory import Phase, phase_chart
+from testbed.study.report.page.style import Absent, Chart, Headline
 
 STRETCH_THRESHOLD_S = 10.0  # [RR 2.2]: shorter turn-around times count as this; a start is felt against it
 

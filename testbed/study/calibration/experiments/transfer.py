@@ -12,9 +12,9 @@ from testbed.study.calibration.experiments.moved import conditions, guests_of
 from testbed.study.calibration.quantities import Quantities
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.report.calibration_data import Measured, count_words, wholly_touched
-from testbed.study.report.calibration_memory import Phase, phase_chart
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Measured, count_words, wholly_touched
+from testbed.study.report.calibration.memory import Phase, phase_chart
+from testbed.study.report.page.style import Absent, Chart
 
 
 class Transfer(Experiment):

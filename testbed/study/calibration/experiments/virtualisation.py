@@ -14,9 +14,9 @@ from testbed.study.calibration.quantities import Column, Quantities, by_conditio
 from testbed.study.calibration.room import guest_mib, most_guests, need_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
-from testbed.study.report.calibration_data import Measured, Row, Series, count_words, groups, listed, percent, values_of
-from testbed.study.report.calibration_panels import strip_chart
-from testbed.study.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Measured, Row, Series, count_words, groups, listed, percent, values_of
+from testbed.study.report.calibration.panels import strip_chart
+from testbed.study.report.page.style import Absent, Chart
 
 _WINDOW_S = 1.5 * WINDOW_S
 _SERIAL_ITERATION_S = 0.02

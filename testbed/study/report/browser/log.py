@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.measure.reasons import reason_of
 from testbed.run import events
-from testbed.study.report.order_words import text_of_order
+from testbed.study.report.terminal.order_words import text_of_order
 
 GOOD = "good"
 PLAIN = "plain"

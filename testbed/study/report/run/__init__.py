@@ -1,0 +1,1 @@
+"""What a run did, as facts, stories, schedules and figures."""

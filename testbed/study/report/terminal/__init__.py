@@ -1,0 +1,1 @@
+"""What a terminal shows of runs: the live display, and tables afterwards."""
