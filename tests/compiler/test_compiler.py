@@ -19,7 +19,7 @@ from kernels_to_compile import (
 )
 from support.live import HANG_S
 
-from testbed import compiler
+from testbed.scheduling import compiler
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_without_numba_the_twin_is_the_fastest(monkeypatch):
 _COMPILE = """
 import numpy as np
 from kernels_to_compile import Series, difference
-from testbed import compiler
+from testbed.scheduling import compiler
 function = compiler.compiled(difference)
 was = compiler.is_cached(difference)
 function(Series(np.ones(3), np.ones(3)), np.zeros(1))
