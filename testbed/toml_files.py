@@ -45,7 +45,7 @@ def first_mistake(
     key = ".".join(map(str, (*([table] if table else []), *steps, *first["loc"][-1:]))) or "the file"
     found = first["input"]
     if first["type"] == "extra_forbidden":
-        known = sorted({name for each in _models(annotations) for name in each.model_fields})
+        known = list(dict.fromkeys(name for each in _models(annotations) for name in each.model_fields))
         hint = nearest(str(first["loc"][-1]), known) or f"; known: {', '.join(known)}"
         return UserError(f"{path}: unknown key {key}{hint}")
     if first["type"] == "missing":

@@ -48,10 +48,10 @@ def up(*, scenario: Path, as_json: bool) -> int:
     from testbed.lab.box.up import bring_up  # noqa: PLC0415  # as above
     from testbed.lab.boxes import spec_of  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario  # noqa: PLC0415  # as above
-    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_lab  # noqa: PLC0415  # as above
 
     path = find_scenario(scenario)
-    spec = spec_of(load_scenario(path))
+    spec = spec_of(load_lab(path))
     _need_root("up")
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -154,7 +154,7 @@ def _which(given: str | None) -> str | None:
     from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
     from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # --help stays quick
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
-    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_lab  # noqa: PLC0415  # as above
 
     known = known_labs()
     if given is None:
@@ -162,7 +162,7 @@ def _which(given: str | None) -> str | None:
             raise UserError(f"several labs are up: {', '.join(known)}; say which")
         return known[0] if known else None
     if given.endswith(".toml") or "/" in given or (given not in known and given in packaged_scenarios()):
-        return load_scenario(find_scenario(given)).lab
+        return load_lab(find_scenario(given)).lab
     if given not in known and (hint := nearest(given, known)):
         click.echo(f"no lab {given} is known{hint}", err=True)
     return check_name("lab", given)

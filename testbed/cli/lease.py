@@ -116,11 +116,11 @@ def find_broker(which: str | None, broker: str | None) -> tuple[BrokerAddress, s
     from testbed.lab.box.state import find  # noqa: PLC0415  # --help stays quick
     from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # as above
     from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
-    from testbed.scenario.schema import load_scenario  # noqa: PLC0415  # as above
+    from testbed.scenario.schema import load_lab  # noqa: PLC0415  # as above
 
     by_name = broker is None and which not in known_labs() and which in packaged_scenarios()
     if which is not None and (by_name or which.endswith(".toml") or "/" in which):
-        scenario = load_scenario(find_scenario(which))
+        scenario = load_lab(find_scenario(which))
         lab = scenario.lab
         if broker is None and scenario.broker.kind is None:
             return BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir), lab

@@ -151,12 +151,14 @@ def _writable_folder() -> Path:
 def _digest(function: Callable[..., Any]) -> str:
     """Digest all that the machine code of a kernel comes from: its code, its constants, and the kernels that it calls.
 
-    So an edit elsewhere, or the same version installed again, leaves what was compiled as it is.
+    And its module, which the machine code imports. So an edit elsewhere, or the same version installed again, leaves
+    what was compiled as it is.
     """
     digest = hashlib.sha256(sys.version.encode())
     for name in ("numba", "llvmlite", "numpy"):
         digest.update(_version(name).encode())
     kernel_function = cast("FunctionType", function)
+    digest.update(kernel_function.__module__.encode())
     digest.update(repr((_code(kernel_function.__code__), kernel_function.__defaults__)).encode())
     digest.update(b"lean" if getattr(function, _LEAN, False) else b"")
     for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):

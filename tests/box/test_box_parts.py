@@ -248,6 +248,13 @@ def test_a_program_that_fails_or_hangs_is_told_with_what_it_said():
         run("no-such-program")
 
 
+def test_a_lab_is_described_by_a_file_without_name_policy_and_workload(tmp_path):
+    file = tmp_path / "two.toml"
+    file.write_text('[[nodes]]\nname = "a"\ncpus = 0.5\nmemory_mib = 320\n')
+    result = CliRunner().invoke(command.lab, ["up", str(file)])
+    assert str(result.exception) == "scenario two: it has no [box] table, so there is no lab to make"
+
+
 @pytest.mark.parametrize("arguments", [["up", str(ROOT / "scenarios" / "kvm-two-nodes.toml")], ["down"], ["status"]])
 def test_who_is_not_root_is_told_so(monkeypatch, arguments):
     monkeypatch.setattr(command.os, "geteuid", lambda: 1000)

@@ -73,8 +73,9 @@ def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
         (["--lab=none.toml"], "none.toml: no such scenario file or name"),
         (["--lab={lab}", "--nodes=node-c"], "--nodes 'node-c': expected nodes of the lab: node-a, node-b"),
         (["--lab={lab}", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
+        (["--lab=nodes.toml", "--fresh-guests=3"], "--fresh-guests 3: expected at least 5"),
         (["--lab={lab}", "--calibration=none"], "--calibration none: no such file"),
-        (["--lab={lab}", "--references={lab}"], "quickstart.toml: missing key version"),
+        (["--lab={lab}", "--references={lab}"], "quickstart.toml: unknown key name; known: version, machine"),
     ],
 )
 def test_what_is_wrong_with_the_call_is_told_before_a_lab_is_opened(
@@ -82,6 +83,8 @@ def test_what_is_wrong_with_the_call_is_told_before_a_lab_is_opened(
 ) -> None:
     lab = str(ROOT / "scenarios" / "quickstart.toml")
     (tmp_path / "test_none.py").write_text("def test_none(lab): pass\n")
+    nodes = '[[nodes]]\nname = "a"\ncpus = 0.5\nmemory_mib = 320\n'
+    (tmp_path / "nodes.toml").write_text(nodes)  # a lab needs neither name nor policy
     result = pytest_run(tmp_path, *(argument.format(lab=lab) for argument in arguments))
     assert result.returncode == 4, result.stdout + result.stderr
     assert words in result.stderr

@@ -93,9 +93,9 @@ print(was, sum(function.stats.cache_hits.values()), compiler.is_cached(differenc
 """
 
 
-def _in_a_process(home, **more):
+def _in_a_process(home, code=_COMPILE, **more):
     environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(Path(__file__).parent), **more}
-    run = [sys.executable, "-W", "error", "-c", _COMPILE]
+    run = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(
         run, env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
     ).stdout.split()
@@ -104,6 +104,17 @@ def _in_a_process(home, **more):
 def test_machine_code_is_kept_for_the_next_process(tmp_path):
     assert _in_a_process(tmp_path) == ["False", "0", "True"]
     assert _in_a_process(tmp_path) == ["True", "1", "True"]
+
+
+def test_a_kernel_whose_module_has_another_name_now_is_compiled_again(tmp_path):
+    """Its machine code names the module that it was made of, which may be gone."""
+    text = (Path(__file__).parent / "kernels_to_compile.py").read_text()
+    for name in ("before", "after"):
+        file = tmp_path / f"{name}.py"
+        file.write_text(text)
+        code = _COMPILE.replace("kernels_to_compile", name)
+        assert _in_a_process(tmp_path / "home", code, PYTHONPATH=str(tmp_path)) == ["False", "0", "True"]
+        file.unlink()
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
@@ -115,8 +126,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
 
 def _kernels(**constants):
     """Return kernels of a module whose text is the same but for some constants."""
-    values = {"step": 1, "inner": "x + STEP", "unrelated": 0, **constants}
-    names = {"kernel": compiler.kernel}
+    values = {"module": "made", "step": 1, "inner": "x + STEP", "unrelated": 0, **constants}
+    names = {"kernel": compiler.kernel, "__name__": values.pop("module")}
     text = """
 STEP = {step}
 UNRELATED = {unrelated}
@@ -135,5 +146,6 @@ def test_a_kernel_is_cached_by_what_it_comes_from():
     digest = compiler._digest(_kernels())
     assert compiler._digest(_kernels()) == digest
     assert compiler._digest(_kernels(unrelated=1)) == digest
+    assert compiler._digest(_kernels(module="renamed")) != digest
     assert compiler._digest(_kernels(step=2)) != digest
     assert compiler._digest(_kernels(inner="x - STEP")) != digest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.errors import UserError
 from testbed.packaged import find_scenario
-from testbed.scenario.schema import Scenario, load_scenario
+from testbed.scenario.schema import Scenario, load_lab
 from testbed.study.checks.interval import LEAST_VALUES
 from testbed.study.checks.lab import choose_nodes
 from testbed.study.checks.references import load_references
@@ -39,7 +39,7 @@ class Settings:
 
         `lab` is a scenario file, or the name of a packaged one, whose references are in the current folder.
         """
-        scenario = load_scenario(find_scenario(lab))
+        scenario = load_lab(find_scenario(lab))
         if fresh_guests < LEAST_VALUES:
             raise UserError(f"--fresh-guests {fresh_guests}: expected at least {LEAST_VALUES}")
         if calibration is not None and not calibration.is_file():
