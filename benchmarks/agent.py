@@ -31,7 +31,7 @@ async def measure_caps(lab: Lab, repeats: int) -> dict[str, object]:
         row: list[object] = [" ".join(f"{cap:.2f}" for cap in cores)]
         async with contextlib.AsyncExitStack() as guests:
             jobs = await started(lab, guests, cores)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # until all guests work under their caps
             for window_s in WINDOWS_S:
                 watched = await lab.watch(0, [job.name for job in jobs], window_s, repeats * window_s)
                 lengths_s = np.diff(watched.t_s)
@@ -77,7 +77,7 @@ async def measure_cost(lab: Lab) -> dict[str, object]:
     for count, cap in ((0, 0.0), (1, 0.5), (4, 0.2), (8, 0.1)):
         async with contextlib.AsyncExitStack() as guests:
             await started(lab, guests, [cap] * count)
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # until samples tell of the guests
             before = node.telemetry
             await asyncio.sleep(window_s)
             after = node.telemetry

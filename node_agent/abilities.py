@@ -50,9 +50,10 @@ class Abilities:
 
     @property
     def migrating(self) -> Migrates:
-        """The driver as one whose guests migrate live. Controllers ask only nodes that announce it, so an order to
-        another node is suspicious.
-        """  # noqa: D205  # two sentences
+        """The driver as one whose guests migrate live.
+
+        Controllers order this only of nodes that announce it, so an order to another node is suspicious.
+        """
         if isinstance(self._driver, Migrates) and "live" not in self._lacks:
             return self._driver
         refusal = self._refusal("live")

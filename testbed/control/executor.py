@@ -245,7 +245,7 @@ class Executor:
         except asyncio.CancelledError:
             error = ended_by = events.CANCELLED
             raise
-        except Exception as mistake:
+        except Exception as mistake:  # of this program: the journal gets it, and `_over` ends the run for it
             error, ended_by = str(mistake) or type(mistake).__name__, code.value
             raise
         finally:

@@ -123,7 +123,7 @@ class Orders:
         self._clock.stop()
         try:
             self._journal(request, by)
-        except BaseException:
+        except BaseException:  # cancellation, too: without its entry the order was not given
             if not stood:
                 self._clock.go_on()
             raise

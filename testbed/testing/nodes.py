@@ -23,27 +23,11 @@ from node_agent.drivers.protocol import (
 )
 from node_agent.watch import watch
 from testbed.bus.messages import MPI_BARRIER, Watch
+from testbed.lab.outcomes import Watched
 from testbed.testing.live import HANG_S, until
 from testbed.testing.mpi_job import MpiJob
 
 _POLL_S = 0.02
-
-
-class CapChanged(msgspec.Struct, frozen=True):
-    """A change of caps in a watch: when it began and ended, and the caps in force then."""
-
-    begin_s: float
-    end_s: float
-    caps: dict[str, float]
-
-
-class Watched(msgspec.Struct, frozen=True):
-    """What a watch found: by guest the CPU time and the work units at each time."""
-
-    t_s: list[float]
-    cpu_s: dict[str, list[float]]
-    units: dict[str, list[int]]
-    cap_changes: list[CapChanged]
 
 
 @dataclass

@@ -51,7 +51,7 @@ class DriverSuite:
 
     def make(self) -> Driver:
         """Return a new driver, not open."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.make: expected it to return a new driver")
 
     def make_again(self, node: Node) -> Driver:
         """Return another driver for a node, not open."""

@@ -211,7 +211,7 @@ def test_without_a_meter_of_its_own_a_driver_is_sampled() -> None:
             meter_of(driver, "a")
         await driver.start(SPEC, 0.5)
         meter = meter_of(driver, "a")
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(4.0)  # virtual: half a core for 4 s
         assert meter().cpu_s == pytest.approx(2.0)
         assert meter().units == driver.sample()[0].units_done
         await driver.stop("a")

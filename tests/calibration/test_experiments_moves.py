@@ -128,11 +128,11 @@ def test_a_pause_and_slow_operations_are_told_apart(monkeypatch):
 
     async def slow_save(self, guest, at, image):
         lately.append(guest)
-        await asyncio.sleep(1.0 + len(lately))  # the first waits for the second
+        await asyncio.sleep(1.0 + len(lately))  # virtual; the first waits for the second
         return await save(self, guest, at, image)
 
     async def slow_restore(self, spec, cap_cores, image):
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(4.0)  # virtual
         await restore(self, spec, cap_cores, image)
 
     monkeypatch.setattr(NullDriver, "save", slow_save)

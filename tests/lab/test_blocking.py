@@ -96,7 +96,7 @@ class Counter:
 
     async def slow(self) -> Counter:
         """Return itself."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the event loop
         self.threads.add(threading.get_ident())
         return self
 

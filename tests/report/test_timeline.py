@@ -294,7 +294,7 @@ def movers() -> list[Job]:
 
 @pytest.fixture
 def slow_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saving takes 2 s, starting 1 s, and from an image 3 s."""
+    """Saving takes 2 virtual seconds, starting 1, and restoring 3."""
     save, start, restore = NullDriver.save, NullDriver.start, NullDriver.restore
 
     async def slow_save(self: NullDriver, *args: object) -> object:

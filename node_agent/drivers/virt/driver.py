@@ -268,12 +268,13 @@ class LibvirtDriver(Driver):
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Saves.save`. What could not be aborted goes on without who waits, and is found by who asks again."""
+        """See `Saves.save`. A save that cannot be aborted goes on; a repeated `save` returns its result."""
         del at
         under_way = self._saves.get(guest)
         if under_way is None or under_way[0] != image:
             writing = asyncio.create_task(self._save(self._get(guest), image), name=f"save {guest}")
-            writing.add_done_callback(_heard)
+            # retrieved here, so that asyncio does not log "never retrieved"; a repeated `save` raises it
+            writing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             under_way = self._saves[guest] = image, writing
         saving = under_way[1]
         try:
@@ -480,12 +481,6 @@ def _native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | 
     except (OSError, TestbedError) as error:
         _log.warning("no programs outside guests: %s", error)
         return None
-
-
-def _heard(saving: asyncio.Task[SaveReport]) -> None:
-    """See to it that nobody is warned of a failure that nobody waits for: who asks again is told."""
-    if not saving.cancelled():
-        saving.exception()
 
 
 def _runs(domain: libvirt.virDomain) -> bool:

@@ -25,5 +25,5 @@ class Job:
 
     @property
     def batch_estimate_s(self) -> float:
-        """The run time that a batch policy is told, in trace seconds."""
+        """Run time that batch policies plan with, in trace seconds: the user's estimate, or the true one without it."""
         return self.run_time_s if self.estimate_s is None else self.estimate_s
