@@ -48,7 +48,7 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
         heading=f"What rescheduling costs on {lab}",
         policy="",
         verdict=(
-            f"{len(measured)} of {len(verdicts)} assumptions of the papers were measured"
+            f"{len(measured)} of {len(verdicts)} assumptions were measured"
             f"{': ' if counts else ''}{', '.join(counts)}."
         ),
         well=not broken,
@@ -61,7 +61,7 @@ def calibration_page(trials: Trials, calibration: Calibration) -> Page:
         remarks=tuple(_remarks(trials, shown)),
         sections=(
             Section(
-                "verdicts", "The papers' assumptions", tables=(assumptions_table(calibration),),
+                "verdicts", "Assumptions", tables=(assumptions_table(calibration),),
             ),
             Section(
                 "assumed", "300 s against reality", (figure_assumed(shown.penalties, shown.of_reschedulings),),

@@ -27,15 +27,16 @@ def quantities_table(calibration: Calibration) -> Table:
 
 
 def assumptions_table(calibration: Calibration) -> Table:
-    """Return the verdict on each assumption of the papers."""
+    """Return the verdict on each assumption: of the papers, and of experiments that are plug-ins."""
     found = tables.assumption_table(calibration)
     rows = tuple((row[0].replace("_", " "), *row[1:]) for row in found.rows)
+    of_papers = sum(one.source.startswith("[RR") for one in calibration.assumptions.values())
     caption = (
         "Judged by all conditions that were measured and their 95 % intervals: held, if all are within 2 % of what is "
         "assumed; within, if all are within 10 %; broken, if one is wholly outside 10 %; undecided, if more trials "
-        f"are needed. {len(rows)} assumptions of [RR] (Casanova, Stillwell and Vivien, RR-7659, 2011)."
+        f"are needed. {of_papers} of these {len(rows)} are of [RR] (Casanova, Stillwell and Vivien, RR-7659, 2011)."
     )
-    return Table("assumptions", "What the papers assume", caption, found.heads, rows, texts=len(found.heads))
+    return Table("assumptions", "What is assumed", caption, found.heads, rows, texts=len(found.heads))
 
 
 def outliers_table(calibration: Calibration) -> Table | None:
