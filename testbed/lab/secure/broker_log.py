@@ -29,6 +29,7 @@ _LARGE = re.compile(r"Client (?P<client>\S+) disconnected due to (?P<why>oversiz
 _UNAUTHORISED = re.compile(r"Client (?P<client>\S+) disconnected, not authorised\.")
 _UNKNOWN = "<unknown>"  # a client before it is let in
 _TLS = re.compile(r"OpenSSL Error\[\d+\]: error:[0-9A-F]+:[^:]*:[^:]*:(?P<why>.+)")
+_FAILED = re.compile(r"Client connection from (?P<host>\S+) failed: error:[0-9A-F]+:[^:]*:[^:]*:(?P<why>.+)\.")
 _CUT_OFF = "unexpected eof while reading"  # a client that was killed
 _ASKS = re.compile(r"Received SUBSCRIBE from (?P<client>\S+)")
 _ASKED = re.compile(r"\t(?P<pattern>.+) \(QoS [0-2]\)")  # a line for each of its topics
@@ -76,9 +77,15 @@ class _Reader:
             if refused["client"] != _UNKNOWN:
                 return Act(refused["client"], ActKind.REFUSED_CONNECTION, "not authorised", unix_s)
             return Act(SOMEBODY, ActKind.REFUSED_CONNECTION, f"from {self.came_from}: not authorised", unix_s)
-        if (tls := _TLS.fullmatch(text)) and tls["why"] != _CUT_OFF:
-            return Act(SOMEBODY, ActKind.REFUSED_CONNECTION, f"from {self.came_from}: {tls['why']}", unix_s)
-        return None
+        return self._failed_handshake(text, unix_s)
+
+    def _failed_handshake(self, text: str, unix_s: float) -> Act | None:
+        """Read a line of TLS: it names the host only if all that the broker read was there when it accepted."""
+        failed = _TLS.fullmatch(text) or _FAILED.fullmatch(text)
+        if failed is None or failed["why"] == _CUT_OFF:
+            return None
+        host = failed.groupdict().get("host", self.came_from)
+        return Act(SOMEBODY, ActKind.REFUSED_CONNECTION, f"from {host}: {failed['why']}", unix_s)
 
     def _takes_over(self, client: str, unix_s: float) -> Act | None:
         self.taken[client] = self.taken.get(client, 0) + 1
