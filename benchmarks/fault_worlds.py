@@ -18,7 +18,7 @@ from guest_lab import made_lab
 
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.lab.box.processes import end, mark, spawn
 from testbed.lab.box.services import Broker, NodeAgent
 from testbed.lab.box.spec import BoxSpec

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.measure.bound import bound
-from testbed.measure.metrics import bounded_stretch
 from testbed.measure.points import Value
 from testbed.measure.rundir import RunDirectory
 from testbed.run.decisions import decision_event
 from testbed.run.events import Begin, Replay, Unknown
 from testbed.run.events import Event as RunEvent
 from testbed.run.journal import convert, plain
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.dfrs import use_compiled
 from testbed.scheduling.policies.view import ClusterView, Decision, Event, Policy

@@ -16,7 +16,7 @@ from statistics import fmean, median
 import numpy as np
 from intervals import ratio_of_medians
 
-from testbed.measure.bound import bound
+from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.dfrs import use_compiled
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, JobState

@@ -33,21 +33,22 @@ from node_agent.facts import node_facts
 from node_agent.guest_events import GuestEvents
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
+from node_agent.image_space import ImageSpace
 from node_agent.image_starts import ImageStarts
 from node_agent.image_tickets import Tickets
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
-from node_agent.post import Listener, Post
-from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
+from node_agent.telemetry_sender import Listener, Post
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     MOST_NATIVE_RANKS,
@@ -80,9 +81,8 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
+from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 from testbed.bus.tls import client_context, server_context
-from testbed.failure_codes import FailureCode
-from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Agent:
         self._simulated = driver.traits.simulated
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
-        self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
+        self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._tickets = Tickets(asyncio.get_running_loop().time)
         tls = server_context(tls_dir) if tls_dir else None

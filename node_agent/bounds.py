@@ -19,7 +19,7 @@ import psutil
 
 from node_agent.drivers.caps.cgroup2 import LEAF_ENDING
 from node_agent.drivers.caps.mounts import own_group
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.log_file import MOST_BYTES, turns
 from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
 
@@ -43,7 +43,7 @@ class Bounds:
     """
 
     def __init__(
-        self, most_mib: int, report: Callable[[Happening], None], read_mib: Callable[[], float] = rss_mib
+        self, most_mib: int, report: Callable[[DriverEvent], None], read_mib: Callable[[], float] = rss_mib
     ) -> None:
         self.relieve: Callable[[], None] = lambda: None
         self._most_mib = most_mib
@@ -87,7 +87,7 @@ class Bounds:
         detail: dict[str, object] = {
             "what": what, "state": state, "value_mib": round(value_mib), "bound_mib": round(bound_mib),
         }  # fmt: skip
-        self._report(Happening(ITSELF, "limit", time.monotonic_ns(), detail))
+        self._report(DriverEvent(ITSELF, "limit", time.monotonic_ns(), detail))
 
 
 def _give_back() -> None:

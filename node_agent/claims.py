@@ -16,8 +16,8 @@ from typing import Self
 import msgspec
 
 from node_agent.drivers.protocol import PREFIX, NodeBudget
-from testbed.process_identity import boot_id, start_ticks
-from testbed.whole_files import write_whole
+from testbed.host.process_identity import boot_id, start_ticks
+from testbed.host.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed import __version__
-from testbed.errors import TestbedError, UserError
-from testbed.limits import (
+from testbed.bus.limits import (
     CORES_EXPECTED,
     LEAST_AGENT_MIB,
     LEAST_NODE_CORES,
@@ -29,6 +28,7 @@ from testbed.limits import (
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
+from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
     from node_agent.agent import AgentConfig

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.ends import ENDS, Ends
-from node_agent.post import Listener
-from node_agent.tell import tell
+from node_agent.guest_event_sender import tell
+from node_agent.telemetry_sender import Listener
 from node_agent.verifier import Verifier
 from testbed.bus import topics
 from testbed.bus.event_details import told
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import MPI_BARRIER, GuestEvent, encode
 from testbed.bus.protocol import Bus, BusError, FullError
-from testbed.failure_codes import FailureCode
 
 AGAIN_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
@@ -40,16 +40,16 @@ class GuestEvents:
         self._topic = topics.node_topic(lab, node, "event")
         self._verifier = verifier
         self._gone = gone
-        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._driver_events: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
-    def put(self, happening: Happening) -> None:
+    def put(self, driver_event: DriverEvent) -> None:
         """Take what has happened, also before there is a bus."""
-        self._happenings.put_nowait(happening)
+        self._driver_events.put_nowait(driver_event)
 
     def put_failed(self, guest: str, why: str, code: FailureCode) -> None:
         """Take that the agent itself has ended a guest."""
         detail: dict[str, object] = {"reason": why, "code": code.value}
-        self.put(Happening(guest, "failed", time.monotonic_ns(), detail))
+        self.put(DriverEvent(guest, "failed", time.monotonic_ns(), detail))
 
     def open(self, bus: Bus, listener: Listener) -> None:
         """Note losses of this bus from now on, for the listener as well."""
@@ -64,21 +64,21 @@ class GuestEvents:
     async def run(self, bus: Bus, listener: Listener) -> None:
         """Publish what happens, until cancelled."""
 
-        async def publish(happening: Happening) -> None:
+        async def publish(driver_event: DriverEvent) -> None:
             event = GuestEvent(
-                node=self._node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=told(happening.event, happening.detail),
+                node=self._node, guest=driver_event.guest, event=driver_event.event, mono_ns=driver_event.mono_ns,
+                detail=told(driver_event.event, driver_event.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()
-            if happening.event in ENDS:
+            if driver_event.event in ENDS:
                 await self.ends.tell(encode(event))
-            elif happening.event == MPI_BARRIER:
+            elif driver_event.event == MPI_BARRIER:
                 await self.ends.tell_barrier(event.guest, event.detail, encode(event))
             else:
                 await self._publish(bus, encode(event))
 
-        await tell(self._happenings, self._verifier, publish, self._gone)
+        await tell(self._driver_events, self._verifier, publish, self._gone)
 
     async def _publish(self, bus: Bus, event: bytes) -> None:
         """Publish an event, however long the outbox is full; one that can never be published is logged and left out."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from node_agent.abilities import Abilities
 from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
+from node_agent.image_space import ImageSpace, tells_full_disk
 from node_agent.images import ImageCopier, ImageFetcher
-from node_agent.room import ImageRoom, tells_full_disk
 from node_agent.stores import ImageStores
+from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import FetchImage, Hold, Save
-from testbed.limits import most_image_bytes
 
 
 class ImageOrders:
@@ -19,7 +19,7 @@ class ImageOrders:
     """
 
     def __init__(
-        self, able: Abilities, stores: ImageStores, room: ImageRoom, fetcher: ImageFetcher | ImageCopier
+        self, able: Abilities, stores: ImageStores, room: ImageSpace, fetcher: ImageFetcher | ImageCopier
     ) -> None:
         self._able = able
         self._stores = stores

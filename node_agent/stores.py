@@ -16,7 +16,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.images import ImageStore
 from node_agent.page_cache import cached_frac, drop_cached
 from testbed.bus.messages import ImageRef
-from testbed.locks import try_lock
+from testbed.host.locks import try_lock
 
 DISK = "disk"
 MEMORY = "memory"

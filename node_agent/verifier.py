@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import Task
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import GuestSpec
-from testbed.failure_codes import FailureCode
 
 _log = logging.getLogger(__name__)
 
@@ -66,27 +66,27 @@ class Verifier:
         for guest in list(self._expected):
             self.forget(guest)
 
-    def take(self, happening: Happening) -> asyncio.Task[Answer] | None:
+    def take(self, driver_event: DriverEvent) -> asyncio.Task[Answer] | None:
         """Return what a guest that is done must come to, which may take a while; None for what needs no check."""
-        if happening.event != "done" or happening.guest not in self._expected:
+        if driver_event.event != "done" or driver_event.guest not in self._expected:
             return None
-        return self._expected.pop(happening.guest)[0]
+        return self._expected.pop(driver_event.guest)[0]
 
-    async def check(self, happening: Happening) -> Happening:
+    async def check(self, driver_event: DriverEvent) -> DriverEvent:
         """Return what happened, compared with what it must come to, as soon as that is known."""
-        answer = self.take(happening)
-        return happening if answer is None else compare(happening, await answer)
+        answer = self.take(driver_event)
+        return driver_event if answer is None else compare(driver_event, await answer)
 
 
-def compare(happening: Happening, expected: Answer) -> Happening:
+def compare(driver_event: DriverEvent, expected: Answer) -> DriverEvent:
     """Return the end of a guest, marked `verified` if its checksum is right, as a failure if it is wrong.
 
     Where nobody knows what is right it is marked as not `verified`, with the reason as `unverified`.
     """
-    found = happening.detail["checksum"]
+    found = driver_event.detail["checksum"]
     if expected.unknown:
-        return replace(happening, detail={**happening.detail, "verified": False, "unverified": expected.unknown})
+        return replace(driver_event, detail={**driver_event.detail, "verified": False, "unverified": expected.unknown})
     if found == expected.checksum:
-        return replace(happening, detail={**happening.detail, "verified": True})
+        return replace(driver_event, detail={**driver_event.detail, "verified": True})
     reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
-    return replace(happening, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})
+    return replace(driver_event, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})

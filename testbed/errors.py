@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from testbed.failure_codes import FailureCode
+from testbed.bus.failure_codes import FailureCode
 
 
 class TestbedError(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from testbed.bus.failure_codes import FailureCode
 from testbed.errors import TestbedError
-from testbed.failure_codes import FailureCode
 
 
 class DriverError(TestbedError):

@@ -19,7 +19,7 @@ _LOOK_AFTER_S = 0.1  # else
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankProgress:
     """How far a rank was at one instant of the node's monotonic clock, and what CPU time it had used by then."""
 
     units: int
@@ -55,7 +55,7 @@ class _Entered(msgspec.Struct):
     keys: dict[str, str]
 
 
-async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) -> NativeReport:
+async def measure(ranks: Sequence[Callable[[], RankProgress | None]], seconds: float) -> NativeReport:
     """Return what the slowest rank did over at least `seconds` once all of them have progressed.
 
     A rank is asked how far it was when it told last, None before that; it raises `DriverError` once it has ended.
@@ -76,7 +76,7 @@ async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) ->
     return min(reports, key=lambda report: report.units / report.elapsed_s)
 
 
-async def _told(rank: Callable[[], Told | None], enough: Callable[[Told], bool]) -> Told:
+async def _told(rank: Callable[[], RankProgress | None], enough: Callable[[RankProgress], bool]) -> RankProgress:
     while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # a file tells no event; the command has a deadline
         await asyncio.sleep(_LOOK_EVERY_S)
     return told

@@ -15,8 +15,8 @@ from node_agent.drivers.builtin import NULL
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     MigrationReport,
@@ -72,9 +72,9 @@ class NullDriver(Driver):
                 raise UserError(f"driver 'null': extras = {extras!r}: expected some of {', '.join(EXTRAS)}")
         self._uri = ""
         self._guests: dict[str, _Guest] = {}
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         self._tell = tell
         if "live" in self._extras:
@@ -125,7 +125,7 @@ class NullDriver(Driver):
         """See `Joins.mpi_join`: there is one barrier, in which nothing is published."""
         found = self._get(guest)
         detail: dict[str, object] = {"session": session, "number": 1, "keys": {}}
-        self._tell(Happening(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
+        self._tell(DriverEvent(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
         await found.passed.wait()
         if self._guests.get(guest) is not found:
             raise DriverError(f"guest {guest} was destroyed while its MPI job began")
@@ -297,7 +297,7 @@ class NullDriver(Driver):
 
     def _begin(self, guest: str) -> None:
         found = self._get(guest)
-        self._tell(Happening(guest, "progress", int(self._now_s() * 1e9), {"units": int(found.units)}))
+        self._tell(DriverEvent(guest, "progress", int(self._now_s() * 1e9), {"units": int(found.units)}))
         self._arm(found)
 
     def _arm(self, found: _Guest) -> None:
@@ -315,7 +315,7 @@ class NullDriver(Driver):
         self._advance(found)
         self._guests.pop(name, None)
         units = found.spec.program.work_units
-        self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+        self._tell(DriverEvent(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
 
 
 def _in_force(found: _Guest) -> float:

@@ -21,8 +21,8 @@ from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     NativeReport,
@@ -58,9 +58,9 @@ class ProcessDriver(Driver):
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
         self._records: ProcessRecords | None = None
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ class ProcessDriver(Driver):
             raise
 
     def _new(
-        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
         house: House | None = None,
     ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
@@ -187,7 +187,7 @@ class ProcessDriver(Driver):
         if program.name not in self._programs:
             raise DriverError(unknown(program.name, self._programs))
 
-        def make(spec: GuestSpec, cap_cores: float, tell: Callable[[Happening], None]) -> ProcessGuest:
+        def make(spec: GuestSpec, cap_cores: float, tell: Callable[[DriverEvent], None]) -> ProcessGuest:
             rank = self._new(spec, cap_cores, None, tell)
             self._native.add(rank)
             rank.gone.add_done_callback(lambda _gone: self._native.discard(rank))

@@ -26,9 +26,29 @@ from testbed.bus.telemetry import GuestSample
 from testbed.bus.traits import DriverTraits
 
 __all__ = [
-    "GUEST_NAME", "PREFIX", "Driver", "DriverError", "DriverFacts", "Happening", "ImageKind", "ImageLostError",
-    "Joins", "Meter", "Meters", "Migrates", "MigrationReport", "NativeReport", "Natives", "NodeBudget", "Reading",
-    "SaveReport", "Saves", "SuspectError", "UnableError", "check_name", "check_rank",
+    "GUEST_NAME",
+    "PREFIX",
+    "Driver",
+    "DriverError",
+    "DriverEvent",
+    "DriverFacts",
+    "ImageKind",
+    "ImageLostError",
+    "Joins",
+    "Meter",
+    "Meters",
+    "Migrates",
+    "MigrationReport",
+    "NativeReport",
+    "Natives",
+    "NodeBudget",
+    "Reading",
+    "SaveReport",
+    "Saves",
+    "SuspectError",
+    "UnableError",
+    "check_name",
+    "check_rank",
 ]  # fmt: skip
 
 PREFIX = "dfrs-"  # begins the name of everything that agents make
@@ -95,7 +115,7 @@ class ImageKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class DriverEvent:
     """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
 
     `mpi-barrier`: its rank waits in a barrier (see `Joins.mpi_join`).
@@ -160,7 +180,7 @@ class Driver(ABC):
     traits: ClassVar[DriverTraits] = DriverTraits()
 
     @abstractmethod
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """Probe the machine, remove what an earlier agent of this name left, and get ready."""
 
     @abstractmethod

@@ -47,8 +47,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT
 from testbed.errors import TestbedError, shown
-from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_LINE_BYTES = 65536

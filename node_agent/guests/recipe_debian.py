@@ -10,7 +10,7 @@ from pathlib import Path
 
 from node_agent.guests.recipe_tools import run, sha256
 from testbed.errors import RunError, UserError
-from testbed.whole_files import write_whole
+from testbed.host.whole_files import write_whole
 
 _META = "linux-image-cloud-amd64"
 _BUSYBOX = Path("/bin/busybox")

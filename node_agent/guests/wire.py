@@ -62,8 +62,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT
 from testbed.errors import TestbedError, shown
-from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_FRAME_BYTES = 16384

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 
+from testbed.bus.limits import MOST_NODE_CORES
 from testbed.bus.messages import GuestEvent
 from testbed.bus.numbers import Count, Seconds
 from testbed.bus.records import BadRecordError, convert
-from testbed.limits import MOST_NODE_CORES
 
 Found: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=MOST_NODE_CORES)]
 

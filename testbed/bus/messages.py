@@ -368,7 +368,7 @@ class NodeFacts(Value, frozen=True):
 
     `image_stores` are the places that it can save guests to: `disk` is the first, `memory` a folder on a tmpfs.
     `guest_boot_s` is about how long a small guest takes to start. Agents of earlier releases do not send it, nor the
-    `traits` of their driver, which `testbed.drivers.traits_in` then looks up by name.
+    `traits` of their driver, which `testbed.bus.drivers.traits_in` then looks up by name.
     """
 
     cpus: float

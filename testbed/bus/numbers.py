@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from testbed.limits import MOST_AMOUNT, MOST_COUNT, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 MOST_RANKS = 1 << 20
 MOST_TEXT_CHARS = 1000  # of what a node says for people, as the text of an error

@@ -11,13 +11,13 @@ from typing import Protocol, Self
 
 from testbed import __version__
 from testbed.bus.envelope import decode_envelope
+from testbed.bus.failure_codes import known_code
 from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.topics import ANY, node_topic, replier_of, reply_topic
 from testbed.errors import TestbedError, shown
-from testbed.failure_codes import known_code
-from testbed.suspicious_acts import ActKind
 
 _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0

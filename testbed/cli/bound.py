@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from testbed.bus.limits import MOST_NODES
 from testbed.errors import UserError
-from testbed.limits import MOST_NODES
 
 if TYPE_CHECKING:
-    from testbed.measure.bound import Kind
+    from testbed.scheduling.bound.max_stretch import Kind
     from testbed.scheduling.workload.jobs import Job
 
 
@@ -57,8 +57,8 @@ def bound(
     if not 0 <= tau_s < math.inf:
         raise UserError(f"--tau-s {tau_s:g}: expected seconds, 0 or more")
     jobs = _jobs(trace_file, reading, week)
-    from testbed.measure.bound import ACCURACY
-    from testbed.measure.bound import bound as lower_bound
+    from testbed.scheduling.bound.max_stretch import ACCURACY
+    from testbed.scheduling.bound.max_stretch import bound as lower_bound
 
     _tell_of_compilation(len(jobs))
     begun_s = perf_counter()
@@ -88,7 +88,7 @@ def _jobs(trace_file: Path, reading: str | None, week: int | None) -> list[Job]:
 
 
 def _tell_of_compilation(jobs: int) -> None:
-    from testbed.measure.bound import will_compile
+    from testbed.scheduling.bound.max_stretch import will_compile
 
     if will_compile(jobs):
         click.echo("testbed: compiling kernels, once for this version; that takes some seconds", err=True)

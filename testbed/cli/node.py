@@ -140,7 +140,7 @@ def extra(*, name: str, path: Path) -> int:
 
     A file called - is standard input.
     """
-    from testbed.drivers import traits_of  # noqa: PLC0415  # --help stays quick
+    from testbed.bus.drivers import traits_of  # noqa: PLC0415  # --help stays quick
 
     _, host = _one(name, path)
     click.echo(traits_of(host.driver).extra)

@@ -104,14 +104,14 @@ def _page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, 
     from dataclasses import replace
 
     from testbed.study.report.page.document import comparison_page, run_page
-    from testbed.study.report.run.material import load_material
+    from testbed.study.report.run.run_data import load_run_data
 
-    materials = [load_material(path) for path in runs]
+    materials = [load_run_data(path) for path in runs]
     if len(materials) > 1:
         return comparison_page(materials)
     others = []
     if against is not None:
-        other = load_material(against)
+        other = load_run_data(against)
         others.append(replace(other.schedule, name=f"{other.facts.name}, {other.facts.policy}"))
     if simulate:
         others.append(_simulated(runs[0], overheads))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from testbed.bus.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 from testbed.errors import UserError
-from testbed.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 
 if TYPE_CHECKING:
-    from testbed.measure.bound import Kind
+    from testbed.scheduling.bound.max_stretch import Kind
     from testbed.scheduling.simulation.compiling import Compiling
     from testbed.scheduling.simulation.measures import Measures
     from testbed.scheduling.simulation.named import Named
@@ -115,7 +115,7 @@ def simulate(
             jobs, nodes, overheads, debug_invariants, node_memory_gb=memory_gb, compiling=compiling
         )  # fmt: skip
         if bound is None and bound_kind != "none":
-            from testbed.measure.bound import bound as lower_bound
+            from testbed.scheduling.bound.max_stretch import bound as lower_bound
 
             bound = lower_bound(jobs, nodes, tau_s, cast("Kind", bound_kind), compiling=compile_kernels)
         measures[policy.name] = measure(run, bound, memory_gb, tau_s)
@@ -205,8 +205,8 @@ def safe_name(policy: str) -> str:
 def _write_jobs(path: Path, run: SimulatedRun, node_memory_gb: float, tau_s: float) -> None:
     import csv
 
+    from testbed.host.whole_files import draft_of
     from testbed.measure.rundir import JOB_COLUMNS
-    from testbed.whole_files import draft_of
 
     try:
         with draft_of(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:

@@ -30,10 +30,10 @@ def why(*, run: Path, job: int, as_json: bool) -> None:
     import json
 
     from testbed.study.report.run.job_story_data import as_data
+    from testbed.study.report.run.job_story_reader import read_job_report
     from testbed.study.report.run.job_story_text import lines
-    from testbed.study.report.run.job_told import tell
 
-    told = tell(run, job)
+    told = read_job_report(run, job)
     if as_json:
         click.echo(json.dumps(as_data(told), indent=2))
         return

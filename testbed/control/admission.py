@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from testbed.drivers import traits_of
+from testbed.bus.drivers import traits_of
+from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import UserError, nearest
-from testbed.limits import MOST_EVENTS
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job

@@ -13,10 +13,10 @@ from testbed.control.planner import JobStatus, Target, Verb
 from testbed.control.progress import Progress
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
-from testbed.measure.metrics import bounded_stretch
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
+from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState
 from testbed.scheduling.workload.jobs import Job
 

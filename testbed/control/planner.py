@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from testbed.places import stable_nodes
 from testbed.run.job_history import Wanted
+from testbed.scheduling.places import stable_nodes
 
 Target: TypeAlias = Wanted
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import AgentLimit, ImageRef
+from testbed.bus.suspicious_acts import Act, ActKind, ActLog, told
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.errors import RunError
-from testbed.failure_codes import Failure
 from testbed.lab.liveness import Standing
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.run.history import History
 from testbed.run.ledger import Ledger
-from testbed.suspicious_acts import Act, ActKind, ActLog, told
 
 _MIB = 1 << 20
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]

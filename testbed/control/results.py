@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from testbed.control.cluster import Cluster, LiveJob
-from testbed.measure.bound import bound
 from testbed.run.interruptions import LIVE
 from testbed.run.phases import Phase
 from testbed.scenario.schema import BoundTable
+from testbed.scheduling.bound.max_stretch import bound
 
 if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
     from testbed.control.recorder import CapWindow, Recorder

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
@@ -16,7 +17,6 @@ from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
 from testbed.run import events
 from testbed.run.phases import Phase
-from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0
 _MOST_BOOTS = 10_000  # of all nodes, of which lost samples are told

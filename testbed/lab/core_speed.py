@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from testbed.bus.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
 from testbed.bus.messages import Calibrate
 from testbed.errors import RunError
 from testbed.lab.fleet import Fleet
-from testbed.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
 
 _CPU_S = 0.5
 _LEAST_DEADLINE_S = 20.0

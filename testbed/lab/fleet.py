@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from testbed.bus import topics
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import (
     ITSELF,
@@ -25,10 +26,10 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.suspicious_acts import ActKind, ActLog, SuspiciousError
 from testbed.bus.telemetry import Telemetry
 from testbed.bus.version import PROTOCOL, other_agent
 from testbed.errors import RunError, UserError
-from testbed.failure_codes import FailureCode
 from testbed.lab.liveness import (
     Announced,
     BusBack,
@@ -49,7 +50,6 @@ from testbed.lab.node_messages import Gate
 from testbed.lab.replies import Guests, ask
 from testbed.lab.sample_clock import SampleClock
 from testbed.scenario.schema import DeadlinesTable, NodeTable
-from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.bus.drivers import traits_in
 from testbed.bus.messages import GuestSpec, NodeFacts, ProgramSpec
-from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario

@@ -11,12 +11,12 @@ from testbed.bus.lease import new_token
 from testbed.bus.messages import OnControllerLoss
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.suspicious_acts import ActLog
 from testbed.errors import UserError
 from testbed.lab.fleet import Fleet, rule_of
 from testbed.lab.lease import hold_lease
 from testbed.lab.local_agents import last_words
 from testbed.scenario.schema import DeadlinesTable, NodeTable, Scenario
-from testbed.suspicious_acts import ActLog
 
 
 @dataclass(frozen=True, slots=True)

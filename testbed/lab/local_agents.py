@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from testbed.drivers import drivers
+from testbed.bus.drivers import drivers
 from testbed.errors import InputError, RunError, UserError, nearest
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.scenario.schema import NodeTable, Scenario
 
 GRACE_S = 8.0

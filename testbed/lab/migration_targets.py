@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from testbed.bus.drivers import traits_in
 from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import HYPERVISORS, Destination, migration_uri
 from testbed.bus.traits import DriverTraits
-from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.box.network import BRIDGE
 from testbed.lab.boxes import spec_of

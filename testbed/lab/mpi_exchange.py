@@ -15,16 +15,16 @@ from typing import Annotated
 
 import msgspec
 
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import RunError, TestbedError, shown
-from testbed.failure_codes import FailureCode
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.replies import Nodes
-from testbed.suspicious_acts import ActKind
 
 MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of what the broker lets through
 PASS_TRIES = 4  # of a node that does not do the command in time, or does not answer, though it is there

@@ -8,9 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from testbed.bus.messages import NodeFacts
-from testbed.errors import RunError, UserError, shown
-from testbed.limits import (
+from testbed.bus.limits import (
     CORES_EXPECTED,
     LEAST_NODE_CORES,
     MEMORY_EXPECTED,
@@ -18,6 +16,8 @@ from testbed.limits import (
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
+from testbed.bus.messages import NodeFacts
+from testbed.errors import RunError, UserError, shown
 from testbed.scenario.schema import NodeTable
 
 _CPUS_TOLERANCE = 1e-5  # relative: agents are started with six digits

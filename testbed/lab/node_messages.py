@@ -15,9 +15,9 @@ from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
 from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
 from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.suspicious_acts import ActKind, SuspiciousError
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import shown
-from testbed.suspicious_acts import ActKind, SuspiciousError
 
 QUOTAS: dict[type[Record], Quota] = {
     NodeStatus: Quota(20, 0.2, 1 << 16),

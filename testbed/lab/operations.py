@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from testbed.bus.caps import same_cap
+from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
@@ -27,15 +28,14 @@ from testbed.bus.messages import (
 from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import RunError, TestbedError
 from testbed.lab.guest_specs import cap_at
 from testbed.lab.image_transfer import send_image
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.mpi_exchange import MpiExchange
 from testbed.lab.replies import Guests, Nodes, ReplyError, ask
-from testbed.limits import most_image_bytes
 from testbed.scenario.schema import DeadlinesTable
-from testbed.suspicious_acts import ActKind
 
 DISK = "disk"  # the image store that a budget limits
 T = TypeVar("T")

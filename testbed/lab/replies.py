@@ -10,9 +10,9 @@ import msgspec
 
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, printable, shown
-from testbed.suspicious_acts import ActKind
 
 _SHOWN_CHARS = 80
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)

@@ -7,8 +7,8 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from testbed.bus.limits import MOST_EVENTS, MOST_IDLE_TURNS
 from testbed.errors import UserError
-from testbed.limits import MOST_EVENTS, MOST_IDLE_TURNS
 
 T = TypeVar("T")
 

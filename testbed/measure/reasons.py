@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from testbed.failure_codes import MEANINGS
+from testbed.bus.failure_codes import MEANINGS
 
 UNKNOWN = "unknown"
 REASONS = {

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from testbed.errors import RunError, UserError
+from testbed.host.whole_files import write_whole
 from testbed.measure.append_file import sync_directory
 from testbed.measure.journal_writer import JournalWriter
 from testbed.measure.packer import Packer
@@ -32,7 +33,6 @@ from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
 from testbed.run.events import Event, Intent
 from testbed.run.journal import BadEntryError, encode, read_lines
-from testbed.whole_files import write_whole
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
-from testbed.locks import try_lock
+from testbed.host.locks import try_lock
 from testbed.measure.influx_address import Address
 
 POSITION_FILE = "shipped.json"

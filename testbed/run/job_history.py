@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from testbed.bus.guest_details import Done, Ended, Progress
-from testbed.places import stable_nodes
 from testbed.run import events
 from testbed.run.intents import Flight
 from testbed.run.intents import Wanted as Wanted  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
 from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase
+from testbed.scheduling.places import stable_nodes
 
 _CREATING: Final = ("start", "restore")
 JobEvent: TypeAlias = (

@@ -9,9 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
-from testbed.errors import InputError
-from testbed.limits import (
+from testbed.bus.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
     LEAST_TIME_SCALE,
@@ -25,6 +23,8 @@ from testbed.limits import (
     MOST_TRACE_S,
     MOST_UNITS_PER_CORE_S,
 )
+from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
+from testbed.errors import InputError
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 from testbed.toml_files import first_mistake, read_toml
 

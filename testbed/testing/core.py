@@ -69,7 +69,7 @@ class CoreConformance(DriverSuite):
             assert done.detail["units"] == spec.program.work_units
             assert done.mono_ns > first.mono_ns
             assert bool(done.detail.get("checksum")) or "checksums" not in node.capabilities
-            assert node.happenings == []
+            assert node.driver_events == []
             assert node.state("a") is None
 
         self.on_nodes(tmp_path, 1, scenario)

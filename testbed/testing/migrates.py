@@ -38,8 +38,8 @@ class MigratesConformance(DriverSuite):
             assert 0 <= report.downtime_s <= report.elapsed_s
             await there.until("a", "progress")
             assert await self.finish((there, spec)) == [straight]
-            assert here.happenings == []  # a migration is neither an end nor a failure
-            assert there.happenings == []
+            assert here.driver_events == []  # a migration is neither an end nor a failure
+            assert there.driver_events == []
 
         self.on_nodes(tmp_path, 2, scenario, "live")
 

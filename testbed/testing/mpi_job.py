@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from node_agent.drivers.protocol import Happening, Joins
+from node_agent.drivers.protocol import DriverEvent, Joins
 from testbed.bus.messages import GuestSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
 
@@ -29,16 +29,16 @@ class MpiJob:
         self._members = {spec.guest: (driver, spec) for driver, spec in members}
         self._passing: set[asyncio.Task[None]] = set()
 
-    def hear(self, happening: Happening) -> None:
+    def hear(self, driver_event: DriverEvent) -> None:
         """Take an event `mpi-barrier`."""
-        if happening.guest not in self._members or happening.detail["session"] != self.session:
+        if driver_event.guest not in self._members or driver_event.detail["session"] != self.session:
             return
-        detail = msgspec.convert(happening.detail, _Entered)
-        rank, number = self._members[happening.guest][1].program.rank, detail.number
+        detail = msgspec.convert(driver_event.detail, _Entered)
+        rank, number = self._members[driver_event.guest][1].program.rank, detail.number
         entered = self.barriers.enter(rank, number, detail.keys)
         if entered is Entered.WAITS:
             return
-        guests = [happening.guest] if entered is Entered.AGAIN else list(self._members)
+        guests = [driver_event.guest] if entered is Entered.AGAIN else list(self._members)
         task = asyncio.get_running_loop().create_task(self._pass(guests, number))
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)

@@ -10,8 +10,8 @@ import msgspec
 from node_agent.abilities import Abilities, meter_of
 from node_agent.drivers.protocol import (
     Driver,
+    DriverEvent,
     DriverFacts,
-    Happening,
     Joins,
     Meter,
     Meters,
@@ -38,7 +38,7 @@ class Node:
     budget: NodeBudget
     facts: DriverFacts = field(init=False)
     capabilities: tuple[str, ...] = ()
-    happenings: list[Happening] = field(default_factory=list)
+    driver_events: list[DriverEvent] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     mpi_jobs: list[MpiJob] = field(default_factory=list)
 
@@ -85,29 +85,29 @@ class Node:
         meters = {guest: self.meter(guest) for guest in action.guests}
         return msgspec.convert(await watch(action, meters, self.driver.set_cap, in_loop=in_loop), Watched)
 
-    def hear(self, happening: Happening) -> None:
+    def hear(self, driver_event: DriverEvent) -> None:
         """Take what happened to a guest."""
-        if happening.event == MPI_BARRIER:
+        if driver_event.event == MPI_BARRIER:
             for job in self.mpi_jobs:
-                job.hear(happening)
+                job.hear(driver_event)
             return
-        self.happenings.append(happening)
+        self.driver_events.append(driver_event)
         self.news.set()
 
     def events(self, guest: str) -> list[str]:
         """Return what happened to a guest since `until` returned for it."""
-        return [happening.event for happening in self.happenings if happening.guest == guest]
+        return [each.event for each in self.driver_events if each.guest == guest]
 
-    async def until(self, guest: str, event: str) -> Happening:
+    async def until(self, guest: str, event: str) -> DriverEvent:
         """Wait for an event of a guest; forget it and what the guest did before it."""
         async with asyncio.timeout(HANG_S):
             while event not in self.events(guest):
-                assert not {"done", "failed"} & set(self.events(guest)), (event, self.happenings)
+                assert not {"done", "failed"} & set(self.events(guest)), (event, self.driver_events)
                 self.news.clear()
                 await self.news.wait()
-        own = [happening for happening in self.happenings if happening.guest == guest]
-        past = own[: [happening.event for happening in own].index(event) + 1]
-        self.happenings = [happening for happening in self.happenings if happening not in past]
+        own = [each for each in self.driver_events if each.guest == guest]
+        past = own[: [each.event for each in own].index(event) + 1]
+        self.driver_events = [each for each in self.driver_events if each not in past]
         return past[-1]
 
     def state(self, guest: str) -> str | None:

@@ -71,7 +71,7 @@ class SavesConformance(DriverSuite):
             progress = await there.until("a", "progress")
             assert int(str(progress.detail["units"])) >= (at or 0) * spec.program.units_per_iteration
             assert await self.finish((there, spec)) == [straight]
-            assert here.happenings == []  # a save is neither an end nor a failure
+            assert here.driver_events == []  # a save is neither an end nor a failure
 
         self.on_nodes(tmp_path, 2, scenario, "save")
 

@@ -15,8 +15,8 @@ from node_agent.images import ImageFetcher, ImageStore
 from node_agent.programs.image import new_digest
 from testbed.bus.lease import token_digest
 from testbed.bus.messages import ImageRef, OfferImage
+from testbed.bus.suspicious_acts import ActLog
 from testbed.bus.tls import client_context, server_context
-from testbed.suspicious_acts import ActLog
 
 CONTENT = bytes(range(256)) * 9000
 

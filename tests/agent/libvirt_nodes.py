@@ -12,7 +12,7 @@ import msgspec
 from support.libvirt_box import destination, driver_options
 from support.live import ENDLESS_UNITS, HANG_S
 
-from node_agent.drivers.protocol import DriverFacts, Happening, MigrationReport, NodeBudget
+from node_agent.drivers.protocol import DriverEvent, DriverFacts, MigrationReport, NodeBudget
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 from testbed.testing.mpi_job import MpiJob
 
@@ -28,26 +28,26 @@ class Node:
     destination: object
     facts: DriverFacts
     images: Path
-    happenings: list[Happening]
+    driver_events: list[DriverEvent]
     news: asyncio.Event
     mpi_jobs: list[MpiJob] = field(default_factory=list)
 
-    def hear(self, happening: Happening) -> None:
-        if happening.event == MPI_BARRIER:
+    def hear(self, driver_event: DriverEvent) -> None:
+        if driver_event.event == MPI_BARRIER:
             for job in self.mpi_jobs:
-                job.hear(happening)
+                job.hear(driver_event)
             return
-        self.happenings.append(happening)
+        self.driver_events.append(driver_event)
         self.news.set()
 
-    async def until(self, guest: str, *events: str) -> Happening:
+    async def until(self, guest: str, *events: str) -> DriverEvent:
         """Wait for one of the events of a guest."""
         async with asyncio.timeout(HANG_S):
             while True:
-                for happening in self.happenings:
-                    if happening.guest == guest and happening.event in events:
-                        self.happenings.remove(happening)
-                        return happening
+                for driver_event in self.driver_events:
+                    if driver_event.guest == guest and driver_event.event in events:
+                        self.driver_events.remove(driver_event)
+                        return driver_event
                 self.news.clear()
                 await self.news.wait()
 
@@ -138,10 +138,10 @@ async def ends(members: list[tuple[Node, GuestSpec]]) -> list[object]:
     """Return the checksums that guests end with."""
     results = []
     for place, spec in members:
-        happening = await place.until(spec.guest, "done", "failed")
-        assert happening.event == "done", happening
-        assert happening.detail["units"] == spec.program.work_units
-        results.append(happening.detail["checksum"])
+        driver_event = await place.until(spec.guest, "done", "failed")
+        assert driver_event.event == "done", driver_event
+        assert driver_event.detail["units"] == spec.program.work_units
+        results.append(driver_event.detail["checksum"])
     return results
 
 

@@ -24,10 +24,10 @@ from node_agent.image_tickets import MOST_OFFERS, Tickets
 from node_agent.image_wire import LONGEST_LINE
 from testbed.bus.lease import token_digest
 from testbed.bus.messages import OfferImage
+from testbed.bus.suspicious_acts import SOMEBODY, ActKind
 from testbed.bus.tls import client_context
 from testbed.errors import UserError
 from testbed.lab.secure.authority import Authority
-from testbed.suspicious_acts import SOMEBODY, ActKind
 
 
 def on(tmp_path: Path, play, **tls: Path) -> None:

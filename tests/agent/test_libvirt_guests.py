@@ -239,7 +239,7 @@ def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
         assert two.sample(spec.guest).cap_cores == pytest.approx(0.14)
         await two.until(spec.guest, "progress")
         assert await finish([(two, spec)]) == [twin(spec)]
-        assert one.happenings == []
+        assert one.driver_events == []
 
     on_both(lab, tmp_path, play)
 
@@ -345,7 +345,7 @@ def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path
         assert drift.detail == {"wanted": 0.5, "found": pytest.approx(0.9)}
         assert await one.driver.set_cap(spec.guest, 0.5) == pytest.approx(0.5)
         one.driver.sample()
-        assert one.happenings == [] or all(happening.event == "progress" for happening in one.happenings)
+        assert one.driver_events == [] or all(driver_event.event == "progress" for driver_event in one.driver_events)
         await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
@@ -377,7 +377,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
 
         def failed() -> bool:
             one.driver.sample()  # the agent does that each second
-            return any(happening.event == "failed" for happening in one.happenings)
+            return any(driver_event.event == "failed" for driver_event in one.driver_events)
 
         await until(failed, "word of a guest that is silent")
         assert "has not answered for" in (await one.until(spec.guest, "failed")).detail["reason"]

@@ -220,7 +220,7 @@ class TestEnds:
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
             assert node.driver.sample() == []
-            assert node.happenings == []
+            assert node.driver_events == []
             await node.driver.start(self.suite.spec("a"), 1.0)
 
         self.suite.on_nodes(tmp_path, 1, scenario)

@@ -46,7 +46,7 @@ class TestParked:
             assert await node.driver.hold("a") == guest._held_at
             await node.driver.release("a")
             assert await self.suite.finish((node, spec)) == [straight]
-            assert node.happenings == []
+            assert node.driver_events == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
@@ -60,7 +60,7 @@ class TestParked:
 
             assert await guest.save_whole(write) == REPORT
             assert node.state("a") is None
-            assert node.happenings == []
+            assert node.driver_events == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 

@@ -22,7 +22,7 @@ from testbed.run.journal import read_events
 from testbed.study.analysis import extras
 from testbed.study.report.page.document import run_page
 from testbed.study.report.page.style import Chart
-from testbed.study.report.run.material import load_material
+from testbed.study.report.run.run_data import load_run_data
 
 __all__ = ["check_pinned"]
 EVIL = "<script>alert('x')</script><img src=//evil.example onerror=alert(1)>\x1b[31m&amp;\u202e"
@@ -71,7 +71,7 @@ def test_journal_and_queries(path: Path) -> None:
 
 
 def test_tables_and_figures_are_those_of_the_report(path: Path) -> None:
-    run, page = Run(path), run_page(load_material(path))
+    run, page = Run(path), run_page(load_run_data(path))
     tables = {table.name: table for section in page.sections for table in section.tables}
     assert run.tables == tables
     charts = {chart.name: chart.caption for chart in page.charts}

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from testbed.measure.flux import QUERIES, Query, Scope
+from testbed.measure.grafana import _STATES, DATA_SOURCE, UNITS, dashboards
 from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
-from testbed.study.report.grafana import _STATES, DATA_SOURCE, UNITS, dashboards
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "testbed/lab/services/grafana"

@@ -17,8 +17,8 @@ from support.live import HANG_S, wait_until
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.errors import UserError
+from testbed.host.process_identity import start_ticks
 from testbed.lab.remote.hosts import check_hosts, load_hosts
-from testbed.process_identity import start_ticks
 from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from testbed.bus.drivers import traits_of
 from testbed.cli.node import node
-from testbed.drivers import traits_of
 from testbed.errors import UserError
 from testbed.lab.remote.agents import install
 from testbed.lab.remote.hosts import Host, Hosts, check_hosts, read_hosts

@@ -32,7 +32,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import FullError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError, Requester
 from testbed.bus.responder import MOST_PENDING_BYTES, MOST_PENDING_REPLIES, Responder
-from testbed.suspicious_acts import ActKind
+from testbed.bus.suspicious_acts import ActKind
 
 
 def virtually(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -11,7 +11,7 @@ from test_calibration_session import Starts
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.bus.messages import DropImage, Stop
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
@@ -88,7 +88,7 @@ def die(drivers, draw):
         found = driver._guests.pop(guest)
         if found.end is not None:
             found.end.cancel()
-        driver._tell(Happening(guest, "failed", 0, {"reason": DIED}))
+        driver._tell(DriverEvent(guest, "failed", 0, {"reason": DIED}))
         return [guest]
     return []
 

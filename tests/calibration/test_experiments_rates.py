@@ -323,7 +323,7 @@ def test_conditions_fit_every_lab(lab, quick):
 
 def _most_cores(name, condition, lab):
     """What all guests on a node use at most."""
-    from testbed.study.calibration.room import need_cores
+    from testbed.study.calibration.sizes import need_cores
 
     match name:
         case "cap_accuracy":

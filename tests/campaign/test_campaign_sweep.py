@@ -19,7 +19,7 @@ import testbed.scheduling.campaign.sweep as sweep_module
 import testbed.scheduling.campaign.workers as workers_module
 import testbed.scheduling.compiler
 from testbed.errors import RunError, UserError
-from testbed.measure.bound import bound
+from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.campaign.figures import lines_of
 from testbed.scheduling.campaign.file import load_campaign
 from testbed.scheduling.campaign.instances import TraceSets

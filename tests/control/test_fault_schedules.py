@@ -19,7 +19,7 @@ from test_outages import Disturbed
 from test_rehearsal import workloads
 
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.control.order_messages import Request
 from testbed.control.orders import RunStoppedError
 from testbed.scheduling.workload.jobs import Job
@@ -156,7 +156,7 @@ class Faults:
             found = driver._guests.pop(guest)
             if found.end is not None:
                 found.end.cancel()
-            driver._tell(Happening(guest, "failed", now_ns, {"reason": "it ended by itself"}))
+            driver._tell(DriverEvent(guest, "failed", now_ns, {"reason": "it ended by itself"}))
 
 
 def carry_out(schedule: Schedule, folder: Path) -> list[str]:

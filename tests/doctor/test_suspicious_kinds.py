@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from node_agent.claims import Claim
 from node_agent.drivers.protocol import NodeBudget
 from testbed.bus import topics
+from testbed.bus.suspicious_acts import FILE, MEANINGS, Act, ActFile, ActKind, plain
 from testbed.cli.doctor import doctor
 from testbed.lab.doctor import suspicious
 from testbed.lab.secure.broker_log import NAMESAKES
-from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, ActKind, plain
 
 LAB = "lab-1"
 HELLO = "New client connected from 127.0.0.1:5 as n1 (p5, c1, k60, u'n1')."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from golden_traces import GoldenTrace
 
-from testbed.measure.bound import bound
+from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.policies.catalogue import BASELINES, EQUIPARTITION
 from testbed.scheduling.policies.configuration import catalogue
 from testbed.scheduling.policies.ipdps import RULES

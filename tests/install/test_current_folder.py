@@ -16,7 +16,7 @@ from support.short_run import write_short_run
 
 import node_agent
 import testbed
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 PACKAGES = (testbed, node_agent)
 CAMPAIGN = """

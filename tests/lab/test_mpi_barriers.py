@@ -10,7 +10,7 @@ import pytest
 from control.rehearsal import five_jobs, rehearse
 
 from node_agent.agent import Agent
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from testbed.bus.messages import AnyAction, MpiJoin, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import MOST_BARRIERS, MOST_REPEATS
 from testbed.bus.mpi_keys import MOST_KEYS
@@ -39,7 +39,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie, *, before: bool, joins: boo
             return await perform(self, action)
 
         def tell(guest: str, detail: dict[str, object]) -> None:
-            self._events.put(Happening(guest, "mpi-barrier", 0, detail))
+            self._events.put(DriverEvent(guest, "mpi-barrier", 0, detail))
 
         rank = int(action.guest.rpartition("-t")[2])
         if before:

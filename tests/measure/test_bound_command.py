@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from testbed.cli.bound import bound
 from testbed.errors import UserError
-from testbed.measure import bound as measure
+from testbed.scheduling.bound import max_stretch as measure
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.trace import load_trace, save_trace
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.measure import metrics
+from testbed.scheduling import metrics
 
 
 def test_bounded_stretch():

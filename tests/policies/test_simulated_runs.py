@@ -9,8 +9,8 @@ import pytest
 from policy_views import node_usage
 from virtual_cluster import VirtualCluster
 
-from testbed.measure.bound import bound
-from testbed.measure.metrics import bounded_stretch, degradation_from_bound
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.metrics import bounded_stretch, degradation_from_bound
 from testbed.scheduling.policies.catalogue import available, parse
 from testbed.scheduling.workload.jobs import Job
 

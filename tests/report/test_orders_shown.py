@@ -18,8 +18,8 @@ from testbed.study.compare.live import read_live
 from testbed.study.compare.quarantine import examine
 from testbed.study.report.browser.changes import Page
 from testbed.study.report.browser.state import RunState
+from testbed.study.report.run.job_story_reader import read_job_report
 from testbed.study.report.run.job_story_text import lines
-from testbed.study.report.run.job_told import tell
 from testbed.study.report.run.job_waits import OPERATOR
 from testbed.study.report.run.timeline import read_timeline
 from testbed.study.report.terminal.picture import draw, status
@@ -105,7 +105,7 @@ def test_the_terminal_says_that_a_run_is_paused_and_a_node_drained(watcher: Watc
 def test_why_tells_of_orders_and_of_what_the_pause_cost(run: Path) -> None:
     journal = read_journal(run / "events.jsonl")
     job = of_kind(journal, "suspension")[0]["job"]
-    told = tell(run, job)
+    told = read_job_report(run, job)
     text = "\n".join(lines(told))
     assert "the operator paused the run" in text
     assert "the operator continued the run" in text

@@ -17,8 +17,8 @@ from support.entries import event
 
 from testbed.errors import UserError
 from testbed.measure import robust
-from testbed.measure.metrics import normalised_underutilisation
 from testbed.measure.robust import robust_fit, t_interval, t_quantile_975
+from testbed.scheduling.metrics import normalised_underutilisation
 from testbed.study.report.page.style import Absent, Chart, inline_svg, write_chart
 from testbed.study.report.run.facts import JobRow, RunFacts
 from testbed.study.report.run.figures_barrier import figure_supersteps, superstep_noise

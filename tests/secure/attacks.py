@@ -47,12 +47,12 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import BusError
 from testbed.bus.requests import CommandFailedError, Requester
+from testbed.bus.suspicious_acts import FILE, ActFile, ActKind, ActLog
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 from testbed.errors import shown
 from testbed.lab.fleet import Fleet
 from testbed.lab.leased import lease_lab
 from testbed.lab.secure.broker_log import acts_of
-from testbed.suspicious_acts import FILE, ActFile, ActKind, ActLog
 
 MESSAGES = 10_000  # of noise
 FORGED = 400  # replies to a command, and as many to commands that nobody gave

@@ -20,8 +20,8 @@ from support.live import HANG_S
 from node_agent.claims import claims
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, Start
+from testbed.host.process_identity import start_ticks
 from testbed.lab.leased import lease_lab
-from testbed.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
 SPEC = GuestSpec(

@@ -20,11 +20,11 @@ from testbed.bus.certificate import own_name
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import LeaseGuard, new_token
 from testbed.bus.messages import Lease, decode, encode
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import UserError
 from testbed.lab import lease as leases
 from testbed.lab.lease import LeaseTakenError, hold_lease
 from testbed.lab.secure.broker_log import acts_of
-from testbed.suspicious_acts import ActKind
 
 LEASE = topics.lease_topic(LAB)
 RELEASES = topics.release_topic(LAB, topics.ANY)

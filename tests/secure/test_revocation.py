@@ -22,6 +22,7 @@ from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import NodeStatus, decode, encode
 from testbed.bus.protocol import BusError, Presence
+from testbed.bus.suspicious_acts import SOMEBODY, ActKind
 from testbed.bus.tls import client_context, server_context
 from testbed.cli.ca import ca
 from testbed.errors import UserError
@@ -30,7 +31,6 @@ from testbed.lab.secure.authority import Authority
 from testbed.lab.secure.broker_log import acts_of
 from testbed.lab.secure.farewell import say_farewell
 from testbed.lab.secure.revocation import revoked
-from testbed.suspicious_acts import SOMEBODY, ActKind
 
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.1", "n3": "127.0.0.1"}
 

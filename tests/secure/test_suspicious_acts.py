@@ -33,12 +33,12 @@ from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import Command, Ping, encode
 from testbed.bus.responder import Responder
+from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
 from testbed.bus.tls import client_context
 from testbed.cli.doctor import doctor
 from testbed.lab.doctor import suspicious
 from testbed.lab.doctor.finding import Finding
 from testbed.lab.secure.broker_log import NAMESAKES, acts_of
-from testbed.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
 
 REPLIES = topics.reply_topic(LAB, "alice", "n2")
 ROOT = Path(__file__).parents[2]

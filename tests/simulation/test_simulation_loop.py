@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scripted import Scripted, by_views, on_arrays
 
 from testbed.errors import RunError, UserError
-from testbed.measure.metrics import normalised_underutilisation
 from testbed.scheduling.compiler import can_compile
+from testbed.scheduling.metrics import normalised_underutilisation
 from testbed.scheduling.policies.catalogue import available, parse
 from testbed.scheduling.policies.dfrs import DfrsPolicy
 from testbed.scheduling.simulation import compiling

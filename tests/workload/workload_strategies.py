@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from testbed.limits import MOST_TRACE_S
+from testbed.bus.limits import MOST_TRACE_S
 from testbed.scheduling.workload.jobs import Job
 
 deterministic = settings(deadline=None, derandomize=True, max_examples=150)

@@ -24,7 +24,7 @@ from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import House, ProcessGuest, State
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, ImageKind, NodeBudget, SaveReport
+from node_agent.drivers.protocol import DriverError, DriverEvent, DriverFacts, ImageKind, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
@@ -66,7 +66,7 @@ class DockerDriver(ProcessDriver):
         self._own: Likeness | None = None  # of a container of ours, known from the trial
         self._wholes: set[str] = set()  # guests whose containers can be saved whole
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`: containers that an earlier agent of this node left are removed."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         version = await self._engine.open(budget)
@@ -91,7 +91,7 @@ class DockerDriver(ProcessDriver):
             return 'the engine is not told {"experimental": true} in its daemon.json'
         self.why_not_whole = ""
         budget, tell = self._opened()[0], self._tell
-        self._tell = lambda _happening: None
+        self._tell = lambda _driver_event: None
         name = f"{budget.prefix}{budget.node}-criu"
         image = budget.image_dir / f"{name.lower()}.img"
         spec = rank_spec(name, TRIAL, 0, TRIAL_MIB)
@@ -174,7 +174,7 @@ class DockerDriver(ProcessDriver):
         return f"{xxhash.xxh32_hexdigest(guest.encode())}{_ROOM}/{_SOCKET}"
 
     def _new(
-        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
         house: House | None = None,
     ) -> ProcessGuest:  # fmt: skip
         (self._opened()[0].state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)

@@ -11,7 +11,7 @@ import psutil
 
 import node_agent
 from node_agent.drivers.procs import tether
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 BIN = Path(sys.executable).parent
 _ROOT = Path(node_agent.__file__).resolve().parents[1]

@@ -16,14 +16,14 @@ import msgspec
 
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.native import Told
+from node_agent.drivers.native import RankProgress
 from node_agent.drivers.pmi.link import PmiLink
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.procs.child import Child, Log, Running, ending
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
 from node_agent.programs.segments import abandoned_segments, is_segment, remove_segments
@@ -68,7 +68,7 @@ class ProcessGuest:
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
-        records: ProcessRecords, tell: Callable[[Happening], None], forget: Callable[[ProcessGuest], None],
+        records: ProcessRecords, tell: Callable[[DriverEvent], None], forget: Callable[[ProcessGuest], None],
         house: House | None = None,
     ) -> None:  # fmt: skip
         self.spec = spec
@@ -90,7 +90,7 @@ class ProcessGuest:
         self._inside.set()
         self._program: int | None = None  # a descriptor of the program's process
         self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
-        self.told: Told | None = None  # how far it was when it told last
+        self.told: RankProgress | None = None  # its last report
         self._steps: Supersteps | None = None
         self._done: tuple[int, dict[str, Any]] | None = None
         self._held_at = 0
@@ -137,7 +137,7 @@ class ProcessGuest:
             self._pmi.pass_barrier(session, number, keys, last=last)
 
     def _at_barrier(self, barrier: Barrier) -> None:
-        self._tell(Happening(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
+        self._tell(DriverEvent(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
 
     async def enter(self, argv: list[str], env: dict[str, str]) -> None:
         """Start the guest's program in the guest's house, or beside this process if it has none."""
@@ -335,7 +335,7 @@ class ProcessGuest:
         if self.state is not State.RUNNING:
             return
         detail: dict[str, object] = {"wanted": self._cap_cores, "found": found if found < self._most_cores else -1.0}
-        self._tell(Happening(self.spec.guest, "drift", time.monotonic_ns(), detail))
+        self._tell(DriverEvent(self.spec.guest, "drift", time.monotonic_ns(), detail))
         with contextlib.suppress(DriverError):
             await self._apply_cap()
 
@@ -384,16 +384,19 @@ class ProcessGuest:
             case "hello":
                 self._greet()
             case "progress":
-                first, self.told = self.told is None, Told(fields["units"], fields["mono_ns"], self._program_cpu_s())
+                first, self.told = (
+                    self.told is None,
+                    RankProgress(fields["units"], fields["mono_ns"], self._program_cpu_s()),
+                )
                 self._steps = supersteps_of(fields, self._steps)
                 if first:
-                    self._tell(Happening(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
+                    self._tell(DriverEvent(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
             case "done":
                 self._steps = supersteps_of(fields, self._steps)
                 if self._steps is not None:
                     fields = {**fields, "longest_s": self._steps.longest_s}  # also what no sample has told yet
                 self._done = (time.monotonic_ns(), fields)
-                self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
+                self.told = RankProgress(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
             case "joined" if not self._segments:  # MPI starts once in a life
                 self._note_segments(Path(str(name)) for name in fields["segments"][:_MOST_SEGMENTS])
@@ -495,6 +498,6 @@ class ProcessGuest:
         if self._stopping or self._saved:
             return
         if self._done and not self._trouble:
-            self._tell(Happening(self.spec.guest, "done", self._done[0], self._done[1]))
+            self._tell(DriverEvent(self.spec.guest, "done", self._done[0], self._done[1]))
         elif self._made or was is State.WAITING:
-            self._tell(Happening(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))
+            self._tell(DriverEvent(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))

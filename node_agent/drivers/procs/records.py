@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.programs.segments import is_segment, remove_segments
-from testbed.process_identity import boot_id, start_ticks
-from testbed.whole_files import write_whole
+from testbed.host.process_identity import boot_id, start_ticks
+from testbed.host.whole_files import write_whole
 
 _GONE_WITHIN_S = 2.0
 

@@ -16,9 +16,9 @@ from node_agent.drivers.virt.domain import Machine, Place, channel_path, console
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec, ProgramSpec
-from testbed.locks import lock
-from testbed.process_identity import boot_id
-from testbed.whole_files import write_whole
+from testbed.host.locks import lock
+from testbed.host.process_identity import boot_id
+from testbed.host.whole_files import write_whole
 
 KVM = Path("/dev/kvm")
 BOOT_WITHIN_S = 20.0

@@ -38,6 +38,6 @@ async def is_still_here(hypervisor: Hypervisor, name: str, call_s: float, within
 async def is_image_of(hypervisor: Hypervisor, platform: Platform, image: Path, name: str) -> bool:
     """Return whether a file is a whole image of a guest, as the hypervisor says."""
     with contextlib.suppress(DriverError):
-        call_s = platform.patience.call_s
+        call_s = platform.timeouts.call_s
         return await hypervisor.call(call_s, lambda connection: platform.saved_guest(connection, image)) == name
     return False

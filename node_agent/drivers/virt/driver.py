@@ -17,8 +17,8 @@ from node_agent.drivers.protocol import (
     GUEST_NAME,
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     MigrationReport,
@@ -83,7 +83,7 @@ class LibvirtDriver(Driver):
         self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
-        self._patience = platform.patience
+        self._timeouts = platform.timeouts
         self._heavy = asyncio.Semaphore(platform.heavy_at_once)
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
@@ -93,24 +93,24 @@ class LibvirtDriver(Driver):
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         self._budget, self._tell = budget, tell
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         image = await asyncio.to_thread(current, self._image_folder)
         self._hypervisor = Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
-        await self._hypervisor.open(self._patience.call_s)
+        await self._hypervisor.open(self._timeouts.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         await self._sweep()
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
-        versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
+        versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
         there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
         migration = [f"migration:{self._transport}"] if self._transport else []
@@ -146,7 +146,7 @@ class LibvirtDriver(Driver):
         """See `Driver.sweep`: domains are known by their metadata."""
         self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         try:
-            await self._hypervisor.open(self._patience.call_s)
+            await self._hypervisor.open(self._timeouts.call_s)
             left = await self._sweep(dry_run=dry_run)
         finally:
             await self._hypervisor.close()
@@ -157,7 +157,7 @@ class LibvirtDriver(Driver):
     async def _sweep(self, *, dry_run: bool = False) -> list[str]:
         """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
         budget, hypervisor = self._reached()
-        domains = await hypervisor.call(self._patience.call_s, _list_owners)
+        domains = await hypervisor.call(self._timeouts.call_s, _list_owners)
         left = [
             owner
             for owner in domains
@@ -198,7 +198,7 @@ class LibvirtDriver(Driver):
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
-            await self._reached()[1].find_own(spec.guest, self._patience.call_s)
+            await self._reached()[1].find_own(spec.guest, self._timeouts.call_s)
             await make(guest)
         except BaseException:
             await asyncio.shield(self._give_up(guest))
@@ -224,7 +224,7 @@ class LibvirtDriver(Driver):
         budget, hypervisor, _ = self._opened()
         xml = self._platform.domain_xml(guest.spec, budget.node)
         async with self._heavy:
-            await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
+            await hypervisor.call(self._timeouts.memory_s, lambda connection: connection.createXML(xml, 0))
         await guest.boot()
 
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
@@ -232,7 +232,7 @@ class LibvirtDriver(Driver):
         try:
             async with self._heavy:
                 await hypervisor.call(
-                    self._patience.memory_s,
+                    self._timeouts.memory_s,
                     lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
                 )
         except DriverError as error:
@@ -327,9 +327,9 @@ class LibvirtDriver(Driver):
         """See `Migrates.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
-            if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
+            if await hypervisor.find_own(spec.guest, self._timeouts.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
-            if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
+            if not await hypervisor.on_domain(spec.guest, self._timeouts.call_s, _runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
             guest = self._new(spec, cap_cores)
             await guest.appear()
@@ -347,9 +347,9 @@ class LibvirtDriver(Driver):
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):
-            domain = await self._hypervisor.find_own(guest, self._patience.call_s)
+            domain = await self._hypervisor.find_own(guest, self._timeouts.call_s)
             if domain is not None:
-                await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
+                await self._hypervisor.on_domain(guest, self._timeouts.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)
 
     async def calibrate(self, cpu_s: float) -> float:
@@ -365,7 +365,7 @@ class LibvirtDriver(Driver):
         try:
             await self._create_domain(guest)
             pid = await guest.run(["/bin/eatcpu", "calibrate", f"{cpu_s:g}"], said.append)
-            async with asyncio.timeout(20 * cpu_s + self._patience.order_s):
+            async with asyncio.timeout(20 * cpu_s + self._timeouts.order_s):
                 await guest.exit_of(pid)
         except TimeoutError:
             raise DriverError(f"calibration in a guest did not end{guest.words()}") from None
@@ -418,7 +418,7 @@ class LibvirtDriver(Driver):
         """The word may be of an earlier domain of that name: ask."""
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
-            if await hypervisor.find(guest.name, self._patience.call_s) is None and not guest.leaving:
+            if await hypervisor.find(guest.name, self._timeouts.call_s) is None and not guest.leaving:
                 guest.fail("its virtual machine ended by itself")
 
     def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
@@ -448,7 +448,7 @@ class LibvirtDriver(Driver):
     async def _reconcile(self) -> None:
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
-            there = {owner["guest"] for owner in await hypervisor.call(self._patience.call_s, _list_owners)}
+            there = {owner["guest"] for owner in await hypervisor.call(self._timeouts.call_s, _list_owners)}
             for name in [name for name in self._guests if name not in there]:
                 self.domain_stopped(name)
 

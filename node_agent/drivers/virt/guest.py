@@ -14,7 +14,7 @@ from typing import TypeVar
 import libvirt
 import msgspec
 
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
+from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.console import tail_of
@@ -27,9 +27,9 @@ from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
+from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import GuestSpec
 from testbed.bus.telemetry import GuestSample, Supersteps
-from testbed.failure_codes import FailureCode
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class VirtualGuest:
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[Happening], None], forget: Callable[[VirtualGuest], None],
+        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None],
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
@@ -71,7 +71,7 @@ class VirtualGuest:
         self._cap = GuestCap(spec, cap_cores, hypervisor, platform, tell)
         self._hypervisor = hypervisor
         self._platform = platform
-        self._patience = platform.patience
+        self._timeouts = platform.timeouts
         self._tell = tell
         self._forget = forget
         self._loop = asyncio.get_running_loop()
@@ -86,12 +86,12 @@ class VirtualGuest:
         self._progress_due = True  # a host has attached, or the program was let go: the first progress since is told
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
-        self._recovery = Recovery(self._loop.time(), platform.patience)
+        self._recovery = Recovery(self._loop.time(), platform.timeouts)
         self._cpu_s = 0.0
         self._looked = True  # the hypervisor answered the last `look`
         self._attaching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._late: Happening | None = None  # an end that was told while it was leaving
+        self._late: DriverEvent | None = None  # an end that was told while it was leaving
         self.created = False  # it has a domain here: what is told of one before that is of an earlier life
         self.leaving = False  # a save, a migration or a stop explains that the domain stops
 
@@ -104,7 +104,7 @@ class VirtualGuest:
 
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
         """Run `function(domain)` in a thread; raises `DriverError`."""
-        return await self._hypervisor.on_domain(self.name, deadline_s or self._patience.call_s, function)
+        return await self._hypervisor.on_domain(self.name, deadline_s or self._timeouts.call_s, function)
 
     async def attach(self, deadline_s: float) -> None:
         """Open the control channel and catch up with what the guest told meanwhile."""
@@ -116,7 +116,7 @@ class VirtualGuest:
     async def boot(self) -> None:
         """Attach to a domain that was just created and give it its task."""
         await self.appear()
-        await self.attach(self._patience.boot_s)
+        await self.attach(self._timeouts.boot_s)
         await self._order("task", task_fields(self.spec))
         self.state = State.WAITING
 
@@ -124,10 +124,10 @@ class VirtualGuest:
         """Wait until the program has its memory, set the cap, and let it work."""
         self.state = State.STARTING
         try:
-            async with asyncio.timeout(self._patience.memory_s):
+            async with asyncio.timeout(self._timeouts.memory_s):
                 await asyncio.shield(self._ready)
         except TimeoutError:
-            late = f"no memory after {self._patience.memory_s:g} s"
+            late = f"no memory after {self._timeouts.memory_s:g} s"
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._cap.apply()
@@ -154,7 +154,7 @@ class VirtualGuest:
         return await self._exits.of(pid)
 
     async def _order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
-        return await self._channel.order(kind, fields, self._patience.order_s)
+        return await self._channel.order(kind, fields, self._timeouts.order_s)
 
     # --- its cap
 
@@ -196,7 +196,7 @@ class VirtualGuest:
 
     async def _attach_beside(self) -> None:
         try:
-            await self.attach(self._patience.order_s)
+            await self.attach(self._timeouts.order_s)
         except UnansweredError as error:
             _log.warning("%s", error)  # judged by whether its machine works
         except DriverError as error:
@@ -224,7 +224,7 @@ class VirtualGuest:
         self.state, self.leaving = State.SAVING, True
         begin_s = self._loop.time()
         saving = asyncio.ensure_future(
-            self.on_domain(lambda domain: self._platform.save(domain, image), self._patience.memory_s)
+            self.on_domain(lambda domain: self._platform.save(domain, image), self._timeouts.memory_s)
         )
         try:
             await asyncio.shield(saving)
@@ -237,7 +237,7 @@ class VirtualGuest:
 
     async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
         """Return whether it was written all the same; else the guest is held again, if it is here."""
-        if await self.abort(saving, self._patience.call_s) and not saving.cancelled() and saving.exception() is None:
+        if await self.abort(saving, self._timeouts.call_s) and not saving.cancelled() and saving.exception() is None:
             return True
         if await self._come_back(State.HELD):
             with contextlib.suppress(DriverError):
@@ -268,7 +268,7 @@ class VirtualGuest:
         return await self._come_back(State.RUNNING)
 
     async def _come_back(self, state: State) -> bool:
-        if not await is_still_here(self._hypervisor, self.name, self._patience.call_s, self._patience.memory_s):
+        if not await is_still_here(self._hypervisor, self.name, self._timeouts.call_s, self._timeouts.memory_s):
             await self.departed()
             return False
         self.state, self.leaving = state, False
@@ -307,7 +307,7 @@ class VirtualGuest:
                 self._steps = supersteps_of(_steps_in(frame), self._steps)
                 if frame.kind == "progress" and self._progress_due:  # each is an event, a guest may send any number
                     self._progress_due = False
-                    self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
+                    self._tell(DriverEvent(self.name, "progress", now_ns, {"units": units}))
             case "ready":
                 if not self._ready.done():
                     self._ready.set_result(None)
@@ -330,7 +330,7 @@ class VirtualGuest:
         attempts = self._recovery.attempts
         silent_s = self._recovery.told(self._loop.time(), units)
         if silent_s:
-            self._tell(Happening(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
+            self._tell(DriverEvent(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
 
     def _done(self, frame: Frame) -> None:
         detail: dict[str, object] = {
@@ -341,7 +341,7 @@ class VirtualGuest:
         self._steps = supersteps_of(_steps_in(frame), self._steps)
         if self._steps is not None:  # the longest one is also what no sample has told yet
             detail |= {"steps": self._steps.steps, "longest_s": self._steps.longest_s}
-        self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
+        self._end(DriverEvent(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
         self._exits.ended(pid, status)
@@ -369,22 +369,22 @@ class VirtualGuest:
             self._ready.set_exception(DriverError(f"guest {self.name}: {reason}"))
             self._ready.exception()  # nobody may wait for it
         if self.state not in (State.BOOTING, State.STARTING):  # there, who waits for it is told
-            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
+            self._end(DriverEvent(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
 
-    def _end(self, happening: Happening) -> None:
+    def _end(self, driver_event: DriverEvent) -> None:
         if self.state is State.ENDED:
             return
         if self.leaving:  # its new place will tell, unless it stays
-            self._late = happening
+            self._late = driver_event
             return
         self.state = State.ENDED
-        self._ending = self._loop.create_task(self._end_by_itself(happening), name=f"end of {self.name}")
+        self._ending = self._loop.create_task(self._end_by_itself(driver_event), name=f"end of {self.name}")
 
-    async def _end_by_itself(self, happening: Happening) -> None:
+    async def _end_by_itself(self, driver_event: DriverEvent) -> None:
         with contextlib.suppress(DriverError):
             await self.destroy()
         self._forget(self)
-        self._tell(happening)
+        self._tell(driver_event)
 
     async def destroy(self) -> None:
         """End the domain and everything that belongs to it; raises `DriverError` if it is still there then."""
@@ -398,11 +398,11 @@ class VirtualGuest:
 
     async def vanish(self) -> None:
         """See to it that the domain is gone, with its console's file."""
-        domain = await self._hypervisor.find_own(self.name, self._patience.call_s)
+        domain = await self._hypervisor.find_own(self.name, self._timeouts.call_s)
         if domain is not None:
             with contextlib.suppress(DriverError):  # it may end by itself just now; asked below
                 await self.on_domain(lambda found: found.destroy())
-            if await self._hypervisor.find(self.name, self._patience.call_s) is not None:
+            if await self._hypervisor.find(self.name, self._timeouts.call_s) is not None:
                 raise DriverError(f"guest {self.name} is still there after it was destroyed")
         with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
             self._console.unlink()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import libvirt
 
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform, Vcpus
 from testbed.bus.caps import same_cap
@@ -21,7 +21,7 @@ class GuestCap:
 
     def __init__(
         self, spec: GuestSpec, wanted_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[Happening], None],
+        tell: Callable[[DriverEvent], None],
     ) -> None:  # fmt: skip
         self.wanted_cores = wanted_cores
         self.vcpus: Vcpus | None = None  # until its domain is there
@@ -57,7 +57,7 @@ class GuestCap:
             return vcpus.cap_cores()
 
         try:
-            found = await self._hypervisor.on_domain(self._name, self._platform.patience.call_s, set_and_read)
+            found = await self._hypervisor.on_domain(self._name, self._platform.timeouts.call_s, set_and_read)
         except OSError as error:
             raise DriverError(f"guest {self._name}: its cap cannot be read: {error}") from error
         if not self._is_right(found, wanted_cores):
@@ -90,6 +90,6 @@ class GuestCap:
 
     async def _repair(self, found_cores: float | None) -> None:
         drift: dict[str, object] = {"wanted": self.wanted_cores, "found": found_cores or -1.0}
-        self._tell(Happening(self._name, "drift", time.monotonic_ns(), drift))
+        self._tell(DriverEvent(self._name, "drift", time.monotonic_ns(), drift))
         with contextlib.suppress(DriverError):
             await self.apply()

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.native import NativeBarriers, Told, measure, rank_spec
+from node_agent.drivers.native import NativeBarriers, RankProgress, measure, rank_spec
 from node_agent.drivers.pmi.link import PmiLink
 from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.procs.child import Child, Log, ending
@@ -243,13 +243,13 @@ class _Rank:
             with contextlib.suppress(OSError):  # it has ended: `read` will say so
                 self._connection.send(b"go")
 
-    def read(self) -> Told:
+    def read(self) -> RankProgress:
         """Return how far it is."""
         if self._trouble:
             raise DriverError(f"native: {self.name}: {self._trouble}")
         try:
             (units,) = _UNITS.unpack((self._folder / "progress").read_bytes()[: _UNITS.size])
-            return Told(units, time.monotonic_ns(), time.clock_gettime(process_clock(self.pid)))
+            return RankProgress(units, time.monotonic_ns(), time.clock_gettime(process_clock(self.pid)))
         except (OSError, struct.error) as error:
             raise DriverError(f"native: {self.name}: it has ended: {error}{self._words()}") from error
 

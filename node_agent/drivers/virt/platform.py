@@ -16,7 +16,7 @@ from testbed.bus.messages import GuestSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long a driver waits, in seconds."""
 
     call_s: float = 30.0  # for libvirt
@@ -29,7 +29,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DomainSample:
     """A domain as it was looked at last: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
     and the memory it occupies.
     """  # noqa: D205  # one sentence
@@ -54,7 +54,7 @@ class Vcpus(Protocol):
     def look(self) -> None:
         """See to it that `seen` is new."""
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         """Return what was seen last, at once; raises `OSError`, `ValueError` or `DriverError` for what has gone."""
 
 
@@ -70,7 +70,7 @@ class Platform(Protocol):
         """The folder of the guests' consoles, on the hypervisor's file system."""
 
     @property
-    def patience(self) -> Patience:
+    def timeouts(self) -> Timeouts:
         """How long to wait for it."""
 
     @property

@@ -25,7 +25,7 @@ from node_agent.drivers.virt.domain import (
 from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_cookie, check_same, own_again, parsed
-from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.platform import DomainSample, Timeouts
 from node_agent.drivers.virt.saved_file import qemu_texts
 from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
@@ -57,9 +57,9 @@ class QemuVcpus:
     def look(self) -> None:
         """See `Vcpus.look`: files are read when they are asked for."""
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         """See `Vcpus.seen`."""
-        return Seen(self.groups.cap_cores(), self.groups.cpu_s(), resident_mib(self.groups.pid))
+        return DomainSample(self.groups.cap_cores(), self.groups.cpu_s(), resident_mib(self.groups.pid))
 
 
 class Qemu:
@@ -67,7 +67,7 @@ class Qemu:
 
     hypervisor = "qemu"
     consoles = CONSOLES
-    patience = Patience()
+    timeouts = Timeouts()
     shared = True
     heavy_at_once = 32  # each is the work of a QEMU of its own
     aborts_saves = True

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.pmi.wire import PmiError
-from node_agent.drivers.protocol import DriverError, Happening, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, SuspectError
 from node_agent.drivers.virt.channel import RefusedError
 from node_agent.guests.wire import Frame
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
@@ -28,7 +28,7 @@ class GuestRank:
     """Answers what the rank of one guest says; `fail` is called when that is what no rank would say."""
 
     def __init__(
-        self, spec: GuestSpec, order: Order, tell: Callable[[Happening], None], fail: Callable[[str], None]
+        self, spec: GuestSpec, order: Order, tell: Callable[[DriverEvent], None], fail: Callable[[str], None]
     ) -> None:
         self._spec = spec
         self._order = order
@@ -65,7 +65,7 @@ class GuestRank:
             self._fail(f"it spoke nonsense: {error}")
             return
         if isinstance(answer, Barrier):
-            self._tell(Happening(self._spec.guest, MPI_BARRIER, time.monotonic_ns(), answer.detail()))
+            self._tell(DriverEvent(self._spec.guest, MPI_BARRIER, time.monotonic_ns(), answer.detail()))
         else:
             self._reply(answer or "")
 

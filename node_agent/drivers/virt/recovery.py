@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node_agent.drivers.virt.platform import Patience
+from node_agent.drivers.virt.platform import Timeouts
 from node_agent.drivers.virt.silence import Silence
-from testbed.failure_codes import FailureCode
+from testbed.bus.failure_codes import FailureCode
 
 WORKED_S = 0.05  # CPU time from which on a silent machine works: one that is stopped uses none
 
@@ -34,14 +34,14 @@ class GiveUp:
 class Recovery:
     """Judges one guest by its frames, its work units and the CPU time of its machine.
 
-    A machine that works is attached to again each time that nothing was heard for `Patience.reattach_s`; after
-    `Patience.reattachments` of them without a new work unit, the next such silence ends the guest. A machine that does
-    not work has `Patience.silence_s`. All times are of one monotonic clock, in seconds. Each bound has a `Silence` of
+    A machine that works is attached to again each time that nothing was heard for `Timeouts.reattach_s`; after
+    `Timeouts.reattachments` of them without a new work unit, the next such silence ends the guest. A machine that does
+    not work has `Timeouts.silence_s`. All times are of one monotonic clock, in seconds. Each bound has a `Silence` of
     its own, so that neither blames a guest for an agent that stood still.
     """
 
-    def __init__(self, now_s: float, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, now_s: float, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._stopped, self._mute = Silence(now_s), Silence(now_s)
         self._told_s = now_s
         self._cpu_s: float | None = None  # of the first sample since it was last heard or attached to again
@@ -76,16 +76,16 @@ class Recovery:
 
     def sample(self, now_s: float, cpu_s: float) -> Fine | Reattach | GiveUp:
         """Judge it by the CPU time that its machine has used; to be asked each second or so, while it should work."""
-        patience = self._patience
+        timeouts = self._timeouts
         if self._cpu_s is None:
             self._cpu_s = cpu_s
-        stopped_s = self._stopped.sample(now_s, patience.silence_s)
-        mute_s = self._mute.sample(now_s, patience.reattach_s)
+        stopped_s = self._stopped.sample(now_s, timeouts.silence_s)
+        mute_s = self._mute.sample(now_s, timeouts.reattach_s)
         if cpu_s - self._cpu_s < WORKED_S:
             return GiveUp(f"it has not answered for {stopped_s:.0f} s") if stopped_s else Fine()
         if not mute_s:
             return Fine()
-        if self._attempts >= patience.reattachments:
+        if self._attempts >= timeouts.reattachments:
             return GiveUp(
                 f"no progress: no new work for {now_s - self._worked_s:.0f} s, though its machine works and was "
                 f"attached to again {self._attempts} times",

@@ -18,7 +18,7 @@ from node_agent.drivers.virt.domain import Place, add_interface, child, domain_h
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_same, parsed
-from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.platform import DomainSample, Timeouts
 from node_agent.drivers.virt.saved_file import xen_text
 from node_agent.guests.image import GuestImage, command_line
 from node_agent.guests.uncompressed import uncompressed
@@ -50,7 +50,7 @@ class XenVcpus:
         self._vcpus = vcpus
         self._most_cores = most_cores
         self._lock = threading.Lock()
-        self._seen = Seen(None, 0.0, 0.0)
+        self._seen = DomainSample(None, 0.0, 0.0)
         self.look()
 
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
@@ -70,11 +70,11 @@ class XenVcpus:
 
     def look(self) -> None:
         """See `Vcpus.look`."""
-        seen = self._hypervisor.now(self._guest, lambda domain: Seen(_cap_cores(domain), *_use(domain)))
+        seen = self._hypervisor.now(self._guest, lambda domain: DomainSample(_cap_cores(domain), *_use(domain)))
         with self._lock:
             self._seen = seen
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         """See `Vcpus.seen`."""
         with self._lock:
             return self._seen
@@ -105,7 +105,7 @@ class Xen:
     hypervisor = "xen"
     consoles = CONSOLES
     # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
-    patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
+    timeouts = Timeouts(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
     aborts_saves = False  # libvirt's libxl driver cannot
@@ -124,7 +124,7 @@ class Xen:
         """See `Platform.open`."""
         kernel = await hypervisor.in_thread(lambda: uncompressed(image))
         scheduler = await hypervisor.call(
-            self.patience.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
+            self.timeouts.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
         )
         self._guests = _Guests(kernel, image.initramfs, scheduler, budget.cpus)
         return f"cap:{scheduler}", f"accel:xen-{self._type}", "dom0"

@@ -11,8 +11,8 @@ from pathlib import Path
 from testbed.errors import RunError, TestbedError
 from testbed.lab.box.commands import HANG_S, CommandError, program, run
 from testbed.lab.box.control_group import within
+from testbed.lab.box.namespaces import enter, is_on_network
 from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
-from testbed.lab.box.room import enter, is_on_network
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.secure.hypervisor import libvirtd_settings, qemu_settings

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from testbed.lab.box.certificates import Certificates
 from testbed.lab.box.control_group import ControlGroup
 from testbed.lab.box.hypervisor import Libvirtd
+from testbed.lab.box.namespaces import RUN_FOLDERS, STORE_FOLDERS, NodeNamespaces
 from testbed.lab.box.network import Fabric, NodeNetwork
 from testbed.lab.box.partition import Partition
 from testbed.lab.box.parts import Folders, Part
-from testbed.lab.box.room import RUN_FOLDERS, STORE_FOLDERS, Room
 from testbed.lab.box.services import Broker, NodeAgent
 from testbed.lab.box.spec import BoxSpec, NodeSpec, lab_dir, store_dir
 from testbed.lab.box.state import Journal
@@ -43,7 +43,10 @@ def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lamb
             *([Certificates(spec)] if any(node.transport == "tls" for node in virtual) else []),
         ],
         [NodeNetwork(spec, node) for node in spec.nodes],
-        [*(Room(node, journal) for node in rooms), *(XenMachine(spec, node, journal, say) for node in nested)],
+        [
+            *(NodeNamespaces(node, journal) for node in rooms),
+            *(XenMachine(spec, node, journal, say) for node in nested),
+        ],
         [Libvirtd(node, journal) for node in virtual],
         [agent_of(node, journal) for node in spec.nodes],
     ]

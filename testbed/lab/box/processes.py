@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from testbed.errors import RunError
+from testbed.host.process_identity import start_ticks, stat_fields
 from testbed.lab.box.spec import RUN_ROOT
-from testbed.process_identity import start_ticks, stat_fields
 
 MARK = "DFRS_TESTBED_BOX"
 LIBVIRT_SOCKETS = "/run/libvirt"  # in the mount namespace of a node one of our folders

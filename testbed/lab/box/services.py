@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import RunError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.lab.box.control_group import within
+from testbed.lab.box.namespaces import enter
 from testbed.lab.box.network import BRIDGE
 from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
-from testbed.lab.box.room import enter
 from testbed.lab.box.spec import BoxSpec, NodeSpec, lab_dir
 from testbed.lab.box.state import Journal, broker_url_file
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from testbed.bus.drivers import traits_of
 from testbed.bus.migration import Transport
-from testbed.drivers import traits_of
 
 RUN_ROOT = Path("/run/dfrs-testbed")
 STORE_ROOT = Path("/var/lib/dfrs-testbed")

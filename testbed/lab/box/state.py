@@ -13,10 +13,10 @@ from typing import Literal
 import msgspec
 
 from testbed.errors import RunError, UserError
+from testbed.host.locks import try_lock
+from testbed.host.whole_files import write_whole
 from testbed.lab.box.processes import ProcessId, wait_until
 from testbed.lab.box.spec import RUN_ROOT, BoxSpec, NodeSpec, lab_dir, prefix
-from testbed.locks import try_lock
-from testbed.whole_files import write_whole
 
 _FILE = "lab.json"
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from testbed.errors import TestbedError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.lab.doctor.finding import Finding, Severity
 from testbed.lab.remote.agents import exec_check
 from testbed.lab.remote.everywhere import everywhere

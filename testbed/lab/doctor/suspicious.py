@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.bus.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 from testbed.errors import UserError, printable
 from testbed.lab.doctor.finding import Check, Finding
 from testbed.run.events import Suspicious
 from testbed.run.journal import BadEntryError, decode
 from testbed.run.parts import has_journal, journal_parts
-from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 
 SINCE_S = 7 * 24 * 3600.0
 _MOST_RUNS = 10  # the newest

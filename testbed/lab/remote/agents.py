@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from node_agent import SERVING
-from testbed.drivers import traits_of
+from testbed.bus.drivers import traits_of
 from testbed.errors import UserError, shown
 from testbed.lab.doctor.finding import Finding, Severity
 from testbed.lab.remote.hosts import Host, Hosts

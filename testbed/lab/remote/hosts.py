@@ -23,10 +23,10 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from testbed.bus.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 from testbed.errors import UserError, nearest
-from testbed.limits import LEAST_NODE_CORES, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.host.whole_files import write_whole
 from testbed.toml_files import first_mistake
-from testbed.whole_files import write_whole
 
 DEFAULT_FILE = Path("hosts.toml")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from testbed.drivers import traits_of
+from testbed.bus.drivers import traits_of
 from testbed.errors import UserError, shown
 from testbed.lab.remote.hosts import Host
 

@@ -33,8 +33,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from testbed.bus.topics import check_name
 from testbed.errors import UserError, nearest
+from testbed.host.whole_files import write_whole
 from testbed.lab.secure import revocation
-from testbed.whole_files import write_whole
 
 Party = Literal["broker", "node", "controller"]
 CONTROLLER_PREFIX = "controller."  # of a common name: no node can be called so, as names of nodes have no dot

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from testbed.bus import topics
+from testbed.bus.suspicious_acts import SOMEBODY, Act, ActKind
 from testbed.errors import UserError
 from testbed.lab.secure.authority import CONTROLLER_PREFIX
-from testbed.suspicious_acts import SOMEBODY, Act, ActKind
 
 UNWANTED = r"^[0-9]+: (Received (PUB|PING|DISC|AUTH)|Sending |No will |Will message )"  # as grep -E reads it
 NAMESAKES = 5  # so often may a client take its own session over: it may have lost its connection

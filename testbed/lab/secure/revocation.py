@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from testbed.errors import UserError
-from testbed.whole_files import write_whole
+from testbed.host.whole_files import write_whole
 
 LOG = "issued.jsonl"
 _SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a list of the future lets nobody in

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from testbed.bus.quotas import mosquitto_quotas
 from testbed.lab.services.keys import Keys, mosquitto_hash
+from testbed.measure.grafana import dashboards
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG
-from testbed.study.report.grafana import dashboards
 
 NAMES = ("broker", "influxdb", "grafana")
 IMAGES = {

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from testbed.errors import UserError
-from testbed.whole_files import write_whole
+from testbed.host.whole_files import write_whole
 
 _ITERATIONS = 10_000
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import RunError, UserError
+from testbed.host.whole_files import draft_of
 from testbed.scheduling.campaign.model import Campaign, FigureSpec
 from testbed.scheduling.campaign.results import Row
 from testbed.scheduling.campaign.summary import chosen_rows, label_rows, spread_of
-from testbed.whole_files import draft_of
 
 _AXES = {
     "load": "offered load",

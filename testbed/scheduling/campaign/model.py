@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from testbed.bus.limits import MOST_NODES, MOST_TRACE_S
 from testbed.errors import UserError, nearest
-from testbed.limits import MOST_NODES, MOST_TRACE_S
-from testbed.measure.bound import Kind
+from testbed.scheduling.bound.max_stretch import Kind
 from testbed.scheduling.campaign.conditions import Condition
 from testbed.scheduling.campaign.ranges import Numbers, numbers_of
 from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S, catalogue

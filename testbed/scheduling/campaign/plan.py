@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.errors import UserError
-from testbed.measure.bound import Kind
+from testbed.scheduling.bound.max_stretch import Kind
 from testbed.scheduling.campaign.digests import digest, overheads_digest
 from testbed.scheduling.campaign.instances import Instance, Recipe, TraceSets
 from testbed.scheduling.simulation.named import named

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from testbed.measure.metrics import Spread, spread
 from testbed.scheduling.campaign.model import RankingSpec
 from testbed.scheduling.campaign.plan import Setting
 from testbed.scheduling.campaign.results import Row
 from testbed.scheduling.campaign.summary import chosen_rows, label_rows
+from testbed.scheduling.metrics import Spread, spread
 from testbed.scheduling.simulation.named import named
 from testbed.scheduling.simulation.overheads import Overheads
 

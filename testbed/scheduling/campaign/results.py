@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
+from testbed.host.whole_files import draft_of
 from testbed.scheduling.campaign.model import MEASURES, Campaign
 from testbed.scheduling.campaign.plan import Asked, Plan, Simulation
 from testbed.scheduling.campaign.sweep import Results
 from testbed.scheduling.workload.files import write_text
-from testbed.whole_files import draft_of
 
 Value = str | int | float | None
 Row = dict[str, Value]

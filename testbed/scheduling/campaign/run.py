@@ -47,8 +47,8 @@ def run_units(units: Iterable[Unit], code: str, sweep: Sweep, place: Place, list
 
 def must_compile(plan: Plan) -> bool:
     """Whether kernels that the campaign needs are not in the user's cache of machine code yet."""
-    from testbed.measure.bound import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
-    from testbed.measure.bound import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.scheduling.bound.max_stretch import will_compile as bound_will_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
 
@@ -59,7 +59,7 @@ def must_compile(plan: Plan) -> bool:
 
 def compile_kernels(plan: Plan) -> None:
     """Run every loop once on a small trace, so that processes that come find machine code in the cache."""
-    from testbed.measure.bound import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
+    from testbed.scheduling.bound.max_stretch import COMPILED_FROM_JOBS, bound  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.scheduling.simulation.named import named  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.scheduling.simulation.simulate import must_compile as loop_must_compile  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without
     from testbed.scheduling.workload.synthetic import synthetic_trace  # noqa: PLC0415  # numpy and kernels: a listing or a redrawing does without

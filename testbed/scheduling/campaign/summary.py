@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testbed.measure.metrics import Spread, spread
 from testbed.scheduling.campaign.model import Campaign, FigureSpec, RankingSpec, TableSpec
 from testbed.scheduling.campaign.results import Row, Value
+from testbed.scheduling.metrics import Spread, spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import IO, Self, TypeVar
 import msgspec
 
 from testbed.errors import RunError, UserError
-from testbed.locks import try_lock
+from testbed.host.locks import try_lock
 from testbed.scheduling.campaign.work import Fault, UnitResult
 from testbed.scheduling.workload.files import write_text
 

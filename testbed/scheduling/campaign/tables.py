@@ -6,9 +6,9 @@ import csv
 import io
 from pathlib import Path
 
-from testbed.measure.metrics import Spread
 from testbed.scheduling.campaign.model import TableSpec
 from testbed.scheduling.campaign.summary import Summary
+from testbed.scheduling.metrics import Spread
 from testbed.scheduling.workload.files import write_text
 
 _HEADS = {"mean-std-max": ("avg.", "std.", "max"), "mean-max": ("avg. (max)",), "mean": ("avg.",)}

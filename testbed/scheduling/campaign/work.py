@@ -55,7 +55,7 @@ def do_unit(unit: Unit, code: str) -> UnitResult:
         except (TestbedError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             faults.append(Fault(simulation.key, simulation.setting.policy, _text(error)))
     for key, kind in unit.bounds:
-        from testbed.measure.bound import bound  # noqa: PLC0415  # what a worker does not use it does not load
+        from testbed.scheduling.bound.max_stretch import bound  # noqa: PLC0415  # what a worker does not use it does not load
 
         try:
             bounds[key] = float(bound(jobs, unit.recipe.nodes, unit.tau_s, kind))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from testbed.places import match_nodes
+from testbed.scheduling.places import match_nodes
 from testbed.scheduling.policies.view import NOT_PLACED, Ints
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError
-from testbed.limits import MOST_EVENTS
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.kernel_policy import has_kernels
 from testbed.scheduling.policies.state import Cluster

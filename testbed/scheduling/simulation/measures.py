@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from testbed.measure.metrics import (
+from testbed.scheduling.metrics import (
     TAU_S,
     capped_demand_cpu_s,
     degradation_from_bound,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-from testbed.places import match_nodes
 from testbed.scheduling.compiler import lean_kernel
+from testbed.scheduling.places import match_nodes
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
-from testbed.scheduling.simulation.overheads import Beyond, OverheadTable, overhead_s, progress_rate
+from testbed.scheduling.simulation.overheads import ExtraOverheads, OverheadTable, overhead_s, progress_rate
 from testbed.scheduling.simulation.run import MIGRATION, PREEMPTION, RESUME, START
 from testbed.scheduling.simulation.world import PendingMoves, World
 
@@ -122,7 +122,7 @@ def costs(change: int, starts: bool) -> bool:
 
 
 @lean_kernel
-def note_speeds(active: Ints, beyond: Beyond, jobs: Jobs, cluster: Cluster, speed_of: Floats) -> None:
+def note_speeds(active: Ints, beyond: ExtraOverheads, jobs: Jobs, cluster: Cluster, speed_of: Floats) -> None:
     """Write how fast active jobs progress at the yields of a decision into `speed_of` (J,)."""
     for row in active:
         share = cluster.yield_frac[row]

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from testbed.bus.limits import MOST_TRACE_S
 from testbed.errors import UserError, nearest
-from testbed.limits import MOST_TRACE_S
 from testbed.scheduling.compiler import lean_kernel
 from testbed.scheduling.policies.view import Floats
 from testbed.scheduling.simulation.progress import Progress, rate_at, segment_of, weight_of
@@ -47,7 +47,7 @@ class PenaltyTable(NamedTuple):
     node_memory_gb: float  # turns memory requirements, fractions of a node, into GB
 
 
-class Beyond(NamedTuple):
+class ExtraOverheads(NamedTuple):
     """What a model has beyond penalties, and whether it has it; Y yields of `Progress`."""
 
     any: bool  # one of these
@@ -66,7 +66,7 @@ class OverheadTable(NamedTuple):
     """A model as the loops see it."""
 
     penalties: PenaltyTable
-    beyond: Beyond
+    beyond: ExtraOverheads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +146,7 @@ class Overheads:
         starts, saves = bool(np.any(start_s > 0.0)), bool(np.any(save_s > 0.0))
         yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
         has_any = starts or saves or self.per_node or bent is not None
-        beyond = Beyond(
+        beyond = ExtraOverheads(
             has_any, starts, saves, self.per_node, bent is not None, start_s, save_s, yields, serial, parallel
         )
         return OverheadTable(penalties, beyond)
@@ -267,7 +267,7 @@ def overhead_s(table: PenaltyTable, seconds: Floats, concurrent_tasks: float, me
 
 
 @lean_kernel
-def progress_rate(table: Beyond, tasks: int, yield_frac: float) -> float:
+def progress_rate(table: ExtraOverheads, tasks: int, yield_frac: float) -> float:
     """Return the progress of a job of `tasks` tasks, seconds of virtual time a second, at a yield above 0."""
     if tasks == 1:
         return rate_at(table.yields, table.serial_rates, yield_frac)

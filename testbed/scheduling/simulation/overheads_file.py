@@ -31,8 +31,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError, nearest
-from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.scheduling.simulation.overheads import Overheads
 from testbed.scheduling.simulation.progress import Progress
 from testbed.toml_files import first_mistake, read_toml

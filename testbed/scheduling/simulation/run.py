@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.measure.metrics import TAU_S, bounded_stretch
+from testbed.scheduling.metrics import TAU_S, bounded_stretch
 from testbed.scheduling.policies.view import Floats, Ints
 from testbed.scheduling.workload.jobs import Job
 

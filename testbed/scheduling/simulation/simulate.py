@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from testbed.bus.limits import MOST_EVENTS, MOST_NODES
 from testbed.errors import UserError
-from testbed.limits import MOST_EVENTS, MOST_NODES
 from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.kernel_policy import has_kernels

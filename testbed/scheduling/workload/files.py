@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from testbed.errors import InputError, UserError, nearest
-from testbed.whole_files import write_whole
+from testbed.host.whole_files import write_whole
 
 
 def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict") -> str:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed.bus.limits import MOST_TRACE_S
 from testbed.errors import InputError, nearest
-from testbed.limits import MOST_TRACE_S
 from testbed.scheduling.workload.files import read_text, write_text
 from testbed.scheduling.workload.jobs import Job
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed.bus.limits import MOST_TRACE_S
 from testbed.errors import InputError, UserError
-from testbed.limits import MOST_TRACE_S
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.readings import READINGS, find_reading
 from testbed.scheduling.workload.swf import read_records, read_swf, write_swf

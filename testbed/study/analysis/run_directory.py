@@ -23,7 +23,7 @@ from testbed.study.report.page.tables import (
     penalties_table,
 )
 from testbed.study.report.run.facts import RunFacts, verdict
-from testbed.study.report.run.material import Material, Record, material_of, read_record
+from testbed.study.report.run.run_data import Record, RunData, read_record, run_data_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -246,8 +246,8 @@ class Run:
         return self._record.facts
 
     @cached_property
-    def _material(self) -> Material:
-        return material_of(self._record)
+    def _material(self) -> RunData:
+        return run_data_of(self._record)
 
     @cached_property
     def _page(self) -> Page:

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from testbed.bus.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
 from testbed.errors import UserError
-from testbed.limits import LEAST_PERIOD_S, MOST_NODES, MOST_TRACE_S
-from testbed.measure.bound import bound as lower_bound
-from testbed.measure.metrics import TAU_S
 from testbed.measure.rundir import JOB_COLUMNS
+from testbed.scheduling.bound.max_stretch import bound as lower_bound
+from testbed.scheduling.metrics import TAU_S
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.policies.view import Policy

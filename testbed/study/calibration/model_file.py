@@ -13,8 +13,8 @@ from typing import Any
 import tomli_w
 
 from testbed.errors import RunError
+from testbed.host.whole_files import write_whole
 from testbed.study.calibration.model import VERSION, Calibration, OverheadGrids, Quantity
-from testbed.whole_files import write_whole
 
 _DIGITS = 9  # more than any clock here can tell
 _NUMBERS = re.compile(r"\[\n(?:\s+[-+.\w]+,\n)+\s*\]")

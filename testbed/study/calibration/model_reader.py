@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.errors import InputError, UserError
-from testbed.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
 from testbed.study.calibration.model import (
     VERSION,
     About,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import testbed.study.checks.suite
 from testbed.errors import RunError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 _OK, _FAILED, _INTERRUPTED, _USAGE, _NOTHING = 0, 1, 2, 4, 5  # exit codes of pytest
 _CONFIG = "pytest.ini"

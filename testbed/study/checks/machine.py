@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import testbed
+from testbed.bus.drivers import traits_in
 from testbed.bus.messages import NodeFacts
-from testbed.drivers import traits_in
 
 _KEY_VERSIONS = ("libvirt", "qemu", "xen", "python")
 

@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from testbed.errors import UserError
-from testbed.locks import lock
+from testbed.host.locks import lock
 from testbed.scheduling.workload.files import write_text
 from testbed.study.checks.judge import Better, Reference
 from testbed.toml_files import first_mistake, read_toml

@@ -8,8 +8,16 @@ from dataclasses import astuple, replace
 
 from testbed.study.compare.accounting import PARTS
 from testbed.study.compare.figures import bands, dumbbells, scatter, sources
+from testbed.study.compare.sentences import (
+    decisions,
+    judgement,
+    largest_source,
+    order_words,
+    repeats,
+    sentence,
+    verdict,
+)
 from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
-from testbed.study.compare.words import decisions, judgement, largest_source, order_words, repeats, sentence, verdict
 from testbed.study.report.page.document import Page, Section
 from testbed.study.report.page.style import Absent, Chart, Headline
 from testbed.study.report.page.tables import Table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.measure.metrics import bounded_stretch
+from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.simulation.overheads import Overheads
 from testbed.study.compare.accounting import Ended, Parts, account
 from testbed.study.compare.alignment import Alignment, align

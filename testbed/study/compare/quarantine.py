@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.drivers import recorded_traits
+from testbed.bus.drivers import recorded_traits
 from testbed.measure.frames import load_points
 from testbed.run import events
 from testbed.study.compare.decisions import PERIODIC, SUBMISSION

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from testbed.study.compare.accounting import PARTS, Parts, mean_absolute
+from testbed.study.compare.sentences import decisions, judgement, largest_source, order_words, percent, repeats, verdict
 from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
-from testbed.study.compare.words import decisions, judgement, largest_source, order_words, percent, repeats, verdict
 
 _STYLES = {INSIDE: "bold green", NO_BAND: "bold yellow"}
 _BAD = "bold red"

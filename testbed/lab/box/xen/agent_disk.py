@@ -19,7 +19,7 @@ from node_agent.guests.image import GuestImage, current
 from node_agent.guests.uncompressed import uncompressed
 from node_agent.guests.unpack import unpacked
 from testbed.errors import RunError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.lab.box.commands import run
 from testbed.lab.box.spec import BoxSpec, store_dir
 from testbed.lab.box.xen.dom0 import AGENT_FILES

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import RunError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.lab.box.commands import CommandError, program, run
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.xen.image import XenImage

@@ -17,9 +17,9 @@ from pathlib import Path
 from node_agent.guests.recipe_debian import Package
 from node_agent.guests.recipe_tools import sha256
 from testbed.errors import UserError
+from testbed.host.locks import locked
 from testbed.lab.box.xen import recipe
 from testbed.lab.box.xen.packages import gather
-from testbed.locks import locked
 
 CACHE = Path("/var/cache/dfrs-testbed/xen-node")
 _KEPT = frozenset({"downloads", "lock", "current"})

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import RunError
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
+from testbed.host.locks import locked
 from testbed.lab.box.network import BRIDGE, hardware_address, is_port
 from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
 from testbed.lab.box.services import free_port
@@ -20,7 +21,6 @@ from testbed.lab.box.xen.hardware import Accelerator, Files, Shape, command_line
 from testbed.lab.box.xen.image import XenImage, current
 from testbed.lab.box.xen.monitor import Monitor
 from testbed.lab.box.xen.saved import SavedState, accelerators, note_no_kvm
-from testbed.locks import locked
 
 RUN_FOLDERS = ("xen",)
 STORE_FOLDERS = ("log",)

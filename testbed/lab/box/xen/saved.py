@@ -6,9 +6,9 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.host.process_identity import boot_id
 from testbed.lab.box.xen.hardware import Accelerator, Shape
 from testbed.lab.box.xen.image import XenImage
-from testbed.process_identity import boot_id
 
 _KVM = Path("/dev/kvm")
 _NO_KVM = "no-kvm"  # of the image: the boot of the machine on which it did not boot under KVM

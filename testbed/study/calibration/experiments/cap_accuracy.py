@@ -17,7 +17,7 @@ from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.experiments.felt import first_progress_s
 from testbed.study.calibration.model import Assumption, Quantity, condition_words
 from testbed.study.calibration.quantities import Column, Quantities, by_condition, number
-from testbed.study.calibration.room import guest_mib, room_cores, vcpu_counts, why_no_caps
+from testbed.study.calibration.sizes import guest_mib, usable_cores, vcpu_counts, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
 from testbed.study.calibration.watched import window_use
@@ -71,7 +71,7 @@ class CapAccuracy(Experiment):
         `longest_window_s` says which windows a trial has: all of `WINDOWS_S` up to that one.
         """
         one, several = (_QUICK, _QUICK_SEVERAL) if quick else (_FULL, _FULL_SEVERAL)
-        room = room_cores(lab) + 1e-9
+        room = usable_cores(lab) + 1e-9
         found: list[Observation] = [
             {"cap_frac": cap_frac, "vcpus": vcpus, "longest_window_s": longest_s}
             for vcpus in vcpu_counts(lab)
@@ -93,7 +93,7 @@ class CapAccuracy(Experiment):
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus, longest_s = int(condition["vcpus"]), float(condition["longest_window_s"])
         requested_cores = float(condition["cap_frac"]) * vcpus
-        cpu_cores = min(float(vcpus), room_cores(facts))
+        cpu_cores = min(float(vcpus), usable_cores(facts))
         async with lab.job(
             memory_mib=guest_mib(facts), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:

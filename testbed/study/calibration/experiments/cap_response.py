@@ -11,7 +11,7 @@ from testbed.errors import RunError
 from testbed.lab.lab import Lab
 from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.quantities import Quantities, by_condition, column
-from testbed.study.calibration.room import down, guest_mib, room_cores, vcpu_counts, why_no_caps
+from testbed.study.calibration.sizes import down, guest_mib, usable_cores, vcpu_counts, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
 from testbed.study.calibration.watched import response_s
@@ -52,7 +52,7 @@ class CapResponse(Experiment):
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
         """Up and down, in parts of the guest's virtual CPUs; a node with fewer cores goes up to what it has."""
-        room = room_cores(lab)
+        room = usable_cores(lab)
         found: list[Observation] = []
         for vcpus in vcpu_counts(lab)[: 1 if quick else None]:
             most = down(room / vcpus)
@@ -77,7 +77,7 @@ class CapResponse(Experiment):
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus = int(condition["vcpus"])
         from_cores, to_cores = (float(condition[key]) * vcpus for key in ("from_frac", "to_frac"))
-        cpu_cores = min(float(vcpus), room_cores(facts))
+        cpu_cores = min(float(vcpus), usable_cores(facts))
         async with lab.job(
             memory_mib=guest_mib(facts), cpu_cores=cpu_cores, program="eatcpu", iteration_s=_ITERATION_S
         ) as job:

@@ -14,7 +14,7 @@ from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.experiments.felt import first_progress_s
 from testbed.study.calibration.model import Assumption, condition_words
 from testbed.study.calibration.quantities import Quantities, by_condition, column
-from testbed.study.calibration.room import down, guest_mib, most_guests, room_cores, why_no_caps
+from testbed.study.calibration.sizes import down, guest_mib, most_guests, usable_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
 from testbed.study.report.calibration.data import Measured, Series, count_words, groups, listed, percent
@@ -136,4 +136,4 @@ class Isolation(Experiment):
 
 def _cap(lab: LabFacts, guests: int) -> float:
     """Return the part of one virtual CPU that each of so many guests gets."""
-    return min(1.0, down(room_cores(lab) / guests))
+    return min(1.0, down(usable_cores(lab) / guests))

@@ -17,7 +17,7 @@ from testbed.study.calibration.experiments.felt import first_progress_s
 from testbed.study.calibration.fits import slope_interval
 from testbed.study.calibration.model import Assumption, Quantity, condition_words
 from testbed.study.calibration.quantities import Column, Quantities, by_condition, number
-from testbed.study.calibration.room import guest_mib, need_cores, why_no_caps
+from testbed.study.calibration.sizes import guest_mib, need_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
 from testbed.study.report.calibration.data import (

@@ -11,7 +11,7 @@ from testbed.lab.rates import WINDOW_S
 from testbed.study.calibration.experiment import Experiment, LabFacts
 from testbed.study.calibration.fits import Floats
 from testbed.study.calibration.quantities import Column, Quantities, by_condition, column, number
-from testbed.study.calibration.room import guest_mib, most_guests, need_cores, why_no_caps
+from testbed.study.calibration.sizes import guest_mib, most_guests, need_cores, why_no_caps
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation, Value
 from testbed.study.report.calibration.data import Measured, Row, Series, count_words, groups, listed, percent, values_of

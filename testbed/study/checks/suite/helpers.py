@@ -10,7 +10,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from testbed.drivers import traits_in
+from testbed.bus.drivers import traits_in
 from testbed.lab.outcomes import Watched
 from testbed.study.checks.lab import LabUnderTest, NodeUnderTest
 

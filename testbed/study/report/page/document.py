@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from testbed import __version__
 from testbed.errors import UserError
+from testbed.host.whole_files import write_whole
 from testbed.run import events
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.study.report.page.tables import (
@@ -36,12 +37,11 @@ from testbed.study.report.run.figures_schedule import figures_schedule, figures_
 from testbed.study.report.run.figures_stretch import figure_stretch, run_labels
 from testbed.study.report.run.figures_traffic import figure_traffic
 from testbed.study.report.run.figures_utilisation import figure_utilisation
-from testbed.study.report.run.material import Material
 from testbed.study.report.run.quantiles import latencies
+from testbed.study.report.run.run_data import RunData
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.terminal.order_words import text_of_order
 from testbed.study.report.terminal.text import METRICS
-from testbed.whole_files import write_whole
 
 _MOST_REMARKS = 20
 _NOT_COMPARED = ("bound", "cap_windows")  # of the workload, or of how long it was measured
@@ -103,7 +103,7 @@ def _remark(remark: Remark) -> Iterator[str]:
             yield f"At {at} node {remark.node} went offline: {remark.reason}"
 
 
-def _remarks(material: Material) -> tuple[str, ...]:
+def _remarks(material: RunData) -> tuple[str, ...]:
     """Return what a reader should know before the numbers: failures, nodes lost, retries."""
     run = material.facts
     found = [f"Job {job} failed ({reason.code}): {reason.text}" for job, reason in run.failed.items()]
@@ -115,7 +115,7 @@ def _remarks(material: Material) -> tuple[str, ...]:
     return tuple(found if hidden <= 0 else [*found[:_MOST_REMARKS], f"… and {hidden} more in events.jsonl"])
 
 
-def run_page(material: Material, others: Sequence[Schedule] = ()) -> Page:
+def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
     """Return the page of one run; `others` are schedules of the same jobs that it is held against."""
     run, points = material.facts, material.points
     words, well = verdict(run)
@@ -157,7 +157,7 @@ def run_page(material: Material, others: Sequence[Schedule] = ()) -> Page:
     )  # fmt: skip
 
 
-def comparison_page(materials: Sequence[Material]) -> Page:
+def comparison_page(materials: Sequence[RunData]) -> Page:
     """Return the page of several runs: side by side, and against the noise band where runs were repeated."""
     runs = [material.facts for material in materials]
     labels = run_labels(runs)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from testbed.measure.metrics import (
+from testbed.scheduling.metrics import (
     capped_demand_cpu_s,
     normalised_underutilisation,
     underutilisation_of_integrals,

@@ -61,7 +61,7 @@ class Story:
 
     `state` is the last state that the journal has: coming, submitted, running, paused, resumed, moving, done or failed.
     `waits` lasts to the journal's end if `waits_for` is not None. `work_s` is what it had done, in dedicated trace
-    seconds, as last told to the policy or written to jobs.csv.
+    seconds, as last reported to the policy or written to jobs.csv.
     """
 
     job: int

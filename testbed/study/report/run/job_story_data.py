@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from testbed.study.report.run.job_told import Told
+from testbed.study.report.run.job_story_reader import JobReport
 from testbed.study.report.run.job_waits import Wait
 
 
-def as_data(told: Told) -> dict[str, object]:
+def as_data(report: JobReport) -> dict[str, object]:
     """Return the facts of a story; times are wall seconds since the run began unless a name says trace.
 
     `reason` is null unless the job failed. `waits_for` is what it waits for at the journal's end, else null.
     """
-    story, row, run = told.story, told.row, told.run
+    story, row, run = report.story, report.row, report.run
     return {
         "run": str(run.path),
         "job": story.job,
@@ -30,7 +30,7 @@ def as_data(told: Told) -> dict[str, object]:
         "mem_req_frac": row.mem_req_frac,
         "submit_trace_s": row.submit_time_s,
         "start_trace_s": row.start_time_s,
-        "work_trace_s": told.work_s,
+        "work_trace_s": report.work_s,
         "run_time_trace_s": row.run_time_s,
         "stretch": row.stretch,
         "preemptions": row.preemptions,
@@ -42,18 +42,18 @@ def as_data(told: Told) -> dict[str, object]:
         "ran": [asdict(span) for span in story.spans],
         "waited_s": {kind: round(waited_s, 6) for kind, waited_s in story.waited_s().items()},
         "waits": [
-            {"begin_s": span.begin_s, "end_s": span.end_s, "idle": span.idle, **_wait(told, span.wait)}
+            {"begin_s": span.begin_s, "end_s": span.end_s, "idle": span.idle, **_wait(report, span.wait)}
             for span in story.waits
         ],
-        "waits_for": None if story.waits_for is None else _wait(told, story.waits_for),
+        "waits_for": None if story.waits_for is None else _wait(report, story.waits_for),
         "events": [
             {"t_s": event.t_s, "trace_s": event.trace_s, "kind": event.kind, **event.facts} for event in story.events
         ],
     }
 
 
-def _wait(told: Told, wait: Wait) -> dict[str, object]:
-    names = told.run.node_names
+def _wait(report: JobReport, wait: Wait) -> dict[str, object]:
+    names = report.run.node_names
     return {
         "kind": wait.kind,
         "verb": wait.verb,

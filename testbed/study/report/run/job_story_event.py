@@ -103,11 +103,11 @@ def _operation(facts: Mapping[str, Any]) -> str:
     if "elapsed_s" not in facts:
         return f"{what}: under way for {seconds(facts['under_way_s'])} at the end{_waited(facts['waits'])}"
     phases = [f"{name.removesuffix('_s')} {seconds(value)}" for name, value in _shown(facts["phases"])]
-    told = f" ({', '.join(phases)})" if phases else ""
+    report = f" ({', '.join(phases)})" if phases else ""
     if not facts["ok"]:
         return f"{what}: failed after {seconds(facts['elapsed_s'])}: {facts['error']}{_waited(facts['waits'])}"
     moved = f", {megabytes(facts['bytes'])} {_DONE_WITH.get(verb, 'moved')}" if facts["bytes"] else ""
-    return f"{what}: took {seconds(facts['elapsed_s'])}{told}{moved}{_waited(facts['waits'])}"
+    return f"{what}: took {seconds(facts['elapsed_s'])}{report}{moved}{_waited(facts['waits'])}"
 
 
 def _shown(phases: Mapping[str, Any]) -> Iterable[tuple[str, float]]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from testbed.measure.reasons import REASONS
 from testbed.study.report.run.job_story import GUEST, Event
 from testbed.study.report.run.job_story_event import SHORTEST_WAIT_S, megabytes, places, seconds, text_of, wait_text
-from testbed.study.report.run.job_told import Told
+from testbed.study.report.run.job_story_reader import JobReport
 from testbed.study.report.run.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, OPERATOR, POLICY
 
 _MERGED = frozenset({"progress", "ended", "done"})  # tasks tell these side by side
@@ -32,16 +32,16 @@ _WAITED = {
 }
 
 
-def lines(told: Told) -> Iterator[str]:
+def lines(report: JobReport) -> Iterator[str]:
     """Return the story line by line."""
-    yield _headline(told)
-    yield from (f"  {line}" for line in _summary(told))
+    yield _headline(report)
+    yield from (f"  {line}" for line in _summary(report))
     yield ""
-    yield f"  {'trace':>9}  {'wall (UTC)' if told.run.anchor_ns is not None else 'wall':<10}  event"
-    for event in merged(told.story.events):
-        yield f"  {clock(event.trace_s):>9}  {_wall(told, event.t_s):<10}  {text_of(event)}"
-    if not told.story.ended:
-        yield f"  {clock(told.story.trace_s):>9}  {_wall(told, told.story.t_s):<10}  {_open_end(told)}"
+    yield f"  {'trace':>9}  {'wall (UTC)' if report.run.anchor_ns is not None else 'wall':<10}  event"
+    for event in merged(report.story.events):
+        yield f"  {clock(event.trace_s):>9}  {_wall(report, event.t_s):<10}  {text_of(event)}"
+    if not report.story.ended:
+        yield f"  {clock(report.story.trace_s):>9}  {_wall(report, report.story.t_s):<10}  {_open_end(report)}"
 
 
 def clock(trace_s: float) -> str:
@@ -81,56 +81,56 @@ def _alike(one: Event, other: Event) -> bool:
     return one.facts["event"] == other.facts["event"] and verified(one) == verified(other)
 
 
-def _wall(told: Told, t_s: float) -> str:
+def _wall(report: JobReport, t_s: float) -> str:
     """Return the time of day in UTC, or seconds since the run began where the run has no manifest."""
-    if told.run.anchor_ns is None:
+    if report.run.anchor_ns is None:
         return f"+{t_s:.1f} s"
-    return datetime.fromtimestamp(told.run.anchor_ns / 1e9 + t_s, UTC).strftime("%H:%M:%S.%f")[:-5]
+    return datetime.fromtimestamp(report.run.anchor_ns / 1e9 + t_s, UTC).strftime("%H:%M:%S.%f")[:-5]
 
 
-def _date(told: Told, t_s: float) -> str:
+def _date(report: JobReport, t_s: float) -> str:
     """Return date and time in UTC, or seconds since the run began where the run has no manifest."""
-    if told.run.anchor_ns is None:
-        return _wall(told, t_s)
-    return datetime.fromtimestamp(told.run.anchor_ns / 1e9 + t_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if report.run.anchor_ns is None:
+        return _wall(report, t_s)
+    return datetime.fromtimestamp(report.run.anchor_ns / 1e9 + t_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _headline(told: Told) -> str:
-    story, row = told.story, told.row
-    at = f"at {clock(story.trace_s)} ({_date(told, story.t_s)})"
+def _headline(report: JobReport) -> str:
+    story, row = report.story, report.row
+    at = f"at {clock(story.trace_s)} ({_date(report, story.t_s)})"
     if story.state == "failed":
         reason = story.reason.text if story.reason is not None and story.reason.text else "the journal gives no reason"
-        return f"job {story.job} failed {at}: {reason}; {_ran(told)}"
+        return f"job {story.job} failed {at}: {reason}; {_ran(report)}"
     if story.state == "done":
         stretch = "" if row.stretch is None else f": bounded stretch {row.stretch:.2f}"
-        return f"job {story.job} is done {at}{stretch}; {_ran(told)}"
-    return f"job {story.job} {_now(told)} when the journal ends {at}; {_ran(told)}"
+        return f"job {story.job} is done {at}{stretch}; {_ran(report)}"
+    return f"job {story.job} {_now(report)} when the journal ends {at}; {_ran(report)}"
 
 
-def _now(told: Told) -> str:
-    story = told.story
+def _now(report: JobReport) -> str:
+    story = report.story
     if story.state == "coming":
         return "was not submitted yet"
     if story.operation is not None:
         return _UNDER_WAY.get(story.operation.facts["verb"], "is changed")
     if story.waits_for is not None and not (story.spans and story.spans[-1].end_s >= story.t_s):
-        return f"waits for {wait_text(story.waits_for, told.run.node_names)}"
+        return f"waits for {wait_text(story.waits_for, report.run.node_names)}"
     if story.spans:
         span = story.spans[-1]
         return f"runs on {places(span.nodes)} at yield {span.yield_frac:.2f}"
     return "waits"
 
 
-def _ran(told: Told) -> str:
-    story, row = told.story, told.row
+def _ran(report: JobReport) -> str:
+    story, row = report.story, report.row
     if not story.spans:
         return "it never ran" if story.ended else "it has not run yet"
-    work = "" if row.run_time_s is None else f", {told.work_s:.0f} of {row.run_time_s:.0f} trace s of its work done"
+    work = "" if row.run_time_s is None else f", {report.work_s:.0f} of {row.run_time_s:.0f} trace s of its work done"
     return f"it {'had' if story.ended else 'has'} run for {seconds(story.ran_s)}{work}"
 
 
-def _summary(told: Told) -> Iterator[str]:
-    story, row, run = told.story, told.row, told.run
+def _summary(report: JobReport) -> Iterator[str]:
+    story, row, run = report.story, report.row, report.run
     if story.reason is not None:
         meaning = REASONS.get(story.reason.code)
         yield f"reason: {story.reason.code}" + (f" ({meaning})" if meaning else "")
@@ -140,7 +140,7 @@ def _summary(told: Told) -> Iterator[str]:
     )
     if story.spans:
         nodes = sorted({node for span in story.spans for node in span.nodes})
-        yield f"ran at {_yields(told)} on {', '.join(nodes)}"
+        yield f"ran at {_yields(report)} on {', '.join(nodes)}"
     if row.preemptions or row.migrations:
         live = f" ({row.live_migrations} live)" if row.live_migrations else ""
         moves = f"{_count(row.preemptions, 'preemption')} and {_count(row.migrations, 'migration')}{live}"
@@ -151,8 +151,8 @@ def _summary(told: Told) -> Iterator[str]:
         yield f"waited {', '.join(parts)}, while nothing of it ran"
 
 
-def _yields(told: Told) -> str:
-    spans, ran_s = told.story.spans, told.story.ran_s
+def _yields(report: JobReport) -> str:
+    spans, ran_s = report.story.spans, report.story.ran_s
     least, most = (end(span.yield_frac for span in spans) for end in (min, max))
     if least == most:
         return f"yield {least:.2f}"
@@ -164,9 +164,9 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _open_end(told: Told) -> str:
-    if told.story.aborted is not None:
-        return f"the run was aborted: {told.story.aborted}"
-    if told.run.summary is not None:
+def _open_end(report: JobReport) -> str:
+    if report.story.aborted is not None:
+        return f"the run was aborted: {report.story.aborted}"
+    if report.run.summary is not None:
         return "the run ended"
     return "the journal ends here: the run is going on, or its controller was killed"

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.errors import UserError
+from testbed.host.whole_files import draft_of, write_whole
 from testbed.study.report.terminal.text import wide_console
-from testbed.whole_files import draft_of, write_whole
 
 _SHOWN_ROWS = 100
 _WIDEST = 4000  # characters of a table that is not shown on a terminal

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.verifier import Answer, Verifier, compare
 
 
 async def tell(
-    happenings: asyncio.Queue[Happening],
+    driver_events: asyncio.Queue[DriverEvent],
     verifier: Verifier,
-    publish: Callable[[Happening], Awaitable[None]],
+    publish: Callable[[DriverEvent], Awaitable[None]],
     gone: Callable[[str], None],
 ) -> None:
     """Publish what happens until cancelled; `gone(guest)` is called first for a guest that has ended.
@@ -22,22 +22,22 @@ async def tell(
     """
     checks: set[asyncio.Task[None]] = set()
 
-    async def publish_checked(happening: Happening, answer: asyncio.Task[Answer]) -> None:
-        await publish(compare(happening, await answer))
+    async def publish_checked(driver_event: DriverEvent, answer: asyncio.Task[Answer]) -> None:
+        await publish(compare(driver_event, await answer))
 
     try:
         while True:
-            happening = await happenings.get()
-            answer = verifier.take(happening)
-            if happening.event in ("done", "failed"):
-                gone(happening.guest)
+            driver_event = await driver_events.get()
+            answer = verifier.take(driver_event)
+            if driver_event.event in ("done", "failed"):
+                gone(driver_event.guest)
             if answer is None:
-                await publish(happening)
+                await publish(driver_event)
             elif answer.done():
-                await publish(compare(happening, answer.result()))
+                await publish(compare(driver_event, answer.result()))
             else:
-                await publish(replace(happening, event="ended"))
-                check = asyncio.create_task(publish_checked(happening, answer), name=f"check {happening.guest}")
+                await publish(replace(driver_event, event="ended"))
+                check = asyncio.create_task(publish_checked(driver_event, answer), name=f"check {driver_event.guest}")
                 checks.add(check)
                 check.add_done_callback(checks.discard)
     finally:

@@ -30,7 +30,7 @@ def bounded_stretch(turnaround_s: ArrayLike, run_time_s: ArrayLike, tau_s: float
 def degradation_from_bound(stretches: ArrayLike, bound: float) -> float:
     """Return max stretch / lower bound, no unit [RR 6.1]; 1 is the best that there can be.
 
-    `bound` is `testbed.measure.bound.bound` of the same jobs, nodes and tau.
+    `bound` is `testbed.scheduling.bound.max_stretch.bound` of the same jobs, nodes and tau.
     """
     return float(np.max(stretches)) / bound
 

@@ -17,8 +17,8 @@ def why_no_caps(lab: LabFacts) -> str:
     """Return why this lab cannot show what a CPU cap does, or an empty text."""
     if not lab.able("cap"):
         return "a node cannot cap CPU time"
-    if room_cores(lab) < LEAST_CORES:
-        return f"a node has {room_cores(lab):g} cores for guests: expected {LEAST_CORES:g} at least"
+    if usable_cores(lab) < LEAST_CORES:
+        return f"a node has {usable_cores(lab):g} cores for guests: expected {LEAST_CORES:g} at least"
     if most_guests(lab) < 1:
         return f"a node has {lab.memory_mib} MiB: expected room for a guest of {guest_mib(lab)} MiB"
     return ""
@@ -34,7 +34,7 @@ def most_guests(lab: LabFacts) -> int:
     return lab.memory_mib // guest_mib(lab)
 
 
-def room_cores(lab: LabFacts, nodes: int = 1) -> float:
+def usable_cores(lab: LabFacts, nodes: int = 1) -> float:
     """Return the cores that guests on each of `nodes` nodes can use at once.
 
     Those are all of a node's, but where the nodes are on one machine: there a tenth of it is left to the lab itself, so
@@ -48,12 +48,12 @@ def room_cores(lab: LabFacts, nodes: int = 1) -> float:
 
 def need_cores(lab: LabFacts, nodes: int = 1, tasks: int = 1) -> float:
     """Return the CPU need of each of `tasks` tasks a node, in cores: one core, or their part of the room."""
-    return min(1.0, down(room_cores(lab, nodes) / tasks))
+    return min(1.0, down(usable_cores(lab, nodes) / tasks))
 
 
 def vcpu_counts(lab: LabFacts) -> list[int]:
     """Return how many virtual CPUs a guest can have and keep busy: one, and where there are cores for it, several."""
-    return [1] if room_cores(lab) <= 1.0 else [1, min(4, whole_cores(room_cores(lab)))]
+    return [1] if usable_cores(lab) <= 1.0 else [1, min(4, whole_cores(usable_cores(lab)))]
 
 
 def down(cores: float) -> float:

@@ -4,7 +4,7 @@ For a maximum stretch S job j has the deadline d_j = r_j + S max(p_j, tau). With
 moves a schedule that meets all deadlines exists if and only if, between the sorted release dates and
 deadlines, the work p_j c_j |T_j| of every job can be divided over the intervals in [r_j, d_j) so that a job
 gets at most c_j |T_j| times the length of an interval (1d), and all jobs together |P| times it (1e): a
-transportation problem, solved as a maximum flow (`testbed.measure.transport`).
+transportation problem, solved as a maximum flow (`testbed.scheduling.bound.transport`).
 
 Where it has no solution, the minimum cut names jobs A whose work exceeds what they can get at all,
 
@@ -12,8 +12,8 @@ Where it has no solution, the minimum cut names jobs A whose work exceeds what t
 
 and the S at which capacity_A reaches their work bounds the optimum from below. So the search jumps from cut
 to cut, and ends when the flow at S (1 + accuracy) serves all jobs. It begins at the bound of one fluid
-machine, without (1d) (`testbed.measure.flow_fluid`). Every value on the way is a true lower bound; the last is within
-the relative accuracy of the optimum.
+machine, without (1d) (`testbed.scheduling.bound.flow_fluid`). Every value on the way is a true lower bound; the
+last is within the relative accuracy of the optimum.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Literal
 
 import numpy as np
 
-from testbed.measure.flow_cut import stretch_of_cut
-from testbed.measure.flow_fluid import fluid_stretch
-from testbed.measure.transport import unserved
+from testbed.scheduling.bound.flow_cut import stretch_of_cut
+from testbed.scheduling.bound.flow_fluid import fluid_stretch
+from testbed.scheduling.bound.transport import unserved
 from testbed.scheduling.compiler import can_compile, fastest, is_cached
 from testbed.scheduling.workload.jobs import Job
 

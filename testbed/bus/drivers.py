@@ -13,7 +13,7 @@ import msgspec
 from testbed.bus.messages import NodeFacts
 from testbed.bus.traits import DriverTraits
 
-GROUP = "testbed.drivers"
+GROUP = "testbed.bus.drivers"
 _UNKNOWN = DriverTraits()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.measure.flow_network import Ints, Network, spare
+from testbed.scheduling.bound.flow_network import Ints, Network, spare
 from testbed.scheduling.compiler import kernel
 
 

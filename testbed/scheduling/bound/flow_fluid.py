@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.measure.flow_network import Floats, Ints
+from testbed.scheduling.bound.flow_network import Floats, Ints
 from testbed.scheduling.compiler import kernel
 
 

@@ -1,8 +1,8 @@
 """Maximum flow from jobs through the intervals of their windows: a greedy schedule, then shortest augmenting paths.
 
 The schedule goes through time once: first what jobs cannot put off, then the earliest deadline. That serves nearly
-all work, so few augmenting paths are left to be found (Dinic's method, `testbed.measure.flow_paths`); they take
-intervals back from jobs that can be served at another time.
+all work, so few augmenting paths are left to be found (Dinic's method, `testbed.scheduling.bound.flow_paths`);
+they take intervals back from jobs that can be served at another time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.measure.flow_network import Floats, Ints, Network, make_network, spare
-from testbed.measure.flow_paths import find_levels, send_along_levels
+from testbed.scheduling.bound.flow_network import Floats, Ints, Network, make_network, spare
+from testbed.scheduling.bound.flow_paths import find_levels, send_along_levels
 from testbed.scheduling.compiler import kernel
 
 

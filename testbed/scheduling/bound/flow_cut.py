@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.measure.flow_network import Floats
+from testbed.scheduling.bound.flow_network import Floats
 from testbed.scheduling.compiler import kernel
 
 _PRECISION = 1e-9  # relative, of the stretch of a cut, which is rounded down

@@ -32,7 +32,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class RunData:
     """A run: its facts, its schedule, and its points by measurement; `trouble` says what could not be read."""
 
     facts: RunFacts
@@ -60,7 +60,7 @@ def read_record(path: Path) -> Record:
     return Record(facts, timeline.schedule(), state)
 
 
-def material_of(record: Record) -> Material:
+def run_data_of(record: Record) -> RunData:
     """Add the points that figures need to what was read of a run.
 
     Points that cannot be read are left out, and said so.
@@ -70,13 +70,13 @@ def material_of(record: Record) -> Material:
     try:
         points = load_points(record.facts.path, _MEASUREMENTS)
     except UserError as error:
-        return Material(record.facts, record.schedule, {}, (f"Figures of points are missing: {error}",))
-    return Material(record.facts, record.schedule, points)
+        return RunData(record.facts, record.schedule, {}, (f"Figures of points are missing: {error}",))
+    return RunData(record.facts, record.schedule, points)
 
 
-def load_material(path: Path) -> Material:
+def load_run_data(path: Path) -> RunData:
     """Load a run directory, whether the run is complete or not.
 
     Journal and manifest must be readable (`UserError`).
     """
-    return material_of(read_record(path))
+    return run_data_of(read_record(path))

@@ -16,7 +16,7 @@ from testbed.study.report.run.job_waits import Waits
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobReport:
     """The story of a job with the run that it is from."""
 
     story: Story
@@ -29,7 +29,7 @@ class Told:
         return max(self.story.work_s, self.row.virtual_time_s or 0.0)
 
 
-def tell(path: Path, job: int) -> Told:
+def read_job_report(path: Path, job: int) -> JobReport:
     """Read the story of a job, whether its run is complete, killed or going on.
 
     Raises `UserError` for what is no run directory, for one that is broken, and for a job that it does not have.
@@ -43,7 +43,7 @@ def tell(path: Path, job: int) -> Told:
     if row is None:
         there = _ranges(sorted(run.job_by_id))
         raise UserError(f"{path}: no job {job}: " + (f"expected one of {there}" if there else "no job was submitted"))
-    return Told(teller.finish(), run, row)
+    return JobReport(teller.finish(), run, row)
 
 
 def _waits(manifest: Mapping[str, Any], nodes: Mapping[str, Any]) -> Waits:

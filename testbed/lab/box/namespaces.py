@@ -56,7 +56,7 @@ _FURNISHED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeNamespaces:
     """The namespaces of one node, and the process that keeps them."""
 
     node: NodeSpec

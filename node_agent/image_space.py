@@ -27,7 +27,7 @@ class _Reservation:
     bytes: int
 
 
-class ImageRoom:
+class ImageSpace:
     """The room for images in a store: reservations of saves and transfers under way, and the sizes of images.
 
     `budget_mib` limits the sum of all images; 0 is no budget. `stands_for_more` says that images are some bytes that
