@@ -13,7 +13,7 @@ import msgspec
 from testbed.bus.messages import NodeFacts
 from testbed.bus.traits import DriverTraits
 
-GROUP = "testbed.bus.drivers"
+GROUP = "testbed.drivers"
 _UNKNOWN = DriverTraits()
 
 
