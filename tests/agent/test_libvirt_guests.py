@@ -373,7 +373,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
         await one.work(spec)
         guest = one.driver._guests[spec.guest]
         os.kill(one.pid(spec.guest), signal.SIGSTOP)
-        guest._recovery = Recovery(asyncio.get_running_loop().time(), replace(guest._patience, silence_s=1.5))
+        guest._recovery = Recovery(asyncio.get_running_loop().time(), replace(guest._timeouts, silence_s=1.5))
 
         def failed() -> bool:
             one.driver.sample()  # the agent does that each second
