@@ -20,6 +20,12 @@ class TestbedError(Exception):
     failure_code: FailureCode | None = None
     suspicious = False
 
+    def __init__(self, text: str = "") -> None:
+        self._text = text  # `args` stay what the error is made of, by which it is made again in another process
+
+    def __str__(self) -> str:
+        return self._text
+
 
 class UserError(TestbedError):
     """Something that the user gave is wrong: a file, a key, a value, a name (exit code 2)."""
@@ -40,9 +46,6 @@ class InputError(UserError):
         self.found = found
         self.expected = expected
         super().__init__(f"{where}: {field} = {shown(found)}: expected {expected}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.where, self.field, self.found, self.expected)
 
 
 class RunError(TestbedError):

@@ -25,9 +25,6 @@ class UnequalKeysError(BadKeysError):
         self.others = others
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.ranks, self.others)
-
 
 class Entered(Enum):
     """What entering a barrier leads to."""

@@ -29,9 +29,6 @@ class NoRoomError(TestbedError):
         self.room = NoRoom(needed_mib=needed_mib, free_mib=free_mib)
         super().__init__(f"no room for image {image}: {needed_mib} MiB needed, {free_mib} MiB free in {where}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.image, self.where, self.room.needed_mib, self.room.free_mib)
-
     def result(self) -> dict[str, object]:
         """Return what the reply to the command carries as its result."""
         return {_KEY: msgspec.to_builtins(self.room)}

@@ -32,9 +32,6 @@ class OtherProtocolError(BadRecordError):
         self.release = release
         super().__init__(topic, f"{named(protocol, release)}; this side reads 1 to {PROTOCOL}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.topic, self.protocol, self.release)
-
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of everything that is published."""

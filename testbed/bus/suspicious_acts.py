@@ -204,6 +204,3 @@ class SuspiciousError(TestbedError):
         self.kind = kind
         self.what = what
         super().__init__(what)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.kind, self.what)

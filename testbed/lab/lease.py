@@ -35,9 +35,6 @@ class LeaseTakenError(RunError):
         self.by = by
         super().__init__(f"lab {lab!r} was taken by {by}: its guests are destroyed")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.lab, self.by)
-
 
 def holder_name() -> str:
     """Return what this process is called as the holder of a lease: user, host and process."""

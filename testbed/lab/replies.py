@@ -52,9 +52,6 @@ class ReplyError(RunError):
         tag = action.__struct_config__.tag
         super().__init__(f"node {node}: its reply to {tag} {says} {shown(found, _SHOWN_CHARS)}: {expected}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.action, self.path, self.found, self.expected)
-
 
 class Guests(msgspec.Struct, frozen=True):
     """The reply to `ListGuests`: the guests of a node, and the names of its images."""

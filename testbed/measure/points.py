@@ -34,9 +34,6 @@ class PointError(TestbedError):
         self.reason = reason
         super().__init__(f"point {where}{reason}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.where, self.reason)
-
 
 def to_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> str:
     """Return one line of line protocol, without the line break, or raise `PointError`.

@@ -21,9 +21,6 @@ class CommandError(RunError):
         self.said = said
         super().__init__(f"{' '.join(argv)}: {ending}{': ' if said else ''}{said}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.argv, self.ending, self.said)
-
 
 def program(name: str) -> str:
     """Return the path of a program, also from where only root looks; raises `UserError` if it is not installed."""

@@ -29,9 +29,6 @@ class RemoteError(RunError):
         self.why = why
         super().__init__(f"{host}: {what}: {why}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.host, self.what, self.why)
-
 
 @dataclass(frozen=True, slots=True)
 class Shell:
