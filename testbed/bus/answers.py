@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from testbed.bus.failure_codes import FailureCode
@@ -49,9 +48,7 @@ class AnswerJournal:
         self._file = path.open("a", encoding="utf-8")
         self._file_bytes = sum(map(len, lines))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import aiomqtt
@@ -15,10 +14,9 @@ from testbed.bus.certificate import own_name
 from testbed.bus.comebacks import Comebacks
 from testbed.bus.connection import Connection, OlderBrokerError, connect, disconnect, lost
 from testbed.bus.inbox import Inbox
-from testbed.bus.outbox import Outbox, Parcel
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
+from testbed.bus.outbox import Outbox, Parcel, QueueingBus
+from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
 from testbed.bus.quotas import AGENT_SESSION_S
-from testbed.bus.topics import check_topic
 from testbed.errors import UserError
 
 __all__ = ["BrokerAddress", "Bus", "BusError", "Handler", "Message", "MqttBus", "Presence"]
@@ -29,7 +27,7 @@ _REFUSED = 0x80
 _log = logging.getLogger(__name__)
 
 
-class MqttBus(Bus):
+class MqttBus(QueueingBus):
     """A `Bus` at an MQTT broker.
 
     `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id
@@ -96,31 +94,12 @@ class MqttBus(Bus):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self._close()
-
-    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
-        """See `Bus.publish`."""
-        message = Message(check_topic(topic), payload, qos, retain)
-        if not self._open:
-            raise BusError(f"{topic}: the bus of {self.client_id} is closed")
-        check_size(topic, payload)
-        if qos == 0:
-            await self._send_once(message)
-            return
-        parcel = self._outbox.put(message)
-        try:
-            await parcel.delivered
-        except asyncio.CancelledError:
-            self._outbox.withdraw(parcel)
-            raise
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
         """See `Bus.subscribe`."""
-        if not self._open:
-            raise BusError(f"{pattern}: the bus of {self.client_id} is closed")
+        self._check_open(pattern)
         self._inbox.add(pattern, handler, qos)
         established = self._established[pattern] = asyncio.get_running_loop().create_future()
         self._subscribed.set()

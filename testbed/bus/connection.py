@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiomqtt
@@ -22,8 +23,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from testbed.bus.address import BrokerAddress
+from testbed.bus.certificate import names_of
 from testbed.bus.protocol import NoBrokerError, Presence
-from testbed.bus.refusal import refusal
 from testbed.bus.tls import client_context
 from testbed.bus.topics import CLIENT_PREFIX, never_retained
 from testbed.errors import printable
@@ -36,6 +37,9 @@ _NO_GREETING = "it closed the connection without a greeting"
 _REFUSED = 0x80  # reason codes from here on [MQTT5-2.4]
 _OLDER_VERSION = 0x84  # the broker does not speak this version of the protocol
 _TAKEN_OVER = 0x8E  # another client of the same id has connected
+
+_UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR")  # the last: one of the same name
+_DOORS = "agents have port 8883, controllers 8884, unless the broker says otherwise"
 
 T = TypeVar("T")
 
@@ -178,7 +182,7 @@ async def connect(
     await disconnect(client)
     hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
     if tls is not None and _NO_GREETING in hint:
-        hint = await refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
+        hint = await _refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
     raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}")
 
 
@@ -251,3 +255,39 @@ def _os_reason(error: OSError) -> str:
 def _reason(error: MqttConnectError) -> str:
     text = str(error.rc).lower()
     return f"{text}; check user and password" if "author" in text or "password" in text else text
+
+
+async def _refusal(host: str, port: int, tls: ssl.SSLContext, folder: Path | None, timeout_s: float) -> str:
+    """Return why a broker closes connections right after the handshake, as its TLS alert says; empty if it says none.
+
+    In TLS 1.3 the client has finished before the broker judges its certificate: the alert is read afterwards.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+            try:
+                await reader.read(1)
+            finally:
+                writer.close()
+    except ssl.SSLError as error:
+        return _explain(error.reason or "", folder)
+    except (OSError, TimeoutError):
+        pass
+    return ""
+
+
+def _explain(alert: str, folder: Path | None) -> str:
+    issuer, subject = names_of(folder)
+    ours = f"our certificate, {folder}/cert.pem of {subject!r}," if folder is not None else "our certificate"
+    if "EXPIRED" in alert:
+        return f"it says that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
+    if "REVOKED" in alert:
+        return f"it says that {ours} was revoked: `testbed ca issue` makes another one"
+    if any(name in alert for name in _UNTRUSTED):
+        return (
+            f"it does not trust {issuer or 'the authority'!r}, which signed {ours} on this port: {_DOORS}; "
+            "another lab's broker trusts another authority"
+        )
+    if "CERTIFICATE_REQUIRED" in alert:
+        return "it wants a certificate, and we have none: expected tls_dir, --tls-dir or TESTBED_TLS_DIR"
+    return f"it ended the connection with the TLS alert {alert}" if "ALERT" in alert else ""

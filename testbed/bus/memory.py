@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from testbed.bus.inbox import Inbox
-from testbed.bus.outbox import Outbox
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
-from testbed.bus.topics import check_topic, matches
+from testbed.bus.outbox import Outbox, QueueingBus
+from testbed.bus.protocol import BusError, Handler, Message, Presence
+from testbed.bus.topics import matches
 
 
 class MemoryHub:
@@ -67,7 +66,7 @@ class _Session:
             self.inbox.put_nowait(message)
 
 
-class MemoryBus(Bus):
+class MemoryBus(QueueingBus):
     """A `Bus` at a `MemoryHub`; make it with `MemoryHub.client`."""
 
     def __init__(self, hub: MemoryHub, client_id: str, presence: Presence | None, outbox_limit: int) -> None:
@@ -89,9 +88,7 @@ class MemoryBus(Bus):
         self.attach()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self._open = False
         if self.connected.is_set():
             await self._outbox.drained()
@@ -105,27 +102,13 @@ class MemoryBus(Bus):
         self._outbox.fail(BusError(f"the bus of {self.client_id} was closed"))
         await asyncio.wait(tasks)
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
-        """See `Bus.publish`."""
-        message = Message(check_topic(topic), payload, qos, retain)
-        if not self._open:
-            raise BusError(f"{topic}: the bus of {self.client_id} is closed")
-        check_size(topic, payload)
-        if qos == 0:
-            if self.connected.is_set():
-                self._hub.take(message)
-            return
-        parcel = self._outbox.put(message)
-        try:
-            await parcel.delivered
-        except asyncio.CancelledError:
-            self._outbox.withdraw(parcel)
-            raise
+    async def _send_once(self, message: Message) -> None:
+        if self.connected.is_set():
+            self._hub.take(message)
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
         """See `Bus.subscribe`."""
-        if not self._open:
-            raise BusError(f"{pattern}: the bus of {self.client_id} is closed")
+        self._check_open(pattern)
         self._inbox.add(pattern, handler, qos)
         await self.connected.wait()
         self._session.patterns[pattern] = qos

@@ -51,7 +51,7 @@ async def mosquitto_broker(
     it does not come up within a minute.
     """
     await asyncio.to_thread(state_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
-    address = await _address(state_dir, port or _free_port())
+    address = await _address(state_dir, port or free_port())
     config = state_dir / "mosquitto.conf"
     config.write_text(_config(address, state_dir, sys_interval_s))
     log = state_dir / "mosquitto.log"
@@ -75,7 +75,8 @@ def _find(program: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

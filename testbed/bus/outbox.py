@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import OrderedDict, deque
 
-from testbed.bus.protocol import BusError, FullError, Message
+from testbed.bus.protocol import Bus, BusError, FullError, Message, check_size
+from testbed.bus.topics import check_topic
 
 
 class Parcel:
@@ -83,3 +85,34 @@ class Outbox:
         self._sent.clear()
         self._waiting.clear()
         self._changed.set()
+
+
+class QueueingBus(Bus):
+    """A bus whose messages of QoS 1 wait in an outbox until they are delivered."""
+
+    client_id: str
+    _outbox: Outbox
+    _open: bool
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        """See `Bus.publish`."""
+        message = Message(check_topic(topic), payload, qos, retain)
+        self._check_open(topic)
+        check_size(topic, payload)
+        if qos == 0:
+            await self._send_once(message)
+            return
+        parcel = self._outbox.put(message)
+        try:
+            await parcel.delivered
+        except asyncio.CancelledError:
+            self._outbox.withdraw(parcel)
+            raise
+
+    @abstractmethod
+    async def _send_once(self, message: Message) -> None:
+        """Send a message of QoS 0 now, if there is a connection."""
+
+    def _check_open(self, topic: str) -> None:
+        if not self._open:
+            raise BusError(f"{topic}: the bus of {self.client_id} is closed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from testbed.bus.quotas import MOST_MESSAGE_BYTES
@@ -74,9 +73,7 @@ class Bus(Protocol):
     async def __aenter__(self) -> Self:
         """Connect, or raise `BusError`."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Hand over what waits to be sent, say farewell, and disconnect."""
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, Self
 
 from testbed import __version__
@@ -39,9 +38,6 @@ class CommandError(TestbedError):
         self.reply = reply
         self.failure_code = known_code(reply.code) if reply is not None else None
         super().__init__(f"{node}: {action.__struct_config__.tag}: {reason}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.action, self.reason, self.reply)
 
 
 class CommandFailedError(CommandError):
@@ -115,9 +111,7 @@ class Requester:
         await self._bus.subscribe(reply_topic(self._lab, self._client, ANY), self._take)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._cancels:
             _, late = await asyncio.wait(self._cancels, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
@@ -130,14 +124,7 @@ class Requester:
         `NoAnswerError` or `DeadlineError`. When the caller is cancelled, or no answer came, the agent is
         told to give up.
         """
-        command = Command(
-            id=self._new_id(),
-            lease=self._lease(),
-            reply_to=self._reply_to(node),
-            deadline_s=deadline_s,
-            action=action,
-            release=__version__,
-        )
+        command = self._command(node, action, deadline_s, self._lease())
         replies = asyncio.Queue[Reply]()
         self._replies[command.id] = node, replies
         try:
@@ -154,17 +141,21 @@ class Requester:
             raise DeadlineError(node, action, reason, reply)
         raise CommandFailedError(node, action, reason, reply)
 
-    def _reply_to(self, node: str) -> str:
+    def _command(self, node: str, action: AnyAction, deadline_s: float, lease: str) -> Command:
         if node not in self._buckets:
             self._buckets[node] = Bucket(_REPLIES, asyncio.get_running_loop().time)
-        return reply_topic(self._lab, self._client, node)
-
-    def _new_id(self) -> str:
-        command_id = secrets.token_hex(8)
-        self._given[command_id] = None
+        command = Command(
+            id=secrets.token_hex(8),
+            lease=lease,
+            reply_to=reply_topic(self._lab, self._client, node),
+            deadline_s=deadline_s,
+            action=action,
+            release=__version__,
+        )
+        self._given[command.id] = None
         if len(self._given) > _REMEMBERED:
             del self._given[next(iter(self._given))]
-        return command_id
+        return command
 
     async def _ask(self, node: str, command: Command, replies: asyncio.Queue[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
@@ -227,14 +218,7 @@ class Requester:
             return None
 
     def _give_up(self, node: str, command: Command) -> None:
-        cancel = Command(
-            id=self._new_id(),
-            lease=command.lease,
-            reply_to=self._reply_to(node),
-            deadline_s=_CANCEL_DEADLINE_S,
-            action=Cancel(command=command.id),
-            release=__version__,
-        )
+        cancel = self._command(node, Cancel(command=command.id), _CANCEL_DEADLINE_S, command.lease)
         task = asyncio.create_task(self._send(node, cancel), name=f"cancel {command.id} on {node}")
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)

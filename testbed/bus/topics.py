@@ -65,11 +65,6 @@ def reply_pattern(lab: str) -> str:
     return f"testbed/v1/{check_name('lab', lab)}/controller/{ANY}/reply/{ANY}"
 
 
-def bank_topic(lab: str, job: int) -> str:
-    """Return the topic of a job's share exchange."""
-    return f"testbed/v1/{check_name('lab', lab)}/bank/{job:d}"
-
-
 def node_of(topic: str) -> str | None:
     """Return the node of a node's topic, None for any other topic."""
     found = _NODE.fullmatch(topic)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
+from testbed.bus.mosquitto import free_port
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.lab.box.down import remove_lab
 from testbed.lab.box.online import agents_online
 from testbed.lab.box.order import make_in_order
 from testbed.lab.box.plan import agent_of, layers_of
 from testbed.lab.box.processes import last_line
-from testbed.lab.box.services import free_port
 from testbed.lab.box.spec import BoxSpec
 from testbed.lab.box.state import BoxState, Journal, check_distinct, find
 from testbed.lab.box.xen.hardware import OWN_MIB
