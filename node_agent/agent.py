@@ -161,7 +161,7 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._events.put)
-            capabilities = self._able.open(found)
+            capabilities = self._able.found(found)
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
             if config.serve_images:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from node_agent.drivers.caps.cgroup2 import LEAF_ENDING
-from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.caps.cgroup import LEAF_ENDING
+from node_agent.drivers.caps.mounts import group_of
 from node_agent.drivers.protocol import DriverEvent
 from node_agent.log_file import MOST_BYTES, turns
 from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
@@ -104,8 +104,7 @@ def bound_own_group(most_mib: int, node_mib: int) -> bool:
     for the page cache of images that the agent copies, which are as large as the node's memory.
     """
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-        own = own_group("cgroup2", mounts, Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+        own = group_of("cgroup2")
     except OSError:
         return False
     return bool(most_mib) and own is not None and bound_leaf(own, most_mib + node_mib)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from node_agent.abilities import Abilities
 from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
 from node_agent.image_space import ImageSpace, tells_full_disk
@@ -49,19 +52,24 @@ class ImageOrders:
         path = self._stores.place(action.image, action.store, memory_mib)
         if path.parent != self._stores.disk.folder:
             return await self._able.saving.save(action.guest, action.at, path)
-        self._room.reserve(action.guest, action.image, memory_mib)
-        try:
+        with self._room_for(action.guest, action.image, memory_mib):
             report = await self._able.saving.save(action.guest, action.at, path)
             self._room.written(action.guest, action.image, report.bytes)
+        return report
+
+    @contextlib.contextmanager
+    def _room_for(self, holder: str, image: str, mib: int) -> Iterator[None]:
+        """Keep room for an image while it is written; one that did not fit all the same is deleted."""
+        self._room.reserve(holder, image, mib)
+        try:
+            yield
         except DriverError as error:
             if tells_full_disk(error):
-                self._stores.disk.drop(action.image)
-                raise self._room.refusal(action.image, memory_mib, str(error)) from error
+                self._stores.disk.drop(image)
+                raise self._room.refusal(image, mib, str(error)) from error
             raise
-        else:
-            return report
         finally:
-            self._room.release(action.guest)
+            self._room.release(holder)
 
     async def fetch(self, action: FetchImage) -> dict[str, object]:
         """Copy an image from another node, which has said how large it is: no larger than its guest can make it."""
@@ -71,17 +79,8 @@ class ImageOrders:
             raise SuspectError(f"image {image.image}: it has {image.bytes} bytes: expected at most {most}, "
                                f"as its guest has {action.memory_mib} MiB")  # fmt: skip
         holder = f"fetch of {image.image}"
-        mib = -(-image.bytes >> 20)
-        self._room.reserve(holder, image.image, mib)
-        try:
+        with self._room_for(holder, image.image, -(-image.bytes >> 20)):
             fetched = await self._fetcher.fetch(image, action.host, action.port, action.ticket)
             self._room.written(holder, image.image, image.bytes)
             self._stores.note(image.image, image.digest)
-        except DriverError as error:
-            if tells_full_disk(error):
-                self._stores.disk.drop(image.image)
-                raise self._room.refusal(image.image, mib, str(error)) from error
-            raise
-        finally:
-            self._room.release(holder)
         return fetched

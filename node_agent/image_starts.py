@@ -51,10 +51,7 @@ class ImageStarts:
         """Raise `ImageLostError` if the image of that name is another one."""
         noted = self._stores.noted(image.image)
         if noted is None:
-            if self._simulated:
-                self._stores.verify(image)
-            else:
-                await asyncio.to_thread(self._stores.verify, image)
+            await self._verify(image)
             self._stores.note(image.image, image.digest)
         elif noted != image.digest:
             raise ImageLostError(f"image {image.image}: digest {noted[:12]}…, expected {image.digest[:12]}…")
@@ -73,11 +70,14 @@ class ImageStarts:
         try:
             await restoring
         except DriverError:
-            if self._simulated:
-                self._stores.verify(image)
-            else:
-                await asyncio.to_thread(self._stores.verify, image)
+            await self._verify(image)
             raise
+
+    async def _verify(self, image: ImageRef) -> None:
+        if self._simulated:
+            self._stores.verify(image)
+        else:
+            await asyncio.to_thread(self._stores.verify, image)
 
     async def _cached(self, path: Path, *, cold: bool) -> float | None:
         """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""

@@ -18,38 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
+from node_agent.drivers import errors
 from node_agent.drivers.calibration import calibrate_here
-from node_agent.drivers.errors import DriverError, ImageLostError, SuspectError, UnableError
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.bus.traits import DriverTraits
 
-__all__ = [
-    "GUEST_NAME",
-    "PREFIX",
-    "Driver",
-    "DriverError",
-    "DriverEvent",
-    "DriverFacts",
-    "ImageKind",
-    "ImageLostError",
-    "Joins",
-    "Meter",
-    "Meters",
-    "Migrates",
-    "MigrationReport",
-    "NativeReport",
-    "Natives",
-    "NodeBudget",
-    "Reading",
-    "SaveReport",
-    "Saves",
-    "SuspectError",
-    "UnableError",
-    "check_name",
-    "check_rank",
-]  # fmt: skip
+# Part of this module as well: whoever writes a driver needs them.
+DriverError = errors.DriverError
+ImageLostError = errors.ImageLostError
+SuspectError = errors.SuspectError
+UnableError = errors.UnableError
 
 PREFIX = "dfrs-"  # begins the name of everything that agents make
 

@@ -7,22 +7,14 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from node_agent.drivers.protocol import SaveReport
+
 _BLOCK = 4 << 20
 _SYNC_EVERY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """An image that is durable; `elapsed_s` is what that took after it was written."""
-
-    bytes: int
-    digest: str
-    elapsed_s: float
 
 
 @contextlib.asynccontextmanager
@@ -43,13 +35,13 @@ async def _follow(path: Path) -> None:
             await asyncio.to_thread(_sync, path)
 
 
-async def seal(path: Path) -> Sealed:
-    """Digest a written image (XXH3-128, hexadecimal) and have all of it on the disk."""
+async def seal(path: Path, written_s: float) -> SaveReport:
+    """Digest an image (XXH3-128, hexadecimal), which was written in `written_s`, and have all of it on the disk."""
     begin_s = time.monotonic()
     (size, digest), *_ = await asyncio.gather(
         asyncio.to_thread(_digest, path), asyncio.to_thread(_sync, path), asyncio.to_thread(_sync, path.parent)
     )
-    return Sealed(size, digest, time.monotonic() - begin_s)
+    return SaveReport(size, digest, 0.0, written_s, time.monotonic() - begin_s)
 
 
 def _digest(path: Path) -> tuple[int, str]:

@@ -12,14 +12,10 @@ from node_agent.drivers.protocol import (
     Driver,
     DriverEvent,
     DriverFacts,
-    Joins,
     Meter,
     Meters,
-    Migrates,
-    Natives,
     NodeBudget,
     Reading,
-    Saves,
 )
 from node_agent.watch import watch
 from testbed.bus.messages import MPI_BARRIER, Watch
@@ -31,7 +27,7 @@ _POLL_S = 0.02
 
 
 @dataclass
-class Node:
+class Node(Abilities):
     """A driver that was opened, and all that its guests did."""
 
     driver: Driver
@@ -43,32 +39,12 @@ class Node:
     mpi_jobs: list[MpiJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._able = Abilities(self.driver)
+        super().__init__(self.driver)
 
     async def open(self) -> None:
         """Open the driver, as an agent does."""
         self.facts = await self.driver.open(self.budget, self.hear)
-        self.capabilities = self._able.open(self.facts)
-
-    @property
-    def saving(self) -> Saves:
-        """The driver as one that saves guests."""
-        return self._able.saving
-
-    @property
-    def migrating(self) -> Migrates:
-        """The driver as one whose guests migrate live."""
-        return self._able.migrating
-
-    @property
-    def joining(self) -> Joins:
-        """The driver as one whose guests are members of MPI jobs."""
-        return self._able.joining
-
-    @property
-    def running_native(self) -> Natives:
-        """The driver as one that runs programs outside guests."""
-        return self._able.running_native
+        self.capabilities = self.found(self.facts)
 
     @property
     def whole(self) -> bool:

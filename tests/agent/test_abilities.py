@@ -139,12 +139,12 @@ REFUSED = {
 
 def test_capabilities_are_those_of_the_protocols_and_what_was_found() -> None:
     assert set(REFUSED) == set(PROTOCOLS)
-    assert Abilities(CoreDriver()).open(DriverFacts(("cap:x", "dom0"))) == ("start", "cap", "cap:x", "dom0")
+    assert Abilities(CoreDriver()).found(DriverFacts(("cap:x", "dom0"))) == ("start", "cap", "cap:x", "dom0")
     null = Abilities(NullDriver())
-    assert null.open(DriverFacts()) == ("start", "cap", "save", "live", "mpi", "native", "save:null")
+    assert null.found(DriverFacts()) == ("start", "cap", "save", "live", "mpi", "native", "save:null")
     lacks = {"live": "it is far away", "save": "there is no disk"}
-    assert null.open(DriverFacts(lacks=lacks)) == ("start", "cap", "mpi", "native")
-    whole = Abilities(NullDriver("whole")).open(DriverFacts(lacks={"live": "x"}))
+    assert null.found(DriverFacts(lacks=lacks)) == ("start", "cap", "mpi", "native")
+    whole = Abilities(NullDriver("whole")).found(DriverFacts(lacks={"live": "x"}))
     assert whole == ("start", "cap", "save", "mpi", "native", "save:null", "whole")
 
 

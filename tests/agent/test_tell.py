@@ -13,7 +13,7 @@ from support.live_jobs import live_job, quiet_recorder
 
 from node_agent import verifier as verifying
 from node_agent.drivers.protocol import DriverEvent
-from node_agent.guest_event_sender import tell
+from node_agent.guest_events import tell
 from node_agent.verifier import Answer, Verifier
 from testbed.bus.failure_codes import Failure
 from testbed.bus.guest_details import report_of

@@ -21,8 +21,7 @@ pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip inst
 
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.platform import DomainSample, Timeouts
-from node_agent.drivers.virt.recovery import WORKED_S, Fine, GiveUp, Reattach, Recovery
-from node_agent.drivers.virt.silence import CONFIRMED_AFTER_S
+from node_agent.drivers.virt.recovery import CONFIRMED_AFTER_S, WORKED_S, Fine, GiveUp, Reattach, Recovery
 
 PATIENCE = Timeouts(silence_s=60.0, reattach_s=20.0, reattachments=3)
 SPEC = GuestSpec(
@@ -179,7 +178,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a silence confirmed soon, and no order repeated on a machine that stands still."""
     monkeypatch.setattr("node_agent.drivers.virt.channel.REPEAT_AFTER_S", HANG_S)
     monkeypatch.setattr("node_agent.drivers.virt.channel.REOPEN_AFTER_S", HANG_S)
-    monkeypatch.setattr("node_agent.drivers.virt.silence.CONFIRMED_AFTER_S", 0.02)
+    monkeypatch.setattr("node_agent.drivers.virt.recovery.CONFIRMED_AFTER_S", 0.02)
 
 
 def after_hosts(hosts: int) -> Callable[[FakeGuest, Frame], None]:
@@ -241,7 +240,7 @@ def test_a_guest_that_need_not_tell_is_not_judged(tmp_path: Path, state: State):
 
         def long_after() -> bool:
             guest.sample()
-            return loop.time() - begin_s > 4 * guest._patience.silence_s
+            return loop.time() - begin_s > 4 * guest._timeouts.silence_s
 
         await until(long_after, "time")
         assert (end.hosts, told, guest.state) == (1, [], state)

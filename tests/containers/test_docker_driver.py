@@ -156,7 +156,7 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
             try:
                 budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
                 facts = await driver.open(budget, lambda _driver_event: None)
-                able = Abilities(driver).open(facts)
+                able = Abilities(driver).found(facts)
             finally:
                 await driver.close()
             assert ("save:criu" in able) is not ("save:program" in able)

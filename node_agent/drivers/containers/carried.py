@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from node_agent.drivers.containers.criu_records import fields, inner, numbers, records
+from node_agent.drivers.containers.criu_records import fields, inner, number_in, numbers, records
 from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
 
@@ -101,7 +101,7 @@ def mounts_of(folder: Path) -> Mounts:
             told = [dict(fields(record)) for record in records(path, _MOUNTS_MAGIC)]
             places: dict[int, set[str]] = {}
             for each in told:
-                places.setdefault(_number(each, _ID), set()).add(_text(each, _PLACE))
+                places.setdefault(number_in(each, _ID), set()).add(_text(each, _PLACE))
             found.update(_mount(each, places) for each in told)
         except (ValueError, struct.error, IndexError) as error:
             raise SuspectError(f"an image holds {path.name!r}, which are no mounts of CRIU's: {error}") from None
@@ -157,26 +157,19 @@ def _wrong(field: int, value: int | bytes) -> str:
 def _mount(told: dict[int, int | bytes], places: Mapping[int, set[str]]) -> Mount:
     if told.get(_PLUGIN):
         raise ValueError("a mount by a plug-in")
-    limits = (_number(told, _FLAGS) | _number(told, _SUPER_FLAGS)) & _LIMITING
+    limits = (number_in(told, _FLAGS) | number_in(told, _SUPER_FLAGS)) & _LIMITING
     place, key = _text(told, _PLACE), _text(told, _KEY)
     given = bool(told.get(_EXTERNAL)) or bool(key)
     own = not given and place != "./"  # the root is the engine's, whatever is written
     return Mount(
-        place, _number(told, _KIND), limits,
+        place, number_in(told, _KIND), limits,
         "what the engine gives" if given else _CONTAINER.sub("ID", _text(told, _ROOT)),
         f"{bool(told.get(_EXTERNAL))}:{_CONTAINER.sub('ID', key)}" if given else "",
-        tuple(sorted(places.get(_number(told, _PARENT), ()))),
+        tuple(sorted(places.get(number_in(told, _PARENT), ()))),
         _CONTAINER.sub("ID", _text(told, _SOURCE)) if own else "",
         _CONTAINER.sub("ID", _text(told, _OPTIONS)) if own else "",
-        tuple(bool(_number(told, field)) for field in (_SHARED, _MASTER, _INTERNAL, _DELETED)),
+        tuple(bool(number_in(told, field)) for field in (_SHARED, _MASTER, _INTERNAL, _DELETED)),
     )  # fmt: skip
-
-
-def _number(told: dict[int, int | bytes], field: int) -> int:
-    value = told.get(field, 0)
-    if not isinstance(value, int):
-        raise ValueError(f"field {field} is no number")  # noqa: TRY004  # in a file
-    return value
 
 
 def _text(told: dict[int, int | bytes], field: int) -> str:

@@ -79,6 +79,14 @@ def numbers(value: int | bytes) -> list[int]:
     return found
 
 
+def number_in(told: dict[int, int | bytes], number: int) -> int:
+    """Return the number in a field, 0 without it; raises `ValueError`."""
+    value = told.get(number, 0)
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is no number")  # noqa: TRY004  # in a file
+    return value
+
+
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     number = 0
     for index in range(10):

@@ -158,9 +158,7 @@ class DockerDriver(ProcessDriver):
                 self._own = await asyncio.to_thread(likeness_of, files)
             async with written_back(image):
                 await asyncio.to_thread(frozen.pack, files, spec, image)
-        written_s = time.monotonic() - begin_s
-        sealed = await seal(image)
-        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
+        return await seal(image, time.monotonic() - begin_s)
 
     async def close(self) -> None:
         """See `Driver.close`."""

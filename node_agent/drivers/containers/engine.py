@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import node_agent
+from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from testbed.bus.messages import GuestSpec
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 CALL_S = 60.0
 CHECKPOINT_S = 900.0  # bounds a thread's life: how long a save or a start may take is the caller's matter
-PERIOD_US = 100_000
 _IMAGE = "dfrs-testbed/scratch:1"
 _DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/hosts")
@@ -199,20 +199,15 @@ class Engine:
 
     async def set_cap(self, container: str, cap_cores: float | None) -> None:
         """Set the quota of a container, or lift it with None."""
-        quota_us = -1 if cap_cores is None else max(1000, round(cap_cores * PERIOD_US))
-
-        def update() -> None:
-            self._opened().api.update_container(container, cpu_period=PERIOD_US, cpu_quota=quota_us)
-
-        await self._call(update)
+        quota_us = -1 if cap_cores is None else max(LEAST_QUOTA_US, round(cap_cores * PERIOD_US))
+        await self._update(container, cpu_period=PERIOD_US, cpu_quota=quota_us)
 
     async def limit_memory(self, container: str, memory_mib: int) -> None:
         """Give a container's command that much memory, what it fills of the machine's shared memory included."""
+        await self._update(container, **_memory(memory_mib))
 
-        def update() -> None:
-            self._opened().api.update_container(container, **_memory(memory_mib))
-
-        await self._call(update)
+    async def _update(self, container: str, **settings: object) -> None:
+        await self._call(lambda: self._opened().api.update_container(container, **settings))
 
     @property
     def _owner(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from node_agent.drivers.containers.carried import Mounts, check_mounts, check_rights, mounts_of
-from node_agent.drivers.containers.criu_records import Field, fields, inner, records
+from node_agent.drivers.containers.criu_records import Field, fields, inner, number_in, records
 from node_agent.drivers.containers.places import Places, places_of
 from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
@@ -88,16 +88,9 @@ def _rights(path: Path) -> Rights:
     if isinstance(profile, int):
         raise ValueError("a profile that is a number")  # noqa: TRY004  # in a file
     return Rights(
-        profile, _number(held, _NO_NEW_PRIVILEGES), _number(held, _SECURE_BITS),
-        _number(thread if _SECCOMP in thread else {_SECCOMP: task.get(_OLD_SECCOMP, 0)}, _SECCOMP),
+        profile, number_in(held, _NO_NEW_PRIVILEGES), number_in(held, _SECURE_BITS),
+        number_in(thread if _SECCOMP in thread else {_SECCOMP: task.get(_OLD_SECCOMP, 0)}, _SECCOMP),
     )  # fmt: skip
-
-
-def _number(told: dict[int, int | bytes], number: int) -> int:
-    value = told.get(number, 0)
-    if not isinstance(value, int):
-        raise ValueError(f"field {number} is no number")  # noqa: TRY004  # in a file
-    return value
 
 
 def _filters(path: Path) -> Iterator[bytes]:

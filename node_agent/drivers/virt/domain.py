@@ -10,12 +10,11 @@ from pathlib import Path
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.guests.image import command_line
-from testbed.bus.messages import GuestSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
 
 METADATA = "urn:dfrs-testbed:guest:1"
 CHANNEL = "dfrs.ctl"
 CONSOLES = Path("/var/log/libvirt/qemu")  # libvirt's own, so that a guest's console has one path on every node
-PERIOD_US = 100_000
 ARCH = "x86_64"
 ET.register_namespace("dfrs", METADATA)
 
@@ -157,6 +156,14 @@ def owner_of(xml: str) -> Mapping[str, str]:
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
     return {} if owner is None else {"guest": root.findtext("name") or "", **owner.attrib}
+
+
+def own_guest(guest: str, memory_mib: int, run: str = "") -> GuestSpec:
+    """Return a guest that belongs to no job."""
+    return GuestSpec(
+        guest=guest, run=run, job=0, task=0, cpu_cores=1.0, memory_mib=memory_mib,
+        program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
+    )  # fmt: skip
 
 
 def network_of(address: str) -> str:

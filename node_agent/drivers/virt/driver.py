@@ -30,7 +30,7 @@ from node_agent.drivers.protocol import (
     check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
-from node_agent.drivers.virt.domain import Place, network_of, owner_of
+from node_agent.drivers.virt.domain import Place, network_of, own_guest, owner_of
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.migration import Migration, transport_of
@@ -166,10 +166,7 @@ class LibvirtDriver(Driver):
         for owner in left:
             if not dry_run:
                 _log.warning("destroying the left guest %s", owner["guest"])
-                guest = self._new(GuestSpec(
-                    guest=owner["guest"], run=owner["run"], job=0, task=0, cpu_cores=1.0, memory_mib=1,
-                    program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
-                ), 1.0)  # fmt: skip
+                guest = self._new(own_guest(owner["guest"], 1, owner["run"]), 1.0)
                 with contextlib.suppress(DriverError):
                     await guest.destroy()
         return [f"guest {owner['guest']}" for owner in left]
@@ -304,8 +301,7 @@ class LibvirtDriver(Driver):
         finally:
             if held.state is State.ENDED:  # else it was not written, and is held still
                 self._forget(held)
-        sealed = await seal(image)
-        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
+        return await seal(image, written_s)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Migrates.migrate`."""
@@ -355,11 +351,7 @@ class LibvirtDriver(Driver):
     async def calibrate(self, cpu_s: float) -> float:
         """See `Driver.calibrate`; in a guest of its own, uncapped."""
         budget, _, image = self._opened()
-        spec = GuestSpec(
-            guest=f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], run="", job=0, task=0, cpu_cores=1.0,
-            memory_mib=image.floor_mib,
-            program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
-        )  # fmt: skip
+        spec = own_guest(f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], image.floor_mib)
         guest = self._guests[spec.guest] = self._new(spec, 1.0)
         said: list[str] = []
         try:

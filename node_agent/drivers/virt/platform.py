@@ -61,37 +61,14 @@ class Vcpus(Protocol):
 class Platform(Protocol):
     """One hypervisor. Methods that take a domain or a connection block: they are called in threads."""
 
-    @property
-    def hypervisor(self) -> str:
-        """Its name in URIs of libvirt."""
-
-    @property
-    def consoles(self) -> Path:
-        """The folder of the guests' consoles, on the hypervisor's file system."""
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """How long to wait for it."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether agents of several nodes may use one hypervisor, each knowing its own domains."""
-
-    @property
-    def heavy_at_once(self) -> int:
-        """How many domains may be created, saved or restored at the same time."""
-
-    @property
-    def aborts_saves(self) -> bool:
-        """Whether a save that is under way can be given up."""
-
-    @property
-    def keepalive_s(self) -> int:
-        """How often libvirt is asked whether it lives; it is given up when it was silent three times in a row."""
-
-    @property
-    def boot_s(self) -> float:
-        """About how long a small guest takes to start; known once it is open."""
+    hypervisor: str  # its name in URIs of libvirt
+    consoles: Path  # the folder of the guests' consoles, on the hypervisor's file system
+    timeouts: Timeouts  # how long to wait for it
+    shared: bool  # whether agents of several nodes may use one hypervisor, each knowing its own domains
+    heavy_at_once: int  # how many domains may be created, saved or restored at the same time
+    aborts_saves: bool  # whether a save that is under way can be given up
+    keepalive_s: int  # how often libvirt is asked whether it lives; given up when it was silent three times in a row
+    boot_s: float  # about how long a small guest takes to start; known once it is open
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
         """Find out how guests run; returns that as capabilities."""

@@ -1,8 +1,17 @@
-"""Xen through libvirt: caps of the credit schedulers, guests that are paravirtual, their control channel a console."""
+"""Xen through libvirt: caps of the credit schedulers, guests that are paravirtual, their control channel a console.
+
+Weights let every guest use what its cap allows. The credit scheduler hands out credits each 30 ms, to each domain that
+is awake by its weight, to a capped one at most its cap; and it parks capped virtual CPUs whose credits are used up,
+even beside an idle processor (xen/common/sched/credit.c, csched_acct). So a capped guest gets the smaller of its cap
+and its share by weight, as soon as others are awake: with the weights that hosts use to favour domain 0 that is a
+fraction of its cap. Weights here are proportional to caps, and that of domain 0 to the processors that are not for
+guests: then no share is below its cap while caps fit the node.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -13,7 +22,6 @@ import libvirt
 
 from node_agent.drivers.builtin import XEN
 from node_agent.drivers.protocol import DriverError, NodeBudget
-from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
@@ -26,9 +34,22 @@ from testbed.bus.messages import GuestSpec
 
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
 _SCHEDULERS = ("credit", "credit2")
+_PER_CORE = 4096  # weight: fine enough for a cap of 1 %; Xen multiplies it with all credits in 32 bits
+_DOM0_LEAST_CORES = 1 / 4  # where everything was promised to guests: all orders are its work
 _log = logging.getLogger(__name__)
 # Where distributions install it. Paravirtual guests have none, though libvirt may name it.
 _EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
+
+
+def guest_weight(cores: float, vcpus: int) -> int:
+    """Return the weight of a guest that may use `cores` of physical CPUs; Xen counts it once a virtual CPU."""
+    return max(1, math.ceil(_PER_CORE * cores / vcpus))
+
+
+def dom0_weight(cores: float, for_guests_cores: float, vcpus: int) -> int:
+    """Return the weight of domain 0 on a machine of so many cores, of which guests may use some."""
+    left_cores = min(max(cores - for_guests_cores, _DOM0_LEAST_CORES), vcpus)
+    return max(1, math.floor(_PER_CORE * left_cores / vcpus))
 
 
 @dataclass(frozen=True, slots=True)
