@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from testbed.bus.caps import same_cap
+from testbed.bus.lease import new_token, token_digest
 from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
+    FetchImage,
     GuestSpec,
     Hold,
     ImageRef,
     ListGuests,
     MpiJoin,
+    OfferImage,
     Release,
     Save,
     SetCaps,
@@ -31,9 +33,9 @@ from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
 from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import RunError, TestbedError
 from testbed.lab.guest_specs import cap_at
-from testbed.lab.image_transfer import send_image
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.mpi_exchange import MpiExchange
+from testbed.lab.node_facts import check_fetch
 from testbed.lab.replies import Guests, Nodes, ReplyError, ask
 from testbed.scenario.schema import DeadlinesTable
 
@@ -49,9 +51,6 @@ class SaveError(RunError):
         self.cause = cause
         self.failure_code = cause.failure_code
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.cause)
-
 
 class NoRoomThereError(RunError):
     """A node has no room for an image. Nothing was saved or moved; a job that ran runs on."""
@@ -60,9 +59,6 @@ class NoRoomThereError(RunError):
         self.node = node
         self.room = room
         super().__init__(reason)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.room, str(self))
 
 
 class _Started(msgspec.Struct):
@@ -413,10 +409,7 @@ class Operations:
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
         """Let guests go on as far as they will; one that does not answer keeps no other."""
-        await asyncio.gather(
-            *(self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed),
-            return_exceptions=True,
-        )
+        await self._try((node, Release(guest=spec.guest)) for node, spec in placed)
 
     async def transfer(self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int]) -> int:
         """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
@@ -425,17 +418,20 @@ class Operations:
         """
         if live.state.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        calls: list[Awaitable[None]] = []
-        total, deadline_s = 0, self._bulk_s(live.memory_mib)
-        for source, target, image in zip(live.state.saved_on, nodes, images, strict=True):
-            if source == target:
-                continue
-            total += image.bytes
-            fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
-            command_s = self._deadlines.command_s
-            calls.append(send_image(self._nodes, fetch, image, source, target, live.memory_mib, deadline_s, command_s))
-        await _all(calls)
-        return total
+        moves = zip(live.state.saved_on, nodes, images, strict=True)
+        moving = [(source, target, image) for source, target, image in moves if source != target]
+        await _all([self._send_image(*each, live.memory_mib) for each in moving])
+        return sum(image.bytes for _, _, image in moving)
+
+    async def _send_image(self, source: int, target: int, image: ImageRef, memory_mib: int) -> None:
+        """Have `target` fetch the image of a guest; `source` serves it to the holder of a ticket for that alone."""
+        there, name, deadline_s = self._nodes.facts(source), self._nodes.name(target), self._bulk_s(memory_mib)
+        check_fetch(self._nodes.name(source), there.address, name, self._nodes.facts(target).address)
+        ticket = new_token()
+        offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=name, for_s=deadline_s)
+        await self._nodes.call(source, offer, self._deadlines.command_s)
+        fetch = FetchImage(image=image, host=there.address, port=there.image_port, ticket=ticket, memory_mib=memory_mib)
+        await self._ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
@@ -444,27 +440,16 @@ class Operations:
 
     async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
         """Destroy guests of a node; one that resists does not keep the others."""
-        await asyncio.gather(
-            *(self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s) for guest in sorted(guests)),
-            return_exceptions=True,
-        )
+        await self._try((node, Stop(guest=guest)) for guest in sorted(guests))
 
     async def drop_images(self, holders: Iterable[tuple[int, str]]) -> None:
         """Delete images, by node and name; a node that is away keeps its copies until its agent cleans up."""
-        await asyncio.gather(
-            *(
-                self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)
-                for node, image in sorted(holders)
-            ),
-            return_exceptions=True,
-        )
+        await self._try((node, DropImage(image=image)) for node, image in sorted(holders))
 
     async def stop(self, live: JobGuests, nodes: Sequence[int]) -> None:
         """Destroy the job's guests on these nodes; one that resists does not keep the others."""
-        await asyncio.gather(
-            *(
-                self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s)
-                for node, guest in zip(nodes, live.guests, strict=True)
-            ),
-            return_exceptions=True,
-        )
+        await self._try((node, Stop(guest=guest)) for node, guest in zip(nodes, live.guests, strict=True))
+
+    async def _try(self, orders: Iterable[tuple[int, AnyAction]]) -> None:
+        calls = (self._nodes.call(node, order, self._deadlines.command_s) for node, order in orders)
+        await asyncio.gather(*calls, return_exceptions=True)

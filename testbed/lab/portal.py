@@ -8,7 +8,6 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -26,9 +25,7 @@ class Portal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._runner.close()

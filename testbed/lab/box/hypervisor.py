@@ -12,7 +12,8 @@ from testbed.errors import RunError, TestbedError
 from testbed.lab.box.commands import HANG_S, CommandError, program, run
 from testbed.lab.box.control_group import within
 from testbed.lab.box.namespaces import enter, is_on_network
-from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
+from testbed.lab.box.parts import ProcessPart
+from testbed.lab.box.processes import alive, end, last_line, mark, marked, wait_until
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.secure.hypervisor import libvirtd_settings, qemu_settings
@@ -22,7 +23,6 @@ _SOCKET_WITHIN_S = HANG_S
 _ANSWER_WITHIN_S = HANG_S  # it looks at every emulator before its first answer
 _CALL_WITHIN_S = HANG_S
 _SILENT_AFTER_S = 30.0  # then it is taken for one that does not answer
-_STOP_GRACE_S = 8.0
 _HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
 
 
@@ -73,9 +73,10 @@ def domains(node: NodeSpec) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Libvirtd:
+class Libvirtd(ProcessPart):
     """The daemon of one node."""
 
+    grace_s = 8.0
     node: NodeSpec
     journal: Journal
 
@@ -88,11 +89,6 @@ class Libvirtd:
     def _others(self) -> list[str]:
         nodes = self.journal.state.nodes
         return [node.name for node in nodes if node.has_libvirtd and node.name != self.node.name]
-
-    @property
-    def process(self) -> ProcessId | None:
-        """The daemon, as it was written down."""
-        return self.journal.process(self.name)
 
     def answers(self, timeout_s: float = _SILENT_AFTER_S) -> bool:
         """Whether it does what it is asked."""
@@ -126,15 +122,14 @@ class Libvirtd:
         node = self.node
         # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
         # disk, pid file and port are taken; that thread may have no environment any more.
-        end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], _STOP_GRACE_S)
+        end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], self.grace_s)
         for path, text in self._files().items():
             path.write_text(text, encoding="utf-8")
         node.socket.unlink(missing_ok=True)
         log = node.store_dir / "log" / "libvirtd.out"
         inside = [*within(node.lab), *enter(node, self.journal, network=True)]
         argv = [*inside, program("libvirtd"), "--listen", *_PID_FILE]
-        process = spawn(argv, mark(node.lab, node.name, "libvirtd"), log)
-        self.journal.started(self.name, process)
+        process = self.started(argv, mark(node.lab, node.name, "libvirtd"), log)
         if not wait_until(lambda: node.socket.exists() or not alive(process), _SOCKET_WITHIN_S):
             raise RunError(f"{self.name}: no socket after {_SOCKET_WITHIN_S:g} s{last_line(log)}")
         if not alive(process):
@@ -159,7 +154,7 @@ class Libvirtd:
                 removed.append(f"domain {domain} on {self.node.name}")
             except TestbedError as error:
                 failures.append(str(error))
-        end([process], _STOP_GRACE_S)
+        end([process], self.grace_s)
         if failures:  # their emulators end with the node's namespaces
             raise RunError(f"{self.name} ended; {'; '.join(failures)}")
         return [*removed, self.name]

@@ -1,11 +1,16 @@
-"""What every part of a lab can do, and the parts that are folders."""
+"""What every part of a lab can do, and the parts that are folders or processes."""
 
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from testbed.lab.box.processes import ProcessId, alive, end, spawn
+from testbed.lab.box.state import Journal
 
 
 class Part(Protocol):
@@ -52,4 +57,36 @@ class Folders:
         if not self.top.exists():
             return []
         shutil.rmtree(self.top)
+        return [self.name]
+
+
+class ProcessPart(ABC):
+    """A part that is a process; `grace_s` is what it has from SIGTERM to SIGKILL."""
+
+    __slots__ = ()
+    journal: Journal
+    grace_s: ClassVar[float]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """See `Part.name`."""
+
+    @property
+    def process(self) -> ProcessId | None:
+        """The process, as it was written down."""
+        return self.journal.process(self.name)
+
+    def started(self, argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:
+        """Start the process and write it down; see `spawn`."""
+        process = spawn(argv, marked_as, log, stdin)
+        self.journal.started(self.name, process)
+        return process
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`."""
+        process = self.process
+        if process is None or not alive(process):
+            return []
+        end([process], self.grace_s)
         return [self.name]

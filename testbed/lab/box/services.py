@@ -11,27 +11,19 @@ from testbed.host.interpreter import module_argv
 from testbed.lab.box.control_group import within
 from testbed.lab.box.namespaces import enter
 from testbed.lab.box.network import BRIDGE
-from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
+from testbed.lab.box.parts import ProcessPart
+from testbed.lab.box.processes import alive, end, last_line, mark, marked, wait_until
 from testbed.lab.box.spec import BoxSpec, NodeSpec, lab_dir
 from testbed.lab.box.state import Journal, broker_url_file
 
 _BROKER_WITHIN_S = 15.0
-_BROKER_GRACE_S = 8.0
-_AGENT_GRACE_S = 15.0  # it destroys its guests first
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class Broker(ProcessPart):
     """The message broker, at the same address with the same password whenever it is made again."""
 
+    grace_s = 8.0
     spec: BoxSpec
     journal: Journal
 
@@ -39,11 +31,6 @@ class Broker:
     def name(self) -> str:
         """See `Part.name`."""
         return f"broker {self.spec.lab}"
-
-    @property
-    def process(self) -> ProcessId | None:
-        """The process that holds it, as it was written down."""
-        return self.journal.process(self.name)
 
     def there(self) -> bool:
         """See `Part.there`."""
@@ -58,10 +45,10 @@ class Broker:
     def make(self) -> None:
         """See `Part.make`."""
         folder, url_file = lab_dir(self.spec.lab), broker_url_file(self.spec.lab)
-        end(marked(self.spec.lab, "", "broker"), _BROKER_GRACE_S)  # it did not answer, or nobody wrote it down
+        end(marked(self.spec.lab, "", "broker"), self.grace_s)  # it did not answer, or nobody wrote it down
         url_file.unlink(missing_ok=True)
         log = folder / "broker.log"
-        process = spawn(
+        process = self.started(
             [
                 *within(self.spec.lab),
                 *module_argv("testbed.lab.box.hold_broker", "--kind", self.spec.broker),
@@ -71,24 +58,17 @@ class Broker:
             mark(self.spec.lab, "", "broker"),
             log,
         )
-        self.journal.started(self.name, process)
         if not wait_until(lambda: url_file.exists() or not alive(process), _BROKER_WITHIN_S):
             raise RunError(f"{self.name}: not up after {_BROKER_WITHIN_S:g} s{last_line(log)}")
         if not alive(process):
             raise RunError(f"{self.name}: it ended{last_line(log)}")
 
-    def remove(self) -> list[str]:
-        """See `Part.remove`."""
-        if self.process is None or not alive(self.process):
-            return []
-        end([self.process], _BROKER_GRACE_S)
-        return [self.name]
-
 
 @dataclass(frozen=True, slots=True)
-class NodeAgent:
+class NodeAgent(ProcessPart):
     """The agent of a node: among the node's files, yet on the machine's network, where broker and images are."""
 
+    grace_s = 15.0  # it destroys its guests first
     node: NodeSpec
     journal: Journal
 
@@ -96,11 +76,6 @@ class NodeAgent:
     def name(self) -> str:
         """See `Part.name`."""
         return f"agent {self.node.full_name}"
-
-    @property
-    def process(self) -> ProcessId | None:
-        """The agent, as it was written down."""
-        return self.journal.process(self.name)
 
     @property
     def argv(self) -> list[str]:
@@ -117,16 +92,7 @@ class NodeAgent:
     def make(self) -> None:
         """See `Part.make`."""
         url = self.journal.state.broker_url  # not in the arguments, which every user of the machine can read
-        self.journal.started(
-            self.name, spawn(self.argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
-        )
-
-    def remove(self) -> list[str]:
-        """See `Part.remove`: it destroys its guests."""
-        if self.process is None or not alive(self.process):
-            return []
-        end([self.process], _AGENT_GRACE_S)
-        return [self.name]
+        self.started(self.argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
 
     @property
     def log(self) -> Path:

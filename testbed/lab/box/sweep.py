@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from testbed.lab.box.control_group import control_groups, remove_control_group
 from testbed.lab.box.network import namespaces, remove_namespace
@@ -51,14 +52,18 @@ def leftovers(lab: str) -> list[list[Part]]:
     found: list[list[Part]] = [
         # a process that was being started may make its folder as late as it is killed
         [folder for folder in folders if processes or folder.top.exists()],
-        [Leftover(f"network {name}", _network(name)) for name in namespaces() if _is_of(lab, name)],
-        [Leftover(f"control group {name}", _control_group(name)) for name in control_groups() if _is_of(lab, name)],
-        [Leftover(f"partition {name}", _partition(name)) for name in partitions() if _is_of(lab, name)],
-        [Leftover(f"processes {', '.join(str(process.pid) for process in processes)}", _processes(lab))]
+        _found(lab, "network", namespaces(), remove_namespace),
+        _found(lab, "control group", control_groups(), remove_control_group),
+        _found(lab, "partition", partitions(), remove_partition),
+        [Leftover(f"processes {', '.join(str(process.pid) for process in processes)}", partial(_kill, lab))]
         if processes
         else [],
     ]
     return [layer for layer in found if layer]
+
+
+def _found(lab: str, kind: str, names: Iterable[str], remove: Callable[[str], list[str]]) -> list[Part]:
+    return [Leftover(f"{kind} {name}", partial(remove, name)) for name in names if _is_of(lab, name)]
 
 
 def _is_of(lab: str, name: str) -> bool:
@@ -66,21 +71,6 @@ def _is_of(lab: str, name: str) -> bool:
     return name.startswith(prefix(lab)) and not any(name.startswith(prefix(other)) for other in others)
 
 
-def _network(name: str) -> Callable[[], list[str]]:
-    return lambda: remove_namespace(name)
-
-
-def _partition(name: str) -> Callable[[], list[str]]:
-    return lambda: remove_partition(name)
-
-
-def _control_group(name: str) -> Callable[[], list[str]]:
-    return lambda: remove_control_group(name)
-
-
-def _processes(lab: str) -> Callable[[], list[str]]:
-    def kill() -> list[str]:
-        killed = kill_all(lambda: processes_of(lab))
-        return [f"{killed} stray processes of lab {lab}"] if killed else []
-
-    return kill
+def _kill(lab: str) -> list[str]:
+    killed = kill_all(lambda: processes_of(lab))
+    return [f"{killed} stray processes of lab {lab}"] if killed else []

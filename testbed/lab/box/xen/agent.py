@@ -6,13 +6,12 @@ import contextlib
 from dataclasses import dataclass
 
 from testbed.errors import RunError
-from testbed.lab.box.processes import alive, end, mark, marked, spawn
+from testbed.lab.box.processes import alive, end, mark, marked
 from testbed.lab.box.services import NodeAgent
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, SCRIPT, Dom0
 
 _AGENT_GRACE_S = 20.0  # it destroys its guests first
-_SSH_GRACE_S = 2.0
 _HERE = "127.0.0.1"
 _TELEMETRY_S = 5  # each second, it took half of an emulated processor, which guests then had not
 
@@ -21,14 +20,16 @@ _TELEMETRY_S = 5  # each second, it took half of an emulated processor, which gu
 class XenAgent(NodeAgent):
     """The agent in one node's control domain; its ssh ends when it does, and is what was written down."""
 
+    grace_s = 2.0  # of the ssh
+
     def make(self) -> None:
         """See `Part.make`."""
         dom0 = Dom0(self.node)
-        end(marked(self.node.lab, self.node.name, "agent"), _SSH_GRACE_S)
+        end(marked(self.node.lab, self.node.name, "agent"), self.grace_s)
         dom0.end_agent(_AGENT_GRACE_S)
         argv = dom0.agent_command(arguments(self.node))
         url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are no secret
-        self.journal.started(self.name, spawn(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n"))
+        self.started(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
 
     def remove(self) -> list[str]:
         """See `Part.remove`: it destroys its guests."""
@@ -36,7 +37,7 @@ class XenAgent(NodeAgent):
             return []
         with contextlib.suppress(RunError):  # a machine that does not answer is ended next, and the agent with it
             Dom0(self.node).end_agent(_AGENT_GRACE_S)
-        end([self.process], _SSH_GRACE_S)
+        end([self.process], self.grace_s)
         return [self.name]
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.bus.mosquitto import free_port
 from testbed.errors import RunError
 from testbed.host.interpreter import module_argv
 from testbed.host.locks import locked
 from testbed.lab.box.network import BRIDGE, hardware_address, is_port
-from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, spawn, wait_until
-from testbed.lab.box.services import free_port
+from testbed.lab.box.parts import ProcessPart
+from testbed.lab.box.processes import ProcessId, alive, end, last_line, mark, marked, wait_until
 from testbed.lab.box.spec import BoxSpec, NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.box.xen.agent_disk import disk_of
@@ -31,13 +32,13 @@ _TRY_S = 10.0
 _MONITOR_WITHIN_S = 20.0
 _LOADED_WITHIN_S = 120.0
 _ANSWER_WITHIN_S = 120.0
-_STOP_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class XenMachine:
+class XenMachine(ProcessPart):
     """The machine of one node. It holds nothing that outlives it: saved guests are on its own disk."""
 
+    grace_s = 5.0
     spec: BoxSpec
     node: NodeSpec
     journal: Journal
@@ -47,11 +48,6 @@ class XenMachine:
     def name(self) -> str:
         """See `Part.name`."""
         return f"machine {self.node.full_name}"
-
-    @property
-    def process(self) -> ProcessId | None:
-        """The machine, as it was written down."""
-        return self.journal.process(self.name)
 
     def there(self) -> bool:
         """See `Part.there`."""
@@ -73,14 +69,6 @@ class XenMachine:
         if not wait_until(dom0.answers, _ANSWER_WITHIN_S):
             raise RunError(f"{self.name}: its libvirtd does not answer{last_line(self._console)}")
 
-    def remove(self) -> list[str]:
-        """See `Part.remove`."""
-        process = self.process
-        if process is None or not alive(process):
-            return []
-        end([process], _STOP_GRACE_S)
-        return [self.name]
-
     @property
     def _disk(self) -> Path:
         return self.node.store_dir / "disk.qcow2"
@@ -95,7 +83,7 @@ class XenMachine:
 
     def _end(self) -> None:
         """End what runs of it, also if nobody wrote it down."""
-        end([*filter(None, [self.process]), *marked(self.node.lab, self.node.name, _ROLE)], _STOP_GRACE_S)
+        end([*filter(None, [self.process]), *marked(self.node.lab, self.node.name, _ROLE)], self.grace_s)
 
     def _saved(self, image: XenImage) -> tuple[Shape, SavedState]:
         """Return the state from which the machine can go on; it is made if it is not there."""
@@ -143,7 +131,7 @@ class XenMachine:
         Dom0(self.node).furnish(image, port)
         files = Files(disk, disk_of(self.node.lab), self._monitor, self._console)
         memory = None if state is None else state.memory
-        process = spawn(
+        return self.started(
             [
                 *module_argv("testbed.lab.box.xen.launch", self.node.full_name, BRIDGE, _TAP),
                 *command_line(shape, image, files, port, memory),
@@ -151,8 +139,6 @@ class XenMachine:
             mark(self.node.lab, self.node.name, _ROLE),
             self.node.store_dir / "log" / "machine.log",
         )
-        self.journal.started(self.name, process)
-        return process
 
     def _wait_running(self, process: ProcessId, timeout_s: float) -> None:
         if not wait_until(lambda: self._runs(process) or not alive(process), timeout_s) or not alive(process):

@@ -6,7 +6,6 @@ import json
 import shlex
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from testbed.errors import RunError
@@ -35,9 +34,7 @@ class Monitor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._lines.close()
         self._socket.close()
 
