@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from testbed.bus.messages import ImageRef
 from testbed.control.planner import JobStatus, Target, Verb
-from testbed.control.progress import Progress
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
 from testbed.run.history import History
@@ -19,6 +18,33 @@ from testbed.run.phases import Phase
 from testbed.scheduling.metrics import bounded_stretch
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState
 from testbed.scheduling.workload.jobs import Job
+
+
+@dataclass(slots=True)
+class Progress:
+    """Work units by task; `at_s` is the time of the last report, in wall seconds since the run began.
+
+    `highest_s` is the highest virtual time that was derived from them, in trace seconds: it never goes back.
+    `arriving` are tasks that are being taken over after a live migration, and have not progressed since. `ended` are
+    tasks whose end has been looked at.
+    """
+
+    units: list[int]
+    at_s: float = 0.0
+    highest_s: float = 0.0
+    arriving: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+
+    def advance(self, task: int, units: int | None) -> None:
+        """Take the work units that a task has done; it never goes back."""
+        if units is not None:
+            self.units[task] = max(self.units[task], units)
+
+    def restart(self) -> None:
+        """Forget all: its guests are gone."""
+        self.units, self.highest_s = [0] * len(self.units), 0.0
+        self.arriving.clear()
+        self.ended.clear()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -56,18 +56,18 @@ class Conductor:
         self.clock = clock
         self._recorder = recorder
         self._operations = operations
+        self._wake = asyncio.Event()
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
         self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
         self.tracker = Tracker(cluster, recorder)
         self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
-        self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake_up)
+        self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake.set)
         for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
             recorder.ledger.listen(hear)
         self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
         self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
         self._completed: list[int] = []
         self._changed = False
-        self._wake = asyncio.Event()
         self._checked = asyncio.Event()
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last look at what has happened
@@ -125,9 +125,6 @@ class Conductor:
                 self._change()
             case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
                 self._change()
-
-    def _wake_up(self) -> None:
-        self._wake.set()
 
     def _change(self) -> None:
         """The next decision is made without what did not succeed, or with what is new."""

@@ -50,7 +50,8 @@ class Orders:
         """Look again at what is waited for: see `Ledger.listen`."""
         if self._standstill.hold:
             self._wake()
-        self._tell()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def hold(self) -> bool:
         """Return whether decisions must wait for the operator.
@@ -230,10 +231,6 @@ class Orders:
 
     def _number(self, name: str | None) -> int:
         return next(number for number, node in enumerate(self._cluster.history.nodes) if node.name == name)
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
 
 
 def _jobs(ids: Collection[int]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import AgentLimit, ImageRef
-from testbed.bus.suspicious_acts import Act, ActKind, ActLog, told
+from testbed.bus.suspicious_acts import Act, ActKind, ActLog, plain, told
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.paced_lines import PacedLines
@@ -79,17 +81,8 @@ class Recorder:
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
-        self.journal(
-            events.Suspicious(
-                *self.times(),
-                acts=tuple(
-                    events.SuspiciousAct(
-                        node=act.node, kind=act.kind.value, what=act.what, unix_s=round(act.unix_s, 3), count=act.count
-                    )
-                    for act in acts
-                ),
-            )
-        )
+        found = msgspec.convert(plain(acts), tuple[events.SuspiciousAct, ...])
+        self.journal(events.Suspicious(*self.times(), acts=found))
         self.say(told(acts))
 
     def suspect(self, node: int, kind: ActKind, what: object) -> None:
@@ -167,16 +160,7 @@ class Recorder:
 
     def limit(self, name: str, limit: AgentLimit, text: str) -> None:
         """A node's agent has reached a bound of its own, or is below it again."""
-        self.journal(
-            events.Limit(
-                *self.times(),
-                node=name,
-                what=limit.what,
-                state=limit.state,
-                value_mib=limit.value_mib,
-                bound_mib=limit.bound_mib,
-            )
-        )  # fmt: skip
+        self.journal(events.Limit(*self.times(), node=name, **msgspec.structs.asdict(limit)))
         self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
@@ -276,16 +260,7 @@ class Recorder:
 
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
         """An operation on a job is not carried out, as a node has no room for its images."""
-        self.journal(
-            events.NoRoom(
-                *self.times(),
-                job=job,
-                verb=verb.value,
-                node=short.node,
-                needed_mib=short.needed_mib,
-                free_mib=short.free_mib,
-            )
-        )  # fmt: skip
+        self.journal(events.NoRoom(*self.times(), job=job, verb=verb.value, **asdict(short)))
         self.say(
             f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
             f"{short.free_mib} MiB are free for images"
@@ -362,16 +337,9 @@ class Recorder:
     def cap_window(self, tags: Mapping[str, str], window: CapWindow) -> None:
         """A window of constant cap is over."""
         self.cap_windows.append(window)
-        self.point(
-            "cap",
-            tags,
-            {
-                "requested_cores": window.requested_cores,
-                "achieved_cores": window.achieved_cores,
-                "window_s": window.window_s,
-                "drifted": window.drifted,
-            },
-        )
+        fields = asdict(window)
+        del fields["program"]
+        self.point("cap", tags, fields)
 
 
 def _rounded(phases: Mapping[str, float]) -> dict[str, Any]:

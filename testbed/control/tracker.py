@@ -11,15 +11,16 @@ from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
-from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
+from testbed.measure.points import Value
 from testbed.run import events
 from testbed.run.phases import Phase
 
 SHORTEST_WINDOW_S = 2.0
 _MOST_BOOTS = 10_000  # of all nodes, of which lost samples are told
+_NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
 
 @dataclass(slots=True)
@@ -30,6 +31,39 @@ class _OpenWindow:
     begin_cpu_s: float
     last_ns: int
     last_cpu_s: float
+
+
+class StepMeter:
+    """Keeps what each guest has told last, and returns what it did since: the fields of a `superstep` point."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, Supersteps]] = {}  # when it was taken, and what it said
+
+    def advance(self, guest: str, taken_ns: int, found: Supersteps) -> dict[str, Value] | None:
+        """Return steps, mean, longest, computing and communication since the last point; None if there is no step.
+
+        A guest may go back, to an image of earlier: then what it does twice is counted from its next sample on. What
+        is older than what is known (from the node that it has left, say) is part of a point already.
+        """
+        before_ns, before = self._last.get(guest, (-1, _NOTHING))
+        if taken_ns <= before_ns:
+            return None
+        steps = found.steps - before.steps
+        if steps == 0:
+            return None  # its longest iteration is one of those to come
+        self._last[guest] = taken_ns, found
+        if steps < 0:
+            return None
+        compute_s = max(0.0, found.compute_s - before.compute_s)
+        comm_s = max(0.0, found.comm_s - before.comm_s)
+        mean_s = (compute_s + comm_s) / steps
+        return {
+            "steps": steps,
+            "mean_s": mean_s,
+            "max_s": max(mean_s, found.longest_s),
+            "compute_s": compute_s,
+            "comm_s": comm_s,
+        }
 
 
 class Tracker:

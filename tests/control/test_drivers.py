@@ -49,7 +49,7 @@ def test_a_class_declares_what_its_entry_point_does(name: str) -> None:
 def test_traits_are_known_where_neither_libvirt_nor_docker_is_installed() -> None:
     code = (
         "import sys; sys.modules['libvirt'] = sys.modules['docker'] = None\n"
-        "from testbed.drivers import traits_of\n"
+        "from testbed.bus.drivers import traits_of\n"
         "assert traits_of('xen').owns_machine and traits_of('docker').extra == 'docker'\n"
         "assert 'node_agent.drivers.protocol' not in sys.modules, 'no driver is imported for it'\n"
         "from node_agent.drivers.make import make_driver\n"

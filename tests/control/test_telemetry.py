@@ -21,8 +21,7 @@ from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
-from testbed.control.step_meter import StepMeter
-from testbed.control.tracker import Tracker
+from testbed.control.tracker import StepMeter, Tracker
 from testbed.lab.fleet import Fleet, Node, rule_of
 from testbed.lab.sample_clock import SampleClock
 from testbed.lab.virtual_time import run_in_virtual_time
