@@ -35,11 +35,6 @@ def degradation_from_bound(stretches: ArrayLike, bound: float) -> float:
     return float(np.max(stretches)) / bound
 
 
-def degradation_factor(stretches: ArrayLike, best_max_stretch: float) -> float:
-    """Return max stretch / the least max stretch of any algorithm on the same trace, no unit [IPDPS]."""
-    return float(np.max(stretches)) / best_max_stretch
-
-
 def traffic_gb_per_s(tasks_moved: ArrayLike, mem_req_frac: ArrayLike, node_memory_gb: float, span_s: float) -> float:
     """Return the mean bandwidth of preemptions, or of migrations, in GB/s [RR Table 3].
 
