@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,3 +120,10 @@ def spread(values: Sequence[float]) -> Spread:
         raise ValueError("no values to summarise")
     std = float(np.std(array, ddof=1)) if array.size > 1 else float("nan")
     return Spread(count=array.size, mean=float(np.mean(array)), std=std, maximum=float(np.max(array)))
+
+
+def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
+    """Return Kendall's tau-b of two rankings of the same things (n,), None where one of them is all ties."""
+    first, second = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (one, other)))
+    untied = float(np.abs(first).sum() * np.abs(second).sum())
+    return float((first * second).sum()) / sqrt(untied) if untied else None
