@@ -76,7 +76,7 @@ def scatter(group: Group, number: int) -> Chart:
         axes.plot(line, line, color=INK, linewidth=0.8, label="equal")
         for place, pair in enumerate(group.pairs):
             axes.scatter(live[place], twins[place], s=16, color=CYCLE[place % len(CYCLE)], alpha=0.8, linewidths=0,
-                         label=pair.run.name if len(group.pairs) <= 4 else None, zorder=3)  # fmt: skip
+                         label=pair.run.facts.name if len(group.pairs) <= 4 else None, zorder=3)  # fmt: skip
         log_scale(axes, "x", low, high)
         log_scale(axes, "y", low, high)
         legend_outside(figure, 1)
