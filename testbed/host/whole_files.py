@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -39,3 +41,10 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666, durable:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+
+
+def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV with a head; None is an empty cell."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()

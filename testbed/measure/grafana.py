@@ -39,6 +39,12 @@ class Panel:
     width: int = 12
 
 
+_NODES: Final = (
+    Panel((("node-cpu", _NODE),)),
+    Panel((("node-memory", _NODE),)),
+    Panel((("node-disk", f"{_NODE}, {_FIELD}"),)),
+    Panel((("node-network", f"{_NODE}, {_FIELD}"),)),
+)
 RUN: Final[dict[str, tuple[Panel, ...]]] = {
     "Jobs and decisions": (
         Panel((("jobs", _FIELD),), "step", width=8),
@@ -63,12 +69,7 @@ RUN: Final[dict[str, tuple[Panel, ...]]] = {
         Panel((("superstep-noise", _JOB),)),
         Panel((("superstep", _JOB),)),
     ),
-    "Nodes": (
-        Panel((("node-cpu", _NODE),)),
-        Panel((("node-memory", _NODE),)),
-        Panel((("node-disk", f"{_NODE}, {_FIELD}"),)),
-        Panel((("node-network", f"{_NODE}, {_FIELD}"),)),
-    ),
+    "Nodes": _NODES,
     "The testbed itself": (
         Panel((("round-trip-p50", "median"), ("round-trip-p99", "99th percentile")), "line", "Bus round trip", 8),
         Panel((("decide", "decide"),), "points", width=8),
@@ -80,10 +81,7 @@ RUN: Final[dict[str, tuple[Panel, ...]]] = {
 LAB: Final[dict[str, tuple[Panel, ...]]] = {
     "Nodes": (
         Panel((("node-state", _NODE),), "states", width=24),
-        Panel((("node-cpu", _NODE),)),
-        Panel((("node-memory", _NODE),)),
-        Panel((("node-disk", f"{_NODE}, {_FIELD}"),)),
-        Panel((("node-network", f"{_NODE}, {_FIELD}"),)),
+        *_NODES,
     ),
     "Agents and bus": (
         Panel((("agent-cpu", _NODE),), width=8),

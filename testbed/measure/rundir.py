@@ -12,8 +12,6 @@ whoever runs this is told once. Clean-up goes on: `journal` and `point` do not r
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 import shutil
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from testbed.errors import RunError, UserError
-from testbed.host.whole_files import write_whole
+from testbed.host.whole_files import csv_text, write_whole
 from testbed.measure.append_file import sync_directory
 from testbed.measure.journal_writer import JournalWriter
 from testbed.measure.packer import Packer
@@ -31,17 +29,14 @@ from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
+from testbed.measure.tables import JOBS
 from testbed.run.events import Event, Intent
 from testbed.run.journal import BadEntryError, encode, read_lines
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
 
-JOB_COLUMNS = (
-    "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s", "start_time_s", "end_time_s",
-    "stretch", "virtual_time_s", "preemptions", "migrations", "penalty_s", "bytes_moved",
-    "live_migrations",
-)  # fmt: skip
+JOB_COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "run")
 
 
 class RunDirectory:
@@ -193,11 +188,7 @@ class RunDirectory:
 
     def write_jobs(self, rows: Iterable[Sequence[object]]) -> None:
         """Write jobs.csv, a row in the order of `JOB_COLUMNS`; None is an empty cell."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(JOB_COLUMNS)
-        writer.writerows(rows)
-        self._write("jobs.csv", text.getvalue())
+        self._write("jobs.csv", csv_text(JOB_COLUMNS, rows))
 
     def _write(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""

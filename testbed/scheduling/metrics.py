@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,11 +34,6 @@ def degradation_from_bound(stretches: ArrayLike, bound: float) -> float:
     `bound` is `testbed.scheduling.bound.max_stretch.bound` of the same jobs, nodes and tau.
     """
     return float(np.max(stretches)) / bound
-
-
-def degradation_factor(stretches: ArrayLike, best_max_stretch: float) -> float:
-    """Return max stretch / the least max stretch of any algorithm on the same trace, no unit [IPDPS]."""
-    return float(np.max(stretches)) / best_max_stretch
 
 
 def traffic_gb_per_s(tasks_moved: ArrayLike, mem_req_frac: ArrayLike, node_memory_gb: float, span_s: float) -> float:
@@ -124,3 +120,10 @@ def spread(values: Sequence[float]) -> Spread:
         raise ValueError("no values to summarise")
     std = float(np.std(array, ddof=1)) if array.size > 1 else float("nan")
     return Spread(count=array.size, mean=float(np.mean(array)), std=std, maximum=float(np.max(array)))
+
+
+def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
+    """Return Kendall's tau-b of two rankings of the same things (n,), None where one of them is all ties."""
+    first, second = (np.sign(np.subtract.outer(values, values)) for values in map(np.asarray, (one, other)))
+    untied = float(np.abs(first).sum() * np.abs(second).sum())
+    return float((first * second).sum()) / sqrt(untied) if untied else None

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.calibrations import read_calibration
 from synthetic_lab import synthetic_trials
 
 from testbed.cli.calibrate import calibrate as command
@@ -24,7 +25,6 @@ from testbed.study.calibration.checked import checked_observations, checked_quan
 from testbed.study.calibration.from_trials import calibrate_from
 from testbed.study.calibration.model import Quantity
 from testbed.study.calibration.model_file import calibration_text
-from testbed.study.calibration.model_reader import load_calibration
 from testbed.study.calibration.registry import broken_experiments, find_experiments, known
 from testbed.study.calibration.session import Order, calibrate
 from testbed.study.calibration.tables import all_tables, as_json
@@ -178,7 +178,7 @@ def test_its_quantities_verdicts_and_figures_are_in_file_tables_json_and_page(pl
     assert (own.value, own.unit, own.n) == (2.0, "s", 3)
     path = tmp_path / "calibration.toml"
     path.write_text(calibration_text(found))
-    assert load_calibration(path).find("own_s")[0].value == 2.0
+    assert read_calibration(path).find("own_s")[0].value == 2.0
     assert any(row[0] == "own_s" for table in all_tables(found) for row in table.rows)
     assert [one["value"] for one in as_json(found)["quantities"] if one["name"] == "own_s"] == [2.0]
     assert found.assumptions["own"].statement == "Own is free."

@@ -18,12 +18,13 @@ from testbed.scheduling.campaign.file import load_campaign
 from testbed.scheduling.campaign.instances import TraceSets
 from testbed.scheduling.campaign.model import RankingSpec
 from testbed.scheduling.campaign.plan import Plan
-from testbed.scheduling.campaign.rankings import kendall_tau, rank, ranks_of
+from testbed.scheduling.campaign.rankings import rank, ranks_of
 from testbed.scheduling.campaign.rankings_drawn import write_ranking
 from testbed.scheduling.campaign.report import write_report
 from testbed.scheduling.campaign.results import rows_of
 from testbed.scheduling.campaign.run import Place, run_units
 from testbed.scheduling.campaign.sweep import Sweep
+from testbed.scheduling.metrics import kendall_tau
 from testbed.scheduling.simulation.overheads import Overheads, parse_overheads
 
 sys.path.append(str(Path(__file__).parent))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from blocks import ROOT, blocks
+from support.calibrations import read_calibration
 from support.deadlines import PATIENT_TOML
 from support.live import HANG_S
 
@@ -31,7 +32,6 @@ from testbed.scheduling.simulation.overheads import constant
 from testbed.scheduling.simulation.simulate import loop_of, simulate
 from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.scheduling.workload.table import read_table
-from testbed.study.calibration.model_reader import load_calibration
 from testbed.testing import DriverConformance
 from testbed.testing.core import CoreConformance
 
@@ -181,7 +181,7 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
     packages = Path(testbed.__file__).parents[1]
     (tmp_path / "lab.toml").write_text(LAB + PATIENT_TOML)
     tables = calibrate("--experiments", "hold,bus", "--report")
-    model = load_calibration(tmp_path / "calibration.toml")
+    model = read_calibration(tmp_path / "calibration.toml")
     assert model.about.experiments == ("bus", "hold")
     assert [note for note in model.about.notes if "hold" in note] == []
     held = model.find("hold_s")

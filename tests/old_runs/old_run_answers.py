@@ -10,6 +10,7 @@ from typing import Any
 import click
 import polars as pl
 from click.testing import CliRunner, Result
+from support.timelines import read_timeline
 
 from testbed.cli.compare import compare
 from testbed.cli.query import query
@@ -20,7 +21,6 @@ from testbed.measure.frames import load_journal, load_points
 from testbed.measure.rundir import read_json
 from testbed.study.report.browser.changes import Page
 from testbed.study.report.browser.state import RunState
-from testbed.study.report.run.timeline import read_timeline
 
 QUERIES = {
     "jobs": "SELECT job_id, tasks, start_time_s, end_time_s, stretch, virtual_time_s, preemptions, migrations, "

@@ -19,13 +19,9 @@ from testbed.study.calibration.model import About, Calibration, Outlier, Quantit
 from testbed.study.calibration.trials import read_trials
 from testbed.study.report.calibration.data import Measured, Row, Series, listed, middle, rows_of
 from testbed.study.report.calibration.lines import lines_of
-from testbed.study.report.calibration.page import (
-    calibration_page,
-    write_calibration_figures,
-    write_calibration_report,
-)
+from testbed.study.report.calibration.page import calibration_page, write_calibration_report
 from testbed.study.report.page import document as page_module
-from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
+from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg, write_chart
 
 FIGURES = {
     "save-restore": ("calibration_penalty", "calibration_memory", "calibration_star", "calibration_clocks"),
@@ -259,7 +255,8 @@ def test_equal_input_gives_equal_bytes(poor, tmp_path):
 
 
 def test_single_figures_are_written_for_documents(poor, tmp_path):
-    paths = write_calibration_figures(*poor, tmp_path / "figures")
+    charts = calibration_page(*poor).charts
+    paths = [write_chart(chart, tmp_path / "figures", form) for chart in charts for form in ("svg", "png")]
     assert sorted(path.name for path in paths) == [
         "calibration_bus.png", "calibration_bus.svg", "calibration_start.png", "calibration_start.svg",
     ]  # fmt: skip

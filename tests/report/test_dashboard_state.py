@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsed_run import rehearse
 from support.entries import event, whole
+from support.timelines import read_timeline
 
 from testbed.measure.points import to_line
 from testbed.run.history import History, fold
@@ -21,7 +22,6 @@ from testbed.study.report.browser.follow import RunFeed
 from testbed.study.report.browser.jobs import board_of
 from testbed.study.report.browser.state import RunState
 from testbed.study.report.browser.telemetry import Telemetry
-from testbed.study.report.run.timeline import read_timeline
 
 
 @pytest.fixture(scope="module")

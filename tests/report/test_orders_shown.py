@@ -10,6 +10,7 @@ import pytest
 from control.rehearsal import Watcher, five_jobs, rehearse
 from rich.console import Console
 from support.ordered import Operator, of_kind
+from support.timelines import read_timeline
 
 from testbed import Run
 from testbed.control.order_messages import Request
@@ -21,7 +22,6 @@ from testbed.study.report.browser.state import RunState
 from testbed.study.report.run.job_story_reader import read_job_report
 from testbed.study.report.run.job_story_text import lines
 from testbed.study.report.run.job_waits import OPERATOR
-from testbed.study.report.run.timeline import read_timeline
 from testbed.study.report.terminal.picture import draw, status
 from testbed.study.report.terminal.text import print_run
 
@@ -50,9 +50,9 @@ def test_the_timeline_leaves_the_pause_out(run: Path) -> None:
     jobs = {job.job_id: job for job in Run(run)._facts.jobs}
     assert len(jobs) == 5
     for job, facts in timeline.jobs.items():
-        assert timeline.to_trace_s(facts.end_s) == pytest.approx(jobs[job].end_time_s, abs=0.5)
-        assert timeline.to_trace_s(facts.start_s) == pytest.approx(jobs[job].start_time_s, abs=0.5)
-    assert timeline.to_trace_s(timeline.now_s) < read_journal(run / "events.jsonl")[-1]["t_s"] * 60.0 - PAUSED_S * 55.0
+        assert facts.end_s * timeline.time_scale == pytest.approx(jobs[job].end_time_s, abs=0.5)
+        assert facts.start_s * timeline.time_scale == pytest.approx(jobs[job].start_time_s, abs=0.5)
+    assert timeline.now_s * timeline.time_scale < read_journal(run / "events.jsonl")[-1]["t_s"] * 60.0 - PAUSED_S * 55.0
 
 
 def page_until(run: Path, kind: str, **keys: object) -> Page:

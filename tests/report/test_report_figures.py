@@ -18,6 +18,7 @@ from support.entries import event
 from testbed.errors import UserError
 from testbed.measure import robust
 from testbed.measure.robust import robust_fit, t_interval, t_quantile_975
+from testbed.run.history import History
 from testbed.scheduling.metrics import normalised_underutilisation
 from testbed.study.report.page.style import Absent, Chart, inline_svg, write_chart
 from testbed.study.report.run.facts import JobRow, RunFacts
@@ -50,8 +51,7 @@ def facts(jobs=(), reschedulings=(), **summary):
         jobs=tuple(jobs),
         reschedulings=tuple(reschedulings),
         remarks=(),
-        begin=None,
-        last_s=100.0,
+        history=History(last_s=100.0),
     )
 
 

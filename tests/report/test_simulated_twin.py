@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.timelines import read_timeline
 
 from testbed.errors import UserError
 from testbed.scheduling.policies.catalogue import parse
@@ -24,7 +25,6 @@ from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.study.report.run.difference import Cell, difference
 from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 from testbed.study.report.run.simulated import Simulation, simulate_run, simulate_schedule
-from testbed.study.report.run.timeline import read_timeline
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from itertools import pairwise

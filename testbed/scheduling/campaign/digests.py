@@ -10,9 +10,9 @@ from pathlib import Path
 import testbed
 from testbed.scheduling.simulation.overheads import Overheads
 
-# nothing else has a part in a result, but the file below
-_ROOMS = ("measure", "scheduling/policies", "scheduling/simulation", "scheduling/workload")
-_PLACES = "places.py"
+# nothing else has a part in a result
+_ROOMS = ("scheduling/bound", "scheduling/policies", "scheduling/simulation", "scheduling/workload")
+_FILES = ("scheduling/metrics.py", "scheduling/places.py")
 
 
 def digest(*parts: object) -> str:
@@ -26,7 +26,8 @@ def code_version() -> str:
     """Return the version of the project, and a digest of the sources that simulate and measure."""
     root = Path(testbed.__file__).parent
     found = hashlib.blake2b(digest_size=8)
-    for source in sorted([root / _PLACES, *(file for room in _ROOMS for file in (root / room).rglob("*.py"))]):
+    files = [root / name for name in _FILES]
+    for source in sorted([*files, *(file for room in _ROOMS for file in (root / room).rglob("*.py"))]):
         content = source.read_bytes()
         found.update(f"{source.relative_to(root).as_posix()} {len(content)}\n".encode())
         found.update(content)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from testbed.scheduling.campaign.model import RankingSpec
 from testbed.scheduling.campaign.plan import Setting
 from testbed.scheduling.campaign.results import Row
 from testbed.scheduling.campaign.summary import chosen_rows, label_rows
-from testbed.scheduling.metrics import Spread, spread
+from testbed.scheduling.metrics import Spread, kendall_tau, spread
 from testbed.scheduling.simulation.named import named
 from testbed.scheduling.simulation.overheads import Overheads
 
@@ -110,15 +109,3 @@ def ranks_of(values: Sequence[float]) -> list[float]:
     return [
         sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values
     ]
-
-
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Kendall's tau-b of two sequences of one length, None where one of them is all ties."""
-    pairs = [(first, second) for first in range(len(one)) for second in range(first)]
-    signs = [(_sign(one[i] - one[j]), _sign(other[i] - other[j])) for i, j in pairs]
-    untied = [sum(pair[side] != 0 for pair in signs) for side in (0, 1)]
-    return sum(left * right for left, right in signs) / sqrt(untied[0] * untied[1]) if all(untied) else None
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from pathlib import Path
 
+from testbed.host.whole_files import csv_text
 from testbed.scheduling.campaign.figures import drawing
 from testbed.scheduling.campaign.model import RankingSpec
 from testbed.scheduling.campaign.rankings import Best, Ranking
-from testbed.scheduling.campaign.tables import tex
+from testbed.scheduling.campaign.tables import aligned, latex_table, tex
 from testbed.scheduling.workload.files import write_text
 
 
@@ -37,11 +35,13 @@ def as_text(spec: RankingSpec, ranking: Ranking) -> str:
         [spec.title],
         [f"  {name}: {about}" for name, about in zip(ranking.models, ranking.about, strict=True)],
         [f"mean {spec.measure} over {ranking.traces} traces, and rank; less is better"],
-        _aligned(["Algorithm", *(head for model in ranking.models for head in (model, "rank"))], _body(spec, ranking)),
+        aligned(
+            [["Algorithm", *(head for model in ranking.models for head in (model, "rank"))], *_body(spec, ranking)]
+        ),
         ["Kendall's tau between the rankings"],
-        _aligned(["", *ranking.models], _agreement(ranking)),
+        aligned([["", *ranking.models], *_agreement(ranking)]),
         [f"Gain: {spec.baseline} over the DFRS policy with the least mean, trace by trace"],
-        _aligned(["", "best DFRS policy", "mean gain", "std.", "least", "most"], _gains(spec, ranking)),
+        aligned([["", "best DFRS policy", "mean gain", "std.", "least", "most"], *_gains(spec, ranking)]),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
@@ -80,17 +80,6 @@ def _gain(spec: RankingSpec, best: Best | None) -> list[str]:
     return [best.policy, mean, std, least, most]
 
 
-def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
-    return [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
-
-
 def policies_csv(spec: RankingSpec, ranking: Ranking) -> str:
     """Return a line a policy and model, with all digits."""
     lines = [
@@ -98,7 +87,7 @@ def policies_csv(spec: RankingSpec, ranking: Ranking) -> str:
         for policy, cells, ranks in zip(ranking.policies, ranking.cells, ranking.ranks, strict=True)
         for model, cell, rank in zip(ranking.models, cells, ranks, strict=True)
     ]
-    return _csv(["policy", "overheads", "measure", "count", "mean", "std", "max", "rank"], lines)
+    return csv_text(["policy", "overheads", "measure", "count", "mean", "std", "max", "rank"], lines)
 
 
 def models_csv(spec: RankingSpec, ranking: Ranking) -> str:
@@ -112,15 +101,7 @@ def models_csv(spec: RankingSpec, ranking: Ranking) -> str:
             gain[2] = ""
         lines.append([model, spec.baseline, *gain, *("" if tau is None else tau for tau in taus)])
     heads = ["overheads", "baseline", "best_policy", "gain_mean", "gain_std", "gain_min", "gain_max"]
-    return _csv([*heads, *(f"tau with {model}" for model in ranking.models)], lines)
-
-
-def _csv(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(lines)
-    return out.getvalue()
+    return csv_text([*heads, *(f"tau with {model}" for model in ranking.models)], lines)
 
 
 def as_latex(spec: RankingSpec, ranking: Ranking) -> str:
@@ -135,14 +116,11 @@ def as_latex(spec: RankingSpec, ranking: Ranking) -> str:
         gains[2].append("-" if tau[0] is None else f"{tau[0]:.3f}")
     spans = [[rf"\multicolumn{{2}}{{c}}{{{tex(cell)}}}" for cell in cells] for _, *cells in gains]
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
-        rf"\begin{{tabular}}{{l{'r' * (2 * count)}}}", r"\toprule", rf" & {over} \\",
-        rf"Algorithm{' & avg. & rank' * count} \\", r"\midrule",
+        rf" & {over} \\", rf"Algorithm{' & avg. & rank' * count} \\", r"\midrule",
         *[" & ".join(map(tex, row)) + r" \\" for row in _body(spec, ranking)], r"\midrule",
         *[" & ".join([tex(row[0]), *cells]) + r" \\" for row, cells in zip(gains, spans, strict=True)],
-        r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return latex_table(spec, 2 * count, lines)
 
 
 def _draw(folder: Path, spec: RankingSpec, ranking: Ranking) -> None:

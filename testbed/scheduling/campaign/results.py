@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
-from testbed.host.whole_files import draft_of
+from testbed.host.whole_files import csv_text, draft_of
 from testbed.scheduling.campaign.model import MEASURES, Campaign
 from testbed.scheduling.campaign.plan import Asked, Plan, Simulation
 from testbed.scheduling.campaign.sweep import Results
@@ -85,11 +83,7 @@ def _number(value: Value) -> float:
 
 def write_results(folder: Path, rows: Sequence[Row]) -> None:
     """Write `results.csv` and `results.parquet` to a folder, each whole or not at all. Raises UserError."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(["" if row[column] is None else row[column] for column in COLUMNS] for row in rows)
-    write_text(folder / "results.csv", text.getvalue())
+    write_text(folder / "results.csv", csv_text(COLUMNS, ([row[column] for column in COLUMNS] for row in rows)))
     _write_parquet(folder / "results.parquet", rows)
 
 

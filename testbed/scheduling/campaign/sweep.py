@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self, TypeVar
 
 import msgspec
@@ -99,9 +98,7 @@ class Sweep:
             draft.unlink()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         """Give the folder back."""
         if self._lock is not None:
             self._lock.close()  # and with it the lock

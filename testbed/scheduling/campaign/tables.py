@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.scheduling.campaign.model import TableSpec
+from testbed.host.whole_files import csv_text
+from testbed.scheduling.campaign.model import RankingSpec, TableSpec
 from testbed.scheduling.campaign.summary import Summary
 from testbed.scheduling.metrics import Spread
 from testbed.scheduling.workload.files import write_text
@@ -31,7 +31,7 @@ def as_text(spec: TableSpec, summary: Summary) -> str:
     lines = [spec.title, ""]
     groups, body = _cells(spec, summary)
     heads = ["Algorithm", *(head for _ in summary.columns for head in _HEADS[spec.cell])]
-    widths = [max(len(row[place]) for row in [heads, *body]) for place in range(len(heads))]
+    widths = widths_of([heads, *body])
     span = len(_HEADS[spec.cell])
     for place, group in enumerate(groups):
         first = 1 + place * span
@@ -41,27 +41,33 @@ def as_text(spec: TableSpec, summary: Summary) -> str:
     for place, group in enumerate(groups):
         first = 1 + place * span
         over.append(group.center(sum(widths[first : first + span]) + 2 * (span - 1)))
-    lines += ["  ".join(over).rstrip()]
-    for row in [heads, *body]:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
+    lines += ["  ".join(over).rstrip(), *aligned([heads, *body], widths)]
     counts = sorted({cell.count for _, cells in summary.rows for cell in cells if cell is not None})
     if counts:
         lines += ["", f"over {counts[0]} traces" if len(counts) == 1 else f"over {counts[0]} to {counts[-1]} traces"]
     return "\n".join(lines) + "\n"
 
 
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column of a table in plain characters."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[str]:
+    """Return rows as lines of columns, the first to the left, the others to the right; see `widths_of`."""
+    widths = widths or widths_of(rows)
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
 def as_csv(summary: Summary) -> str:
     """Return a line a policy, set of traces and measure, with all digits."""
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", "traces", "measure", "count", "mean", "std", "max"])
-    for name, cells in summary.rows:
-        for (title, measure), cell in zip(summary.columns, cells, strict=True):
-            if cell is not None:
-                std = "" if cell.count == 1 else cell.std
-                writer.writerow([name, title, measure, cell.count, cell.mean, std, cell.maximum])
-    return out.getvalue()
+    rows = [
+        [name, title, measure, cell.count, cell.mean, None if cell.count == 1 else cell.std, cell.maximum]
+        for name, cells in summary.rows
+        for (title, measure), cell in zip(summary.columns, cells, strict=True)
+        if cell is not None
+    ]
+    return csv_text(["policy", "traces", "measure", "count", "mean", "std", "max"], rows)
 
 
 def as_latex(spec: TableSpec, summary: Summary) -> str:
@@ -71,13 +77,18 @@ def as_latex(spec: TableSpec, summary: Summary) -> str:
     heads = " & ".join(tex(head) for _ in groups for head in _HEADS[spec.cell])
     over = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{tex(group)}}}" for group in groups)
     rules = "".join(rf"\cmidrule(lr){{{2 + place * span}-{1 + (place + 1) * span}}}" for place in range(len(groups)))
-    lines = [
+    rows = [" & ".join(map(tex, row)) + r" \\" for row in body]
+    lines = [rf" & {over} \\", rules, rf"Algorithm & {heads} \\", r"\midrule", *rows]
+    return latex_table(spec, span * len(groups), lines)
+
+
+def latex_table(spec: TableSpec | RankingSpec, numbers: int, lines: Sequence[str]) -> str:
+    """Return lines as a `table` environment of a column of words and so many of numbers."""
+    head = [
         r"\begin{table}", r"\centering", rf"\caption{{{tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
-        rf"\begin{{tabular}}{{l{'r' * (span * len(groups))}}}", r"\toprule", rf" & {over} \\", rules,
-        rf"Algorithm & {heads} \\", r"\midrule", *[" & ".join(map(tex, row)) + r" \\" for row in body],
-        r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        rf"\begin{{tabular}}{{l{'r' * numbers}}}", r"\toprule",
     ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
 def _cells(spec: TableSpec, summary: Summary) -> tuple[list[str], list[list[str]]]:

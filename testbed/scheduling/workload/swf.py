@@ -13,7 +13,6 @@ from testbed.errors import InputError
 from testbed.scheduling.workload.files import read_text, write_text
 
 Number = int | Decimal  # a Decimal keeps every digit of a field such as 142.00, so that it is written as it was read
-MISSING = -1
 
 
 class SwfRecord(NamedTuple):  # a tuple, as it is made eight times as fast as a frozen dataclass of 18 fields

@@ -23,7 +23,7 @@ from testbed.study.report.page.tables import (
     penalties_table,
 )
 from testbed.study.report.run.facts import RunFacts, verdict
-from testbed.study.report.run.run_data import Record, RunData, read_record, run_data_of
+from testbed.study.report.run.run_data import RunData, read_record, with_points
 
 if TYPE_CHECKING:
     import polars as pl
@@ -80,7 +80,7 @@ class Run:
     @property
     def history(self) -> History:
         """State of jobs, guests, images and nodes after the last entry of the journal: the fold of its events."""
-        return self._record.history
+        return self._facts.history
 
     @property
     def status(self) -> Status:
@@ -238,7 +238,7 @@ class Run:
         return f"<div>{''.join(parts)}</div>"
 
     @cached_property
-    def _record(self) -> Record:
+    def _record(self) -> RunData:
         return read_record(self.path)
 
     @property
@@ -247,7 +247,7 @@ class Run:
 
     @cached_property
     def _material(self) -> RunData:
-        return run_data_of(self._record)
+        return with_points(self._record)
 
     @cached_property
     def _page(self) -> Page:

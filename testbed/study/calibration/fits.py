@@ -116,7 +116,7 @@ def fit_times(sample: Sample) -> TimeFit | None:
         return None
     if not all(np.isfinite(values).all() for values in (sample.memory_mib, sample.concurrent, sample.time_s)):
         raise ValueError("times to be fitted must be finite")
-    weights = _bootstrap_weights(sample.trial)
+    weights = bootstrap_weights(sample.trial)
     levels = np.unique(sample.concurrent)
     fitted = {"constant": _lines(sample, weights, None, memory=False)}
     error_frac = {"constant": _left_out_error(sample, fitted["constant"])}
@@ -169,7 +169,7 @@ def median_interval(values: Sequence[float] | Floats, trials: Sequence[int] | In
         within = t_interval([float(np.median(ys[units == name])) for name in names]) if quantile == 0.5 else None
         return Interval(value, within.low, within.high) if within else Interval(value, np.nan, np.nan)
     if quantile == 0.5:
-        return expanded_interval(value, weighted_median(ys, _bootstrap_weights(units)[1:]), names.size)
+        return expanded_interval(value, weighted_median(ys, bootstrap_weights(units)[1:]), names.size)
     draw = np.random.default_rng(_SEED)
     members = [ys[units == name] for name in names]
     found = [
@@ -204,8 +204,8 @@ def slope_interval(x: Sequence[float], y: Sequence[float], trials: Sequence[int]
     None if x does not vary; NaN bounds for fewer than `LEAST_TRIALS` trials.
     """
     units = np.asarray(trials)
-    _intercepts, slopes = _theil_sen(
-        np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), _bootstrap_weights(units)
+    _intercepts, slopes = theil_sen(
+        np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), bootstrap_weights(units)
     )
     if not np.isfinite(slopes[0]):
         return None
@@ -215,26 +215,29 @@ def slope_interval(x: Sequence[float], y: Sequence[float], trials: Sequence[int]
     return expanded_interval(float(slopes[0]), slopes[1:], count)
 
 
-def _bootstrap_weights(trial: Ints) -> Floats:
+def bootstrap_weights(trial: Ints, draw: np.random.Generator | None = None, resamples: int = 0) -> Floats:
     """Return how often each observation counts (1 + R, n): once in the first row, by drawn trials in the others."""
     _names, unit = np.unique(trial, return_inverse=True)
     units = int(unit.max()) + 1
-    drawn = np.random.default_rng(_SEED).multinomial(units, np.full(units, 1.0 / units), size=RESAMPLES)
+    draw = draw or np.random.default_rng(_SEED)
+    drawn = draw.multinomial(units, np.full(units, 1.0 / units), size=resamples or RESAMPLES)
     return np.vstack([np.ones((1, trial.size)), drawn[:, unit].astype(np.float64)])
 
 
-def _pairs(x: Floats) -> tuple[Ints, Ints]:
-    """Return pairs of observations at different x, all of them or `_PAIRS` drawn ones."""
+def _pairs(x: Floats, draw: np.random.Generator, most: int) -> tuple[Ints, Ints]:
+    """Return pairs of observations at different x, all of them or `most` drawn ones."""
     left, right = np.triu_indices(x.size, 1)
     apart = np.flatnonzero(x[left] != x[right])
-    if apart.size > _PAIRS:
-        apart = np.random.default_rng(_SEED).choice(apart, _PAIRS, replace=False)
+    if apart.size > most:
+        apart = draw.choice(apart, most, replace=False)
     return left[apart], right[apart]
 
 
-def _theil_sen(x: Floats, y: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def theil_sen(
+    x: Floats, y: Floats, weights: Floats, draw: np.random.Generator | None = None, most_pairs: int = _PAIRS
+) -> tuple[Floats, Floats]:
     """Return intercepts and slopes (R,) of y over x under each row of weights (R, n); NaN slopes without pairs."""
-    left, right = _pairs(x)
+    left, right = _pairs(x, draw or np.random.default_rng(_SEED), most_pairs)
     if not left.size:
         return weighted_median(y, weights), np.full(weights.shape[0], np.nan)
     slopes = weighted_median((y[right] - y[left]) / (x[right] - x[left]), weights[:, left] * weights[:, right])
@@ -261,7 +264,7 @@ def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bo
         x, y, own = sample.memory_mib[chosen], sample.time_s[chosen], weights[:, chosen]
         fixed_s[:, index] = weighted_median(y, own)
         if memory:
-            intercept_s, slope = _theil_sen(x, y, own)
+            intercept_s, slope = theil_sen(x, y, own)
             if _rises(slope, np.unique(sample.trial[chosen]).size):
                 fixed_s[:, index], slopes[:, index] = intercept_s, slope
     return _Rows(fixed_s, slopes, np.full(rows, np.inf), line)
@@ -287,10 +290,10 @@ def _shared_from(sample: Sample, weights: Floats, split: float) -> _Rows:
     """Fit the law with `split` as the first level of tasks at once that reaches the total rate."""
     memory_mib, concurrent, time_s = sample.memory_mib, sample.concurrent, sample.time_s
     full, alone = concurrent >= split, concurrent < split
-    _fixed, total = _theil_sen((memory_mib * concurrent)[full], time_s[full], weights[:, full])
+    _fixed, total = theil_sen((memory_mib * concurrent)[full], time_s[full], weights[:, full])
     slope = total * split
     if alone.any():
-        _fixed, slope = _theil_sen(memory_mib[alone], time_s[alone], weights[:, alone])
+        _fixed, slope = theil_sen(memory_mib[alone], time_s[alone], weights[:, alone])
     with np.errstate(divide="ignore", invalid="ignore"):
         saturation = np.maximum(slope / total, 1.0)
         moved = memory_mib * np.maximum(1.0, concurrent / saturation[:, None])
@@ -338,7 +341,7 @@ def _refit(sample: Sample, fitted: _Rows, weights: Floats) -> _Rows:
         chosen = fitted.line == index
         x, y, own = sample.memory_mib[chosen], sample.time_s[chosen], weights[:, chosen]
         sloped = bool(fitted.s_per_mib[0, index])
-        intercept_s, slope = _theil_sen(x, y, own) if sloped else (weighted_median(y, own), np.zeros(len(own)))
+        intercept_s, slope = theil_sen(x, y, own) if sloped else (weighted_median(y, own), np.zeros(len(own)))
         fixed_s.append(intercept_s)
         slopes.append(slope)
     rows = weights.shape[0]

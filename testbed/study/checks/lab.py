@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from testbed.bus.messages import AnyAction, NodeFacts
@@ -96,9 +95,7 @@ class LabUnderTest:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         self._stack.close()
 
     @property

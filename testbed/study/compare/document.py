@@ -19,9 +19,9 @@ def document(found: Study) -> dict[str, Any]:
         "verdict": found.verdict,
         "goals_met": found.goals_met,
         "overheads": found.overheads,
-        "quarantine": {run.name: _health(found.health[str(run.path)]) for run in found.runs},
-        "left_out": [run.name for run in found.left_out],
-        "copies": [run.name for run in found.again],
+        "quarantine": {run.facts.name: _health(found.health[str(run.facts.path)]) for run in found.runs},
+        "left_out": [run.facts.name for run in found.left_out],
+        "copies": [run.facts.name for run in found.again],
         "groups": [_group(group) for group in found.groups],
         "orders": {segment: [_order(each) for each in orders] for segment, orders in found.orders.items()},
     }
@@ -45,7 +45,7 @@ def _group(group: Group) -> dict[str, Any]:
     return {
         "segment": group.segment,
         "policy": group.policy,
-        "runs": [pair.run.name for pair in group.pairs],
+        "runs": [pair.run.facts.name for pair in group.pairs],
         "verdict": group.verdict,
         "noise": None
         if noise is None
@@ -87,7 +87,7 @@ def _judged(judged: Judged) -> dict[str, Any]:
 
 def _pair(pair: RunPair) -> dict[str, Any]:
     return {
-        "run": pair.run.name,
+        "run": pair.run.facts.name,
         "schedule_agreement_frac": pair.agreement_frac,
         "decisions": _alignment(pair.alignment),
         "jobs": [asdict(job) for job in pair.jobs],

@@ -18,7 +18,7 @@ from testbed.study.report.page.style import (
     VERMILION,
     Chart,
     legend_outside,
-    log_ticks,
+    log_scale,
     single_axes,
 )
 
@@ -44,8 +44,7 @@ def dumbbells(group: Group, number: int) -> Chart:
         axes.plot(live.mean(axis=0), places, "o", color=BLUE, markersize=5, zorder=3)
         axes.plot(twins, places, "D", color=ORANGE, markersize=4.5, zorder=3)
         axes.set_yticks(places, [str(job) for job in shown])
-        axes.set_xscale("log")
-        log_ticks(axes.xaxis, float(min(live.min(), twins.min())), float(max(live.max(), twins.max())))
+        log_scale(axes, "x", float(min(live.min(), twins.min())), float(max(live.max(), twins.max())))
         handles = [
             Line2D([], [], color=BLUE, marker="o", linestyle="", label="live" if count == 1 else "live, mean"),
             Line2D([], [], color=ORANGE, marker="D", linestyle="", label="simulated"),
@@ -77,11 +76,9 @@ def scatter(group: Group, number: int) -> Chart:
         axes.plot(line, line, color=INK, linewidth=0.8, label="equal")
         for place, pair in enumerate(group.pairs):
             axes.scatter(live[place], twins[place], s=16, color=CYCLE[place % len(CYCLE)], alpha=0.8, linewidths=0,
-                         label=pair.run.name if len(group.pairs) <= 4 else None, zorder=3)  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        log_ticks(axes.xaxis, low, high)
-        log_ticks(axes.yaxis, low, high)
+                         label=pair.run.facts.name if len(group.pairs) <= 4 else None, zorder=3)  # fmt: skip
+        log_scale(axes, "x", low, high)
+        log_scale(axes, "y", low, high)
         legend_outside(figure, 1)
 
     caption = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import UserError
@@ -29,48 +29,10 @@ class LiveRun:
     journal: tuple[events.Known, ...]
 
     @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.facts.name
-
-    @property
-    def path(self) -> Path:
-        """Its directory."""
-        return self.facts.path
-
-    @property
-    def time_scale(self) -> float:
-        """Trace seconds in a wall second."""
-        return self.facts.time_scale
-
-    @property
-    def policy(self) -> str:
-        """The policy's name."""
-        return self.facts.policy
-
-    @property
     def period_s(self) -> float | None:
         """Trace seconds between periodic passes, None without them."""
         value = self.facts.manifest.get("period_s")
         return None if value is None else float(value)
-
-
-@dataclass(slots=True)
-class _Journal:
-    """Keeps what a pass over the journal shows."""
-
-    timeline: Timeline
-    period_s: float | None
-    numbering: Numbering = field(default_factory=Numbering)
-    decisions: list[DecisionRecord] = field(default_factory=list)
-    others: list[events.Known] = field(default_factory=list)
-
-    def take(self, event: events.Known, history: History) -> None:
-        self.timeline.take(event, history)
-        if isinstance(event, events.Decision):
-            self.decisions.append(of_journal(event, self.period_s, self.numbering))
-        else:
-            self.others.append(event)
 
 
 def read_live(path: Path) -> LiveRun:
@@ -79,12 +41,22 @@ def read_live(path: Path) -> LiveRun:
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json")
     try:
-        period_s = manifest["period_s"]
-        journal = _Journal(Timeline.of_manifest(manifest), None if period_s is None else float(str(period_s)))
+        period_s = None if manifest["period_s"] is None else float(str(manifest["period_s"]))
+        timeline = Timeline.of_manifest(manifest)
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
-    facts = read_facts(path, journal.take)
-    return LiveRun(facts, journal.timeline.schedule(), tuple(journal.decisions), tuple(journal.others))
+    numbering = Numbering()
+    decisions: list[DecisionRecord] = []
+    others: list[events.Known] = []
+
+    def keep(event: events.Known, _history: History) -> None:
+        if isinstance(event, events.Decision):
+            decisions.append(of_journal(event, period_s, numbering))
+        else:
+            others.append(event)
+
+    facts = read_facts(path, timeline.take, keep)
+    return LiveRun(facts, timeline.schedule(), tuple(decisions), tuple(others))
 
 
 def segment_of(run: RunFacts) -> str:

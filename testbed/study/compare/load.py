@@ -155,7 +155,7 @@ def _replay_s(run: LiveRun) -> tuple[float, float]:
     """Return when the replay began and when its last job ended, as seconds of the Unix clock."""
     begin_s = (run.facts.anchor_ns or 0) / 1e9 + run.facts.replay_begin_s
     ends_s = [job.end_time_s for job in run.facts.jobs if job.end_time_s is not None]
-    return begin_s, begin_s + max(ends_s, default=0.0) / run.time_scale
+    return begin_s, begin_s + max(ends_s, default=0.0) / run.facts.time_scale
 
 
 def _seconds(frame: pl.DataFrame) -> Floats:

@@ -26,7 +26,7 @@ from testbed.study.report.run.figures_schedule import figures_schedule
 
 def study_page(found: Study) -> Page:
     """Return the page of a comparison."""
-    names = [run.name for run in found.runs]
+    names = [run.facts.name for run in found.runs]
     sections = [_health_section(found)]
     for number, group in enumerate(found.groups, 1):
         sections += _group_sections(group, number, alone=len(found.groups) == 1)
@@ -34,11 +34,11 @@ def study_page(found: Study) -> Page:
         sections.insert(0, _order_section(found))
     scenarios = ", ".join(dict.fromkeys(run.facts.scenario for run in found.runs))
     remarks = [
-        f"{run.name} was quarantined: {reason}"
+        f"{run.facts.name} was quarantined: {reason}"
         for run in found.left_out
-        for reason in found.health[str(run.path)].reasons
+        for reason in found.health[str(run.facts.path)].reasons
     ]
-    remarks += [f"{run.name} is the same run as one before it: counted once." for run in found.again]
+    remarks += [f"{run.facts.name} is the same run as one before it: counted once." for run in found.again]
     first = found.groups[0] if found.groups else None
     return Page(
         title=f"{scenarios}: live and simulated",
@@ -69,11 +69,11 @@ def _headlines(group: Group) -> list[Headline]:
 
 def _health_section(found: Study) -> Section:
     rows = [
-        (run.name, finding.what, "–" if finding.value is None else f"{finding.value:.4g}",
+        (run.facts.name, finding.what, "–" if finding.value is None else f"{finding.value:.4g}",
          f"{finding.limit:g}", finding.unit, "not recorded" if finding.value is None
          else "disturbed" if finding.disturbed else "well")
         for run in found.runs
-        for finding in found.health[str(run.path)].findings
+        for finding in found.health[str(run.facts.path)].findings
     ]  # fmt: skip
     columns = ("run", "what was measured", "value", "limit", "unit", "")
     caption = (
@@ -89,9 +89,10 @@ def _group_sections(group: Group, number: int, *, alone: bool) -> list[Section]:
     lead = f"{sentence(repeats(group))}. " + " ".join(f"{sentence(judgement(each))}." for each in group.judged)
     of = "" if alone else f", {group.policy}"
     first = group.pairs[0]
-    charts = figures_schedule(replace(first.run.schedule, name=first.run.name), [first.simulation.schedule])
+    charts = figures_schedule(replace(first.run.schedule, name=first.run.facts.name), [first.simulation.schedule])
     unique: list[Chart | Absent] = [replace(chart, name=f"{chart.name}-of-{number}") for chart in charts]
-    words = tuple((f"Decisions of {pair.run.name}", "\n".join(decisions(pair))) for pair in group.pairs)
+    said = [(pair.run.facts.name, decisions(pair)) for pair in group.pairs]
+    words = tuple((f"Decisions of {name}", "\n".join(lines)) for name, lines in said)
     return [
         Section(
             f"errors-{number}", f"Errors{of}", (bands(group, number), scatter(group, number), dumbbells(group, number)),
@@ -103,7 +104,7 @@ def _group_sections(group: Group, number: int, *, alone: bool) -> list[Section]:
         ),
         Section(
             f"decisions-{number}", f"Decisions{of}", tuple(unique), details=words,
-            lead=" ".join(f"{pair.run.name}: {decisions(pair)[0]}; {decisions(pair)[1]}." for pair in group.pairs),
+            lead=" ".join(f"{name}: {lines[0]}; {lines[1]}." for name, lines in said),
         ),
     ]  # fmt: skip
 
@@ -114,7 +115,7 @@ def _jobs_table(group: Group, number: int) -> Table:
         for job in pair.jobs:
             one, other = job.live, job.simulated
             rows.append((
-                pair.run.name, str(job.job), str(job.tasks), f"{job.run_time_s:,.0f}",
+                pair.run.facts.name, str(job.job), str(job.tasks), f"{job.run_time_s:,.0f}",
                 f"{one.start_s:,.1f}", f"{other.start_s:,.1f}", f"{one.turnaround_s:,.1f}",
                 f"{other.turnaround_s:,.1f}", f"{job.error_frac:+.1%}", f"{one.stretch:.2f}", f"{other.stretch:.2f}",
                 f"{one.preemptions} / {other.preemptions}", f"{one.migrations} / {other.migrations}",

@@ -73,7 +73,7 @@ def pair(run: LiveRun, overheads: Overheads | None) -> RunPair:
 
     Raises `UserError` for a run that cannot be simulated, `RunError` for a simulation that does not end.
     """
-    simulation = simulate_run(run.path, overheads)
+    simulation = simulate_run(run.facts.path, overheads)
     found = simulation.run
     order = sorted(range(len(found.jobs)), key=lambda row: found.jobs[row].job_id)
     rows = [run.facts.job_by_id[found.jobs[row].job_id] for row in order]

@@ -104,7 +104,7 @@ def _operations(run: LiveRun) -> Iterator[Finding]:
 
 
 def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
-    points = load_points(run.path, _MEASUREMENTS)
+    points = load_points(run.facts.path, _MEASUREMENTS)
     samples = sampling(run, points["node"])
     yield Finding("restarts", "restarts of an agent", float(samples.restarts), 0, "")
     yield Finding("missing", "samples of a node that are missing", samples.missing_frac,
@@ -153,6 +153,6 @@ def _lateness_s(run: LiveRun) -> Iterator[float]:
     for record in run.decisions:
         for kind, number in record.triggers:
             if kind == SUBMISSION and number in submit_s:
-                yield (record.time_s - submit_s[number]) / run.time_scale
+                yield (record.time_s - submit_s[number]) / run.facts.time_scale
             elif kind == PERIODIC and run.period_s is not None:
-                yield (record.time_s - number * run.period_s) / run.time_scale
+                yield (record.time_s - number * run.period_s) / run.facts.time_scale

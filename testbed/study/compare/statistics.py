@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.measure.robust import t_quantile_975
+from testbed.scheduling.metrics import kendall_tau
 
 Floats = NDArray[np.float64]
 
@@ -185,19 +186,12 @@ def order(metric: str, live: Mapping[str, Sequence[float]], simulated: Mapping[s
             noise = max(t_quantile_975(freedom) * sqrt(within / freedom) * size, FLOOR_FRAC)
         pairs.append(Pair(first, second, log(means[second] / means[first]), log(twins[second] / twins[first]), noise))
     told = [pair for pair in pairs if pair.told_apart]
+    tau = kendall_tau([means[name] for name in means], [twins[name] for name in means])
     return Order(
         metric,
         dict(sorted(means.items(), key=lambda item: item[1])),
         dict(sorted(twins.items(), key=lambda item: item[1])),
         tuple(pairs),
-        kendall_tau([means[name] for name in means], [twins[name] for name in means]),
+        nan if tau is None else tau,
         all(pair.agrees for pair in told) if told else None,
     )
-
-
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Kendall's tau-b of two rankings of the same things; NaN if one of them ties all."""
-    agree = [(np.sign(a - b), np.sign(c - d)) for (a, c), (b, d) in combinations(zip(first, second, strict=True), 2)]
-    score = sum(one * other for one, other in agree)
-    free = [sum(pair[side] != 0 for pair in agree) for side in (0, 1)]
-    return float(score / sqrt(free[0] * free[1])) if all(free) else nan

@@ -143,16 +143,16 @@ def study(
     for run in runs:
         (again if run.facts.tag and run.facts.tag in seen else once).append(run)
         seen.add(run.facts.tag)
-    health = {str(run.path): examine(run, limits) for run in once}
+    health = {str(run.facts.path): examine(run, limits) for run in once}
     kept: list[LiveRun] = []
     left_out: list[LiveRun] = []
     for run in once:
-        found = health[str(run.path)]
+        found = health[str(run.facts.path)]
         well = found.usable and (keep_disturbed or not found.reasons)
         (kept if well else left_out).append(run)
     together: dict[_Key, list[LiveRun]] = {}
     for run in kept:
-        together.setdefault((segment_of(run.facts), run.policy, run.period_s), []).append(run)
+        together.setdefault((segment_of(run.facts), run.facts.policy, run.period_s), []).append(run)
     groups = tuple(
         Group(key[0], _label(key, together), tuple(pair(run, overheads) for run in members))
         for key, members in together.items()

@@ -24,15 +24,15 @@ def print_study(found: Study, console: Console, *, most_jobs: int) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     say(f"Simulated with {found.overheads}")
     for run in found.again:
-        say(f"{run.name}: the same run as one before it: counted once", style="yellow")
+        say(f"{run.facts.name}: the same run as one before it: counted once", style="yellow")
     for run in found.runs:
-        health = found.health[str(run.path)]
+        health = found.health[str(run.facts.path)]
         word = "quarantined" if run in found.left_out else "disturbed, kept"
         for reason in health.reasons:
-            say(f"{run.name}: {word}: {reason}", style="bold yellow")
+            say(f"{run.facts.name}: {word}: {reason}", style="bold yellow")
         for finding in health.findings:
             if finding.value is None:
-                say(f"{run.name}: {finding}", style="dim")
+                say(f"{run.facts.name}: {finding}", style="dim")
     for group in found.groups:
         _print_group(group, console, most_jobs)
     for orders in found.orders.values():
@@ -60,7 +60,7 @@ def _print_group(group: Group, console: Console, most_jobs: int) -> None:
     console.print(sources_table(group, most_jobs))
     say(largest_source(group))
     for pair in group.pairs:
-        say(f"decisions of {pair.run.name}:")
+        say(f"decisions of {pair.run.facts.name}:")
         for line in decisions(pair):
             say(f"  {line}")
 

@@ -14,7 +14,7 @@ from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
 from testbed.study.report.calibration.data import Measured, Series, count_words, interval_words, median_headline
 from testbed.study.report.calibration.panels import MARKS, legend_above, seconds_scale, sized
-from testbed.study.report.page.style import BLUE, Absent, Chart, Headline, log_ticks, single_axes
+from testbed.study.report.page.style import BLUE, Absent, Chart, Headline, log_scale, single_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,8 +76,7 @@ class BusLatency(Experiment):
                 )  # fmt: skip
             if values.min() > 0:
                 low, high = 0.9 * float(values.min()), 1.1 * float(values.max())
-                axes.set_xscale("log")
-                log_ticks(axes.xaxis, low, high)
+                log_scale(axes, "x", low, high)
                 axes.set_xlim(low, high)
             axes.set_ylim(0.0, 1.03)
             legend_above(figure, axes, 2)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testbed.errors import UserError
-from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
 from testbed.lab.migration_targets import migration_targets
 from testbed.study.calibration.experiment import Experiment, LabFacts
@@ -94,9 +94,9 @@ class LiveMigration(Experiment):
         async with group(guests_of(lab, condition)) as specimens:
             await together([specimen.start() for specimen in specimens])
             paces = await together([Pace.of(specimen) for specimen in specimens])
-            moved = await together([_move(specimen) for specimen in specimens])
+            moved = await together([specimen.migrate((1,)) for specimen in specimens])
             felt = await together([pace.felt_s(specimen) for specimen, pace in zip(specimens, paces, strict=True)])
-        return [{**observation, "felt_s": felt_s} for observation, felt_s in zip(moved, felt, strict=True)]
+        return [{**asdict(each), "felt_s": felt_s} for each, felt_s in zip(moved, felt, strict=True)]
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
         """Return fits over memory and guests at once: the whole, the reported downtime, and what guests felt."""
@@ -149,14 +149,3 @@ class LiveMigration(Experiment):
         )
         alt = f"Live migrations: median {np.median(values_of(rows, 'migrate_s')):.3g} s"
         return [Chart(name, title, caption, alt, sized(draw), wide=True)]
-
-
-async def _move(specimen: LabJob) -> Observation:
-    moved = await specimen.migrate((1,))
-    return {
-        "migrate_s": moved.migrate_s,
-        "reported_s": moved.reported_s,
-        "downtime_reported_s": moved.downtime_reported_s,
-        "moved_mib": moved.moved_mib,
-        "rounds": moved.rounds,
-    }

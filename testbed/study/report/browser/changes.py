@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.study.report.browser.jobs import GuestRow
 from testbed.study.report.browser.state import KEPT_SPANS, PHASES, SHOWN_ACTIONS, SHOWN_JOBS, RunState, span_row
-from testbed.study.report.run.timeline import KINDS
+from testbed.study.report.run.schedule import KINDS
 
 
 class Page:

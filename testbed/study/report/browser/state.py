@@ -14,7 +14,8 @@ from testbed.run.phases import IllegalEventError
 from testbed.study.report.browser.jobs import Board, board_of
 from testbed.study.report.browser.log import ERROR, describe
 from testbed.study.report.browser.telemetry import NodeUse, Telemetry
-from testbed.study.report.run.timeline import KINDS, Span, Timeline
+from testbed.study.report.run.schedule import KINDS, Span
+from testbed.study.report.run.timeline import Timeline
 
 KEPT_SPANS: Final = 40_000
 KEPT_LINES: Final = 200

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from testbed.measure.line_protocol import parse_line
+
 GUEST_KEPT_NS = 4 * 10**9
-_ESCAPED = re.compile(r"\\(.)")
-_TAG = re.compile(r",((?:\\.|[^\\,=])+)=((?:\\.|[^\\,])*)")
 
 
 @dataclass(slots=True)
@@ -40,25 +39,20 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.by_node: dict[str, NodeUse] = {}
-        self._tags: dict[str, dict[str, str]] = {}
 
     def feed(self, line: bytes) -> str | None:
         """Take one line; return the name of the node that it is about, None for all others and what is no point."""
         if not line.startswith((b"node,", b"guest,")):
             return None
         try:
-            # the fields of both measurements are numbers, so that no field holds a blank
-            head, fields_text, time_text = line.decode().rsplit(" ", 2)
-            tags = self._read_tags(head)
-            values = dict(pair.split("=", 1) for pair in fields_text.split(","))
-            numbers = {name: float(value.removesuffix("i")) for name, value in values.items()}
-            name = tags["node"]
-            time_ns = int(time_text)
-            if head.startswith("guest,"):
-                key = int(tags["job"]), int(tags["task"])
-                self._guest(self.by_node.setdefault(name, NodeUse()), key, time_ns, numbers)
+            point = parse_line(line.decode())
+            numbers = {name: float(value) for name, value in point.fields.items()}
+            name = point.tags["node"]
+            if point.measurement == "guest":
+                key = int(point.tags["job"]), int(point.tags["task"])
+                self._guest(self.by_node.setdefault(name, NodeUse()), key, point.time_ns, numbers)
             else:
-                self._node(self.by_node.setdefault(name, NodeUse()), time_ns, numbers)
+                self._node(self.by_node.setdefault(name, NodeUse()), point.time_ns, numbers)
         except (ValueError, KeyError):  # a line of another version: the page goes without it
             return None
         return name
@@ -79,14 +73,3 @@ class Telemetry:
         if before is not None and time_ns > before.time_ns and cpu_s >= before.cpu_s:
             now.used_cores = (cpu_s - before.cpu_s) / ((time_ns - before.time_ns) / 1e9)
         node.guests[key] = now
-
-    def _read_tags(self, head: str) -> dict[str, str]:
-        """Read the tags; each guest's are the same in every line, so they are remembered."""
-        tags = self._tags.get(head)
-        if tags is None:
-            if len(self._tags) >= 20_000:
-                self._tags.clear()
-            pairs = _TAG.findall(head)
-            tags = {_ESCAPED.sub(r"\1", name): _ESCAPED.sub(r"\1", value) for name, value in pairs}
-            self._tags[head] = tags
-        return tags

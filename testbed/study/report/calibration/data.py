@@ -13,6 +13,7 @@ import numpy as np
 from testbed.measure.robust import Interval
 from testbed.study.calibration.fits import Floats, Ints, median_interval
 from testbed.study.calibration.model import Calibration
+from testbed.study.calibration.quantities import number
 from testbed.study.calibration.trials import Trials
 from testbed.study.calibration.values import Value
 from testbed.study.report.page.style import Absent, Headline
@@ -30,8 +31,7 @@ class Row:
 
     def number(self, name: str) -> float | None:
         """Return a value that is a finite number, else None."""
-        value = self.values.get(name)
-        return float(value) if isinstance(value, (int, float)) and isfinite(value) else None
+        return number(self.values, name)
 
     def at(self, *names: str) -> tuple[Value, ...]:
         """Return values by their names, an empty text for one that is not there."""

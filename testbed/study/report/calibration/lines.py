@@ -13,7 +13,7 @@ from math import isclose
 import numpy as np
 
 from testbed.measure.robust import expanded_interval
-from testbed.study.calibration.fits import Floats, Ints, weighted_median
+from testbed.study.calibration.fits import Floats, bootstrap_weights, theil_sen
 from testbed.study.calibration.model import Calibration, Quantity
 from testbed.study.calibration.values import Value
 from testbed.study.report.calibration.data import Row, figure_words, having, trials_of, values_of
@@ -129,7 +129,9 @@ def _line(law: _Law, level: int, memory_mib: Floats, rows: Sequence[Row], observ
     concurrent = np.array([row.number("concurrent") or 1.0 for row in rows])
     x = values_of(rows, "memory_mib") * law.slowdown(concurrent)
     trials = trials_of(rows)
-    fixed_s, slopes = _resampled(x, values_of(rows, observed), trials)
+    draw = np.random.default_rng(_SEED)
+    weights = bootstrap_weights(trials, draw, _RESAMPLES)[1:]
+    fixed_s, slopes = theil_sen(x, values_of(rows, observed), weights, draw, _PAIRS)
     units = np.unique(trials).size
     at = memory_mib * law.slowdown(float(max(level, 1)))
     found = [
@@ -139,22 +141,3 @@ def _line(law: _Law, level: int, memory_mib: Floats, rows: Sequence[Row], observ
     return Line(
         level, memory_mib, time_s, np.array([one.low for one in found]), np.array([one.high for one in found])
     )  # fmt: skip
-
-
-def _resampled(x: Floats, y: Floats, trials: Ints) -> tuple[Floats, Floats]:
-    """Return intercepts and slopes (R,) of lines through resamples of whole trials; NaN where one has no slope."""
-    draw = np.random.default_rng(_SEED)
-    names, unit = np.unique(trials, return_inverse=True)
-    weights = draw.multinomial(names.size, np.full(names.size, 1.0 / names.size), size=_RESAMPLES)[:, unit].astype(
-        np.float64
-    )
-    left, right = np.triu_indices(x.size, 1)
-    apart = np.flatnonzero(x[left] != x[right])
-    if not apart.size:
-        nothing = np.full(_RESAMPLES, np.nan)
-        return nothing, nothing
-    if apart.size > _PAIRS:
-        apart = draw.choice(apart, _PAIRS, replace=False)
-    left, right = left[apart], right[apart]
-    slopes = weighted_median((y[right] - y[left]) / (x[right] - x[left]), weights[:, left] * weights[:, right])
-    return weighted_median(y - slopes[:, None] * x, weights), slopes

@@ -1,8 +1,7 @@
-"""A calibration drawn: one page of HTML that needs nothing else, and single figures for documents."""
+"""A calibration drawn: one page of HTML that needs nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.study.calibration.model import Calibration
@@ -20,7 +19,7 @@ from testbed.study.report.calibration.tables import (
     quantities_table,
 )
 from testbed.study.report.page.document import Page, Section, write_page
-from testbed.study.report.page.style import Absent, Chart, write_chart
+from testbed.study.report.page.style import Absent, Chart
 
 _MOST_REMARKS = 12
 _TAKEN = frozenset(  # the parts of the page that are no figures of one experiment
@@ -89,17 +88,6 @@ def write_calibration_report(trials: Trials, calibration: Calibration, path: Pat
     The page is whole in itself: it asks no network for anything. Equal input gives equal bytes.
     """
     write_page(calibration_page(trials, calibration), path)
-
-
-def write_calibration_figures(
-    trials: Trials, calibration: Calibration, folder: Path, forms: Sequence[str] = ("svg", "png")
-) -> list[Path]:
-    """Write every figure that there is as FOLDER/calibration_….FORM on white, and return the paths.
-
-    `forms` are of "svg", "pdf" and "png". Raises `UserError` where a file cannot be written.
-    """
-    charts = calibration_page(trials, calibration).charts
-    return [write_chart(chart, folder, form) for chart in charts for form in forms]
 
 
 def _wide_first(figure: Chart | Absent) -> bool:

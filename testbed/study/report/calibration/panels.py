@@ -23,7 +23,7 @@ from testbed.study.report.page.style import (
     VERMILION,
     WIDE_IN,
     Chart,
-    log_ticks,
+    log_scale,
 )
 
 if TYPE_CHECKING:
@@ -198,14 +198,8 @@ def log_axis(axes: Axes, values: Sequence[Floats], *, upright: bool) -> None:
         (axes.set_ylim if upright else axes.set_xlim)(0.0)
         return
     low, high = float(known.min()) / 1.25, float(known.max()) * 1.25
-    if upright:
-        axes.set_yscale("log")
-        log_ticks(axes.yaxis, low, high)
-        axes.set_ylim(low, high)
-    else:
-        axes.set_xscale("log")
-        log_ticks(axes.xaxis, low, high)
-        axes.set_xlim(low, high)
+    log_scale(axes, "y" if upright else "x", low, high)
+    (axes.set_ylim if upright else axes.set_xlim)(low, high)
 
 
 def memory_axis(axes: Axes, most_mib: float) -> None:

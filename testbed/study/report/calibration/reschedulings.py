@@ -19,7 +19,7 @@ from testbed.study.report.calibration.panels import (
     strips,
     strips_height_in,
 )
-from testbed.study.report.page.style import INK, VERMILION, Absent, Chart, log_ticks
+from testbed.study.report.page.style import INK, VERMILION, Absent, Chart, log_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,9 +88,8 @@ def _draw(axes: Axes, pair: Clocks) -> None:
     high = 1.25 * max(pair.x_s.max(), pair.y_s.max())
     axes.plot([low, high], [low, high], color=INK, linewidth=0.9, linestyle=(0, (4, 2)), label="both agree")
     dots(axes, pair.x_s, pair.y_s, 0, label="observation", total=pair.x_s.size)
-    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-        scale("log")
-        log_ticks(axis, float(low), float(high))
+    log_scale(axes, "x", float(low), float(high))
+    log_scale(axes, "y", float(low), float(high))
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_xlabel(pair.x_label)

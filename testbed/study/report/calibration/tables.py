@@ -12,7 +12,7 @@ from typing import Any
 from testbed.study.calibration import tables
 from testbed.study.calibration.model import Calibration, condition_words
 from testbed.study.calibration.trials import Trials
-from testbed.study.report.page.tables import Table
+from testbed.study.report.page.tables import Table, node_cells
 
 
 def quantities_table(calibration: Calibration) -> Table:
@@ -101,18 +101,11 @@ def nodes_table(trials: Trials) -> Table | None:
     rows = []
     for name, told in nodes.items():
         facts = _table(told)
-        capabilities = [str(word) for word in facts.get("capabilities", ())]
-        accelerator = next((word.removeprefix("accel:") for word in capabilities if word.startswith("accel:")), "–")
+        kind, size = node_cells(facts)
         versions = ", ".join(f"{key} {value}" for key, value in _table(facts.get("versions")).items())
         stores = ", ".join(str(store) for store in facts.get("image_stores", ()))
-        rows.append(
-            (
-                str(name), str(facts.get("driver", "–")), accelerator, str(facts.get("kernel", "–")),
-                str(facts.get("cpu_model", "–")), versions or "–", stores or "–",
-                f"{facts.get('cpus', 0):g} of {facts.get('machine_cores', '–')}", f"{facts.get('memory_mib', 0):,}",
-                f"{facts.get('image_free_mib', 0):,}",
-            )
-        )  # fmt: skip
+        free = f"{facts.get('image_free_mib', 0):,}"
+        rows.append((str(name), *kind, versions or "–", stores or "–", *size, free))
     heads = (
         "node", "driver", "accelerator", "kernel", "processor", "versions", "image stores", "cores", "memory MiB",
         "free MiB",

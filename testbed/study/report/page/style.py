@@ -8,20 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe-Ito: told apart with any kind of colour vision.
 ORANGE: Final = "#E69F00"
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
-YELLOW: Final = "#F0E442"
 BLUE: Final = "#0072B2"
 VERMILION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
@@ -157,10 +155,12 @@ def single_axes(figure: Figure, x: str, y: str) -> Axes:
     return axes
 
 
-def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Let a logarithmic axis from `low` to `high` carry plain numbers, at some places of each decade."""
+def log_scale(axes: Axes, side: Literal["x", "y"], low: float, high: float) -> None:
+    """Make an axis from `low` to `high` logarithmic, with plain numbers at some places of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  # only to draw
 
+    axes.set(**{f"{side}scale": "log"})
+    axis = axes.xaxis if side == "x" else axes.yaxis
     close = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if high / low < 12.0 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=close if high / low < 300.0 else (1.0,)))
     axis.set_minor_locator(NullLocator())

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from testbed.study.report.page.fragment import table_html
 from testbed.study.report.page.style import Headline
 from testbed.study.report.run.comparison import Group, Verdict, band_of
-from testbed.study.report.run.facts import JobRow, RunFacts
-from testbed.study.report.terminal.text import AMOUNTS, METRICS, PHASES
+from testbed.study.report.run.facts import RunFacts
+from testbed.study.report.terminal.text import METRICS, job_cells, penalty_cells
 
 if TYPE_CHECKING:
     from testbed.study.report.run.quantiles import Quantiles
@@ -50,12 +50,8 @@ class Table:
         return table_html(self)
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _mib(value: Any) -> str:
-    return f"{float(value) / (1 << 20):,.0f}"
 
 
 def headlines(run: RunFacts) -> list[Headline]:
@@ -75,16 +71,8 @@ def headlines(run: RunFacts) -> list[Headline]:
 
 def jobs_table(run: RunFacts) -> Table:
     """One row a job."""
-    rows = tuple(
-        (
-            str(job.job_id), job.state, str(job.tasks), _number(job.cpu_need_frac), _number(job.mem_req_frac),
-            _number(job.submit_time_s, 0), _number(job.start_time_s, 0), _number(job.end_time_s, 0),
-            _number(job.run_time_s, 0), _number(job.virtual_time_s, 0), _number(job.stretch),
-            str(job.preemptions), _migrations(job),
-            _number(job.penalty_s), _mib(job.bytes_moved),
-        )
-        for job in run.jobs
-    )  # fmt: skip
+    cells = [(job.state, *job_cells(job, _number)) for job in run.jobs]
+    rows = tuple((job_id, state, *rest) for state, job_id, *rest in cells)
     caption = (
         "CPU need and memory requirement are shares of a node, of each task. Submission, start, end, run time on a "
         "dedicated cluster and virtual time are trace seconds; "
@@ -98,22 +86,11 @@ def jobs_table(run: RunFacts) -> Table:
     return Table("jobs", "Jobs", caption, columns, rows, texts=2)
 
 
-def _migrations(job: JobRow) -> str:
-    return f"{job.migrations} ({job.live_migrations} live)" if job.live_migrations else str(job.migrations)
-
-
 def penalties_table(run: RunFacts) -> Table | None:
     """One row a completed preemption or migration, None if there was none."""
     if not run.reschedulings:
         return None
-    rows = tuple(
-        (
-            str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
-            *(_number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
-            *(_mib(getattr(each, f"{kind}_bytes")) for kind in AMOUNTS),
-        )
-        for each in run.reschedulings
-    )  # fmt: skip
+    rows = tuple(tuple(penalty_cells(each, _number)) for each in run.reschedulings)
     caption = (
         "Wall seconds by the controller's monotonic clock. The penalty is save + transfer + wait + restore + downtime "
         "+ first progress (until every task has progressed); a live migration's time and the pause, in which the "
@@ -163,18 +140,20 @@ def nodes_table(run: RunFacts) -> Table | None:
         return None
     rows = []
     for name, facts in nodes.items():
-        capabilities = [str(word) for word in facts.get("capabilities", [])]
-        accelerator = next((word.removeprefix("accel:") for word in capabilities if word.startswith("accel:")), "–")
-        rows.append(
-            (
-                str(name), str(facts.get("driver", "–")), accelerator, str(facts.get("kernel", "–")),
-                str(facts.get("cpu_model", "–")), ", ".join(capabilities),
-                f"{facts.get('cpus', 0):g} of {facts.get('machine_cores', '–')}", f"{facts.get('memory_mib', 0):,}",
-            )
-        )  # fmt: skip
+        kind, size = node_cells(facts)
+        rows.append((str(name), *kind, ", ".join(map(str, facts.get("capabilities", ()))), *size))
     columns = ("node", "driver", "accelerator", "kernel", "processor", "capabilities", "cores", "memory MiB")
     caption = "As the agents announced them; cores are the node's share of its machine's."
     return Table("nodes", "Nodes", caption, columns, tuple(rows), texts=6)
+
+
+def node_cells(facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what kind of node it is (driver, accelerator, kernel, processor), and its size (cores, memory)."""
+    words = map(str, facts.get("capabilities", ()))
+    accelerator = next((word.removeprefix("accel:") for word in words if word.startswith("accel:")), "–")
+    kind = [str(facts.get("driver", "–")), accelerator, str(facts.get("kernel", "–")), str(facts.get("cpu_model", "–"))]
+    size = [f"{facts.get('cpus', 0):g} of {facts.get('machine_cores', '–')}", f"{facts.get('memory_mib', 0):,}"]
+    return kind, size
 
 
 def provenance(run: RunFacts) -> list[tuple[str, str]]:

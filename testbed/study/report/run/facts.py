@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 from testbed.errors import UserError
 from testbed.measure.reasons import UNKNOWN, Reason, reason_of
 from testbed.measure.rundir import JOB_COLUMNS, read_json
+from testbed.measure.tables import JOBS
 from testbed.run import events
 from testbed.run.history import History
 from testbed.run.interruptions import LIVE
@@ -23,6 +24,10 @@ Remark: TypeAlias = (
     events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results | events.Order
     | events.ClockStarted
 )  # fmt: skip
+
+
+_WHOLE = frozenset(column.name for column in JOBS.columns if column.kind == "int")
+_MAY_LACK = frozenset({"run_time_s", "start_time_s", "end_time_s", "stretch", "virtual_time_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ class JobRow:
 class RunFacts:
     """One run: manifest and summary as they were written, jobs, and the rare entries of its journal.
 
-    `summary` is None if the controller was killed before it wrote one. `last_s` is the `t_s` of the last entry of the
-    journal; `reschedulings` are its complete ones. `remarks` are retries, nodes lost, and the like.
+    `summary` is None if the controller was killed before it wrote one. `history` is the state after the last entry of
+    the journal; `reschedulings` are its complete ones. `remarks` are retries, nodes lost, and the like.
     """
 
     path: Path
@@ -66,9 +71,7 @@ class RunFacts:
     jobs: tuple[JobRow, ...]
     reschedulings: tuple[events.Rescheduling, ...]
     remarks: tuple[Remark, ...]
-    begin: events.Begin | None
-    last_s: float
-    reasons: Mapping[int, Reason] = field(default_factory=dict)  # of failed jobs, as the journal has them
+    history: History
 
     @property
     def name(self) -> str:
@@ -76,21 +79,25 @@ class RunFacts:
         return self.path.resolve().name
 
     @property
+    def _begin(self) -> events.Begin | None:
+        return self.history.begin
+
+    @property
     def policy(self) -> str:
         """The policy's name."""
-        return str(self.manifest.get("policy") or (self.begin and self.begin.policy) or "unknown policy")
+        return str(self.manifest.get("policy") or (self._begin and self._begin.policy) or "unknown policy")
 
     @property
     def scenario(self) -> str:
         """The scenario's name."""
         table = self.manifest.get("scenario")
         name = table.get("name") if isinstance(table, dict) else None
-        return str(name or (self.begin and self.begin.scenario) or "unknown scenario")
+        return str(name or (self._begin and self._begin.scenario) or "unknown scenario")
 
     @property
     def tag(self) -> str:
         """What tells this run from every other, empty if unknown."""
-        return str(self.manifest.get("run_tag") or (self.begin and self.begin.run_tag) or "")
+        return str(self.manifest.get("run_tag") or (self._begin and self._begin.run_tag) or "")
 
     @property
     def seed(self) -> object:
@@ -111,7 +118,9 @@ class RunFacts:
                 str(job): reason_of(str(text), codes.get(job)) for job, text in self.summary.get("failed", {}).items()
             }
         unknown = Reason(UNKNOWN, "the journal says no more")
-        return {str(job.job_id): self.reasons.get(job.job_id, unknown) for job in self.jobs if job.state == "failed"}
+        told = (job for job in self.history.jobs.values() if job.failure_text)
+        reasons = {job.job: reason_of(job.failure_text, job.failure_code) for job in told}
+        return {str(job.job_id): reasons.get(job.job_id, unknown) for job in self.jobs if job.state == "failed"}
 
     @property
     def done(self) -> int:
@@ -236,11 +245,7 @@ def read_facts(path: Path, *listeners: Listener) -> RunFacts:
         jobs=tuple(jobs),
         reschedulings=tuple(reschedulings),
         remarks=tuple(remarks),
-        begin=history.begin,
-        last_s=history.last_s,
-        reasons={
-            job.job: reason_of(job.failure_text, job.failure_code) for job in history.jobs.values() if job.failure_text
-        },
+        history=history,
     )
 
 
@@ -256,36 +261,16 @@ def _rows(path: Path) -> list[dict[str, str]] | None:
 
 def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
     """Return a row of jobs.csv as numbers; columns that an older version did not write are 0 or None."""
-    values: dict[str, float | None] = {}
+    values: dict[str, Any] = {}
     for column in JOB_COLUMNS:
         text = row.get(column)
         try:
-            values[column] = float(text) if text else None
+            value = float(text) if text else None
         except ValueError:
             raise UserError(f"{path / 'jobs.csv'}: {column} = {text!r}: expected a number") from None
-
-    def count(column: str) -> int:
-        return int(values[column] or 0)
-
-    known = history.jobs.get(count("job_id"))
-    return JobRow(
-        job_id=count("job_id"),
-        submit_time_s=values["submit_time_s"] or 0.0,
-        tasks=count("tasks"),
-        cpu_need_frac=values["cpu_need_frac"] or 0.0,
-        mem_req_frac=values["mem_req_frac"] or 0.0,
-        run_time_s=values["run_time_s"],
-        start_time_s=values["start_time_s"],
-        end_time_s=values["end_time_s"],
-        stretch=values["stretch"],
-        virtual_time_s=values["virtual_time_s"],
-        preemptions=count("preemptions"),
-        migrations=count("migrations"),
-        penalty_s=values["penalty_s"] or 0.0,
-        bytes_moved=count("bytes_moved"),
-        live_migrations=count("live_migrations"),
-        state="coming" if known is None else known.word,
-    )
+        values[column] = value if column in _MAY_LACK else int(value or 0) if column in _WHOLE else value or 0.0
+    known = history.jobs.get(values["job_id"])
+    return JobRow(**values, state="coming" if known is None else known.word)
 
 
 def _jobs_of(history: History) -> list[JobRow]:

@@ -14,7 +14,7 @@ from testbed.study.report.page.style import (
     Absent,
     Chart,
     legend_outside,
-    log_ticks,
+    log_scale,
     single_axes,
 )
 
@@ -74,9 +74,8 @@ def figure_supersteps(supersteps: pl.DataFrame | None) -> Chart | Absent:
             ranks, columns["median"], "o" if few else "-", color=BLUE, markersize=4, linewidth=1.4, label="median"
         )
         axes.axhline(1.0, color=INK, linewidth=0.6)
-        axes.set_yscale("log")
         most = max(*columns["most"], 1.5)
-        log_ticks(axes.yaxis, 1.0, most)
+        log_scale(axes, "y", 1.0, most)
         axes.set_ylim(0.95, most * 1.1)
         legend_outside(figure, 3)
 

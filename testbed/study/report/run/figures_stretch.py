@@ -14,7 +14,7 @@ from testbed.study.report.page.style import (
     Absent,
     Chart,
     legend_outside,
-    log_ticks,
+    log_scale,
     short,
     single_axes,
 )
@@ -58,10 +58,9 @@ def figure_stretch(runs: Sequence[RunFacts]) -> Chart | Absent:
                 bound, color=INK, linestyle=(0, (4, 2)), linewidth=1.0,
                 label="" if place else "lower bound of the maximum",
             )  # fmt: skip
-        axes.set_xscale("log")
         least = min(1.0, *(stretches[0] for _, _, stretches in lines))
         most = max(*bounds, *(stretches[-1] for _, _, stretches in lines), 1.2 * least)
-        log_ticks(axes.xaxis, least, most)
+        log_scale(axes, "x", least, most)
         axes.set_xlim(least * 0.97, most * 1.06)
         axes.set_ylim(0.0, 1.02)
         legend_outside(figure, 2 if len(lines) == 1 else 1)

@@ -49,7 +49,7 @@ def figure_traffic(facts: RunFacts, actions: pl.DataFrame | None) -> Chart | Abs
         elapsed_s="elapsed_s",
         bytes="bytes",
     )
-    last_s = max(facts.last_s - facts.replay_begin_s, float(table["end_s"].to_numpy().max()), 1e-6)
+    last_s = max(facts.history.last_s - facts.replay_begin_s, float(table["end_s"].to_numpy().max()), 1e-6)
     edges_s = np.linspace(0.0, last_s, _BINS + 1)
     rates, counts = [], []
     for verb, label, color, hatch in _VERBS:

@@ -64,13 +64,6 @@ def height_in(schedules: Sequence[Schedule]) -> float:
     return total
 
 
-def gantt_figure(schedules: Sequence[Schedule], *, width_in: float = 10.0) -> Figure:
-    """Return a new figure of one or several schedules on one axis of time, with a white ground."""
-    figure = Figure(figsize=(width_in, height_in(schedules)), layout="constrained", facecolor="white")
-    draw_gantt(figure, schedules)
-    return figure
-
-
 def draw_gantt(figure: Figure, schedules: Sequence[Schedule]) -> None:
     """Fill an empty figure with Gantt charts below each other; all share the axis of time and the colours."""
     subplots = figure.subplots(

@@ -30,13 +30,6 @@ _EDGE = "#3c444c"
 _HATCH = "////"
 
 
-def difference_figure(found: Difference, *, width_in: float = 10.0) -> Figure:
-    """Return a new figure of a difference, with a white ground."""
-    figure = Figure(figsize=(width_in, difference_height_in(found)), layout="constrained", facecolor="white")
-    draw_difference(figure, found)
-    return figure
-
-
 def difference_height_in(found: Difference) -> float:
     """Return a good height for the figure, in inches."""
     dense = is_dense(found.first) or is_dense(found.second)

@@ -54,10 +54,5 @@ def as_data(report: JobReport) -> dict[str, object]:
 
 def _wait(report: JobReport, wait: Wait) -> dict[str, object]:
     names = report.run.node_names
-    return {
-        "kind": wait.kind,
-        "verb": wait.verb,
-        "nodes": [names[node] if node < len(names) else f"node {node}" for node in wait.nodes],
-        "jobs": list(wait.jobs),
-        "behind": wait.behind,
-    }
+    nodes = [names[node] if node < len(names) else f"node {node}" for node in wait.nodes]
+    return {**asdict(wait), "nodes": nodes, "jobs": list(wait.jobs)}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.run.events import Known
-from testbed.run.history import History
 from testbed.study.report.run.facts import RunFacts, read_facts
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.run.timeline import Timeline
@@ -23,25 +21,16 @@ _MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What manifest, journal and results of a run say: its facts, its schedule, and the state that it ended in."""
-
-    facts: RunFacts
-    schedule: Schedule
-    history: History
-
-
-@dataclass(frozen=True, slots=True)
 class RunData:
     """A run: its facts, its schedule, and its points by measurement; `trouble` says what could not be read."""
 
     facts: RunFacts
     schedule: Schedule
-    points: Mapping[str, pl.DataFrame]
+    points: Mapping[str, pl.DataFrame] = field(default_factory=dict)
     trouble: tuple[str, ...] = ()
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> RunData:
     """Read a run directory except its points, in one pass over its journal, whether the run is complete or not.
 
     Raises `UserError` where `read_facts` does.
@@ -50,17 +39,11 @@ def read_record(path: Path) -> Record:
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     timeline = Timeline.of_manifest(manifest) if {"clocks", "nodes"} <= manifest.keys() else Timeline()
-    state = History()
-
-    def keep(_event: Known, history: History) -> None:
-        nonlocal state
-        state = history
-
-    facts = read_facts(path, timeline.take, keep)
-    return Record(facts, timeline.schedule(), state)
+    facts = read_facts(path, timeline.take)
+    return RunData(facts, timeline.schedule())
 
 
-def run_data_of(record: Record) -> RunData:
+def with_points(record: RunData) -> RunData:
     """Add the points that figures need to what was read of a run.
 
     Points that cannot be read are left out, and said so.
@@ -70,8 +53,8 @@ def run_data_of(record: Record) -> RunData:
     try:
         points = load_points(record.facts.path, _MEASUREMENTS)
     except UserError as error:
-        return RunData(record.facts, record.schedule, {}, (f"Figures of points are missing: {error}",))
-    return RunData(record.facts, record.schedule, points)
+        return replace(record, trouble=(f"Figures of points are missing: {error}",))
+    return replace(record, points=points)
 
 
 def load_run_data(path: Path) -> RunData:
@@ -79,4 +62,4 @@ def load_run_data(path: Path) -> RunData:
 
     Journal and manifest must be readable (`UserError`).
     """
-    return run_data_of(read_record(path))
+    return with_points(read_record(path))

@@ -8,25 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from testbed.errors import UserError
-from testbed.measure.rundir import read_json
 from testbed.run import events
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import COURSES, Phase
-from testbed.run.reader import read_history
 from testbed.run.standstill import Standstill
 from testbed.study.report.run.schedule import (
-    ENDED,
-    IN_MEMORY,
-    KINDS,
     LIVE,
     RESTORE,
     RUN,
-    RUNS,
     SAVE,
     START,
     TRANSFER,
@@ -35,8 +27,6 @@ from testbed.study.report.run.schedule import (
     Schedule,
     Span,
 )
-
-__all__ = ["ENDED", "IN_MEMORY", "KINDS", "RUNS", "JobFacts", "Schedule", "Span", "Timeline", "read_timeline"]
 
 _GIVEN_UP: Final = {course.during: course.before for course in COURSES.values()}
 
@@ -113,14 +103,6 @@ class Timeline:
         """Return what is known of the jobs that were submitted."""
         return {job.job: self._facts(job) for job in self._jobs.values() if job.phase is not Phase.COMING}
 
-    def to_trace_s(self, wall_s: float) -> float:
-        """Return the trace second of a wall second since the replay began."""
-        return wall_s * self.time_scale
-
-    def node_name(self, node: int) -> str:
-        """Return the name of a node, or its index if it has none."""
-        return self.node_names[node] if node < len(self.node_names) else str(node)
-
     def schedule(self, name: str = "measured") -> Schedule:
         """Return what is known by now as a schedule."""
         return Schedule(name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s)
@@ -182,17 +164,3 @@ class Timeline:
         for job, task in list(self._open):
             self._close(job, task)
         self.ended = True
-
-
-def read_timeline(run: Path) -> Timeline:
-    """Read the timeline of a run directory, whether the run is complete, aborted or still going on.
-
-    Raises `UserError` when its manifest or journal cannot be read, or is not one of a run.
-    """
-    manifest = read_json(run / "manifest.json")
-    try:
-        timeline = Timeline.of_manifest(manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{run / 'manifest.json'}: expected clocks.time_scale and nodes of a run: {error!r}") from error
-    read_history(run / "events.jsonl", timeline.node_names, timeline.take)
-    return timeline

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from rich import box
 from rich.console import Console
@@ -57,15 +56,18 @@ PHASES = ("save", "transfer", "wait", "restore", "downtime", "first_progress", "
 AMOUNTS = ("saved", "transferred", "restored", "migrated")
 
 
-def _number(text: object, digits: int = 2) -> str:
-    if text in (None, ""):
+Number = Callable[[float | None, int], str]
+"""Writes a figure with so many digits behind the point, and what was not measured as a dash."""
+
+
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
         return "-"
-    value = float(cast("str", text))
     return f"{value:,.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _mib(text: object) -> str:
-    return f"{float(cast('str', text)) / (1 << 20):,.0f}"
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):,.0f}"
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -83,18 +85,19 @@ def jobs_table(run: RunFacts) -> Table:
          "stretch", "pre", "mig", "penalty s", "MiB moved", "state"),
     )  # fmt: skip
     for job in run.jobs:
-        table.add_row(
-            str(job.job_id), str(job.tasks), _number(job.cpu_need_frac), _number(job.mem_req_frac),
-            _number(job.submit_time_s, 0), _number(job.start_time_s, 0), _number(job.end_time_s, 0),
-            _number(job.run_time_s, 0), _number(job.virtual_time_s, 0), _number(job.stretch),
-            str(job.preemptions), _migrations(job), _number(job.penalty_s), _mib(job.bytes_moved), job.state,
-        )  # fmt: skip
+        table.add_row(*job_cells(job, _number), job.state)
     return table
 
 
-def _migrations(job: JobRow) -> str:
-    """How many migrations, and how many of them live."""
-    return f"{job.migrations} ({job.live_migrations} live)" if job.live_migrations else str(job.migrations)
+def job_cells(job: JobRow, number: Number) -> list[str]:
+    """Return what tables show of a job except its state; `number` writes figures."""
+    live = f" ({job.live_migrations} live)" if job.live_migrations else ""
+    return [
+        str(job.job_id), str(job.tasks), number(job.cpu_need_frac, 2), number(job.mem_req_frac, 2),
+        number(job.submit_time_s, 0), number(job.start_time_s, 0), number(job.end_time_s, 0),
+        number(job.run_time_s, 0), number(job.virtual_time_s, 0), number(job.stretch, 2),
+        str(job.preemptions), f"{job.migrations}{live}", number(job.penalty_s, 2), _mib(job.bytes_moved),
+    ]  # fmt: skip
 
 
 def penalties_table(run: RunFacts) -> Table | None:
@@ -107,12 +110,17 @@ def penalties_table(run: RunFacts) -> Table | None:
          "paused", "MiB saved", "sent", "read", "live"),
     )  # fmt: skip
     for each in run.reschedulings:
-        table.add_row(
-            str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
-            *(_number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
-            *(_mib(getattr(each, f"{kind}_bytes")) for kind in AMOUNTS),
-        )  # fmt: skip
+        table.add_row(*penalty_cells(each, _number))
     return table
+
+
+def penalty_cells(each: events.Rescheduling, number: Number) -> list[str]:
+    """Return what tables show of a preemption or migration; `number` writes figures."""
+    return [
+        str(each.job), each.reason, each.mechanism, str(each.moved_tasks),
+        *(number(getattr(each, f"{phase}_s"), 3) for phase in PHASES),
+        *(_mib(getattr(each, f"{kind}_bytes")) for kind in AMOUNTS),
+    ]  # fmt: skip
 
 
 def metric_text(metric: object) -> str:
