@@ -206,7 +206,7 @@ def test_threads_of_a_connection_that_never_came_about_are_let_go():
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_threads_are_let_go_whatever_hanging_up_comes_to(monkeypatch: pytest.MonkeyPatch, hangs: bool):
-    monkeypatch.setattr("node_agent.drivers.virt.hypervisor.HANG_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr("node_agent.drivers.virt.hypervisor.HANG_UP_WITHIN_S", 0.05 if hangs else HANG_S)
     over = threading.Event() if hangs else None
 
     async def main() -> None:
