@@ -17,9 +17,10 @@ from test_rehearsal import check_memory, check_one_operation_a_job, workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, MigrationReport
-from testbed.bus.failure_codes import Failure, FailureCode
+from testbed.bus.failure_codes import Failure
 from testbed.bus.migration import Destination
 from testbed.control.replay_decisions import replay_decisions
+from testbed.errors import FailureCode
 from testbed.lab.addresses import guest_addresses
 from testbed.scheduling.workload.jobs import Job
 

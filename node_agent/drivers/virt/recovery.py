@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from node_agent.drivers.virt.platform import Timeouts
 from node_agent.drivers.virt.silence import Silence
-from testbed.bus.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 WORKED_S = 0.05  # CPU time from which on a silent machine works: one that is stopped uses none
 
