@@ -24,7 +24,8 @@ from testbed.scheduling.campaign.report import write_report
 from testbed.scheduling.campaign.results import rows_of
 from testbed.scheduling.campaign.run import Place, run_units
 from testbed.scheduling.campaign.sweep import Sweep
-from testbed.scheduling.simulation.overheads import Overheads, parse_overheads
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 sys.path.append(str(Path(__file__).parent))
 from campaign_files import SMALL, write

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from testbed.errors import UserError
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.compiling import NEVER
-from testbed.scheduling.simulation.overheads import constant, linear, parse_overheads
+from testbed.scheduling.simulation.overheads import constant, linear
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.run import MIGRATION
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job

@@ -12,7 +12,7 @@ from typing import Any
 from testbed.study.calibration import tables
 from testbed.study.calibration.model import Calibration, condition_words
 from testbed.study.calibration.trials import Trials
-from testbed.study.report.page.tables import Table
+from testbed.study.report.page.table import Table
 
 
 def quantities_table(calibration: Calibration) -> Table:
