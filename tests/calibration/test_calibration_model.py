@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     BEGIN,
     FIRST_PROGRESS_S,
     RESTORE_MIB_PER_S,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     AT_ONCE,
     BEGIN,
     FIRST_PROGRESS_S,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_lab import synthetic_trials
+from support.calibration.synthetic_lab import synthetic_trials
 
 from testbed.cli.calibrate import calibrate as command
 from testbed.errors import UserError

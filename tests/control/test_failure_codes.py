@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from interrupting import Interrupting
-from rehearsal import five_jobs, rehearse
-from test_live_migration import movers
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import five_jobs, movers, rehearse
 
 import testbed
 from node_agent.drivers.null import NullDriver

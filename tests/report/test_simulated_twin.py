@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.control.rehearsal import BEST, five_jobs, rehearse
+from support.simulation.scripted import Scripted
 
 from testbed.errors import UserError
 from testbed.scheduling.policies.catalogue import parse
@@ -26,13 +28,6 @@ from testbed.study.report.run.difference import Cell, difference
 from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 from testbed.study.report.run.simulated import Simulation, simulate_run, simulate_schedule
 from testbed.study.report.run.timeline import read_timeline
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from itertools import pairwise
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
-from rehearsal import BEST, five_jobs, rehearse
-from scripted import Scripted
 
 FIELDS = ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved")
 NAMES = ("a", "b", "c", "d")
