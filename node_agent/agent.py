@@ -48,7 +48,6 @@ from node_agent.watch import check, watch
 from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
     MOST_NATIVE_RANKS,
@@ -83,6 +82,7 @@ from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 from testbed.bus.tls import client_context, server_context
+from testbed.errors import FailureCode
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from node_agent.telemetry_sender import Listener
 from node_agent.verifier import Answer, Verifier, compare
 from testbed.bus import topics
 from testbed.bus.event_details import told
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import MPI_BARRIER, GuestEvent, encode
 from testbed.bus.protocol import Bus, BusError, FullError
+from testbed.errors import FailureCode
 
 AGAIN_AFTER_S = 1.0
 _log = logging.getLogger(__name__)

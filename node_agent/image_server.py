@@ -22,9 +22,8 @@ from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.few_lines import FewLines
 from node_agent.image_tickets import NoTicketError, Tickets
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.suspicious_acts import SOMEBODY, ActKind, ActLog
-from testbed.errors import UserError
+from testbed.errors import FailureCode, UserError
 
 MOST_CONNECTIONS = 256
 MOST_OF_ONE_ADDRESS = 128

@@ -22,8 +22,8 @@ import xxhash
 from node_agent.drivers.protocol import DriverError, ImageLostError, SuspectError
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of, shown_line
 from node_agent.programs.image import new_digest
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import ImageRef
+from testbed.errors import FailureCode
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}\.img")
 _CHUNK = 1 << 20

@@ -14,8 +14,8 @@ from node_agent.drivers.protocol import DriverEvent
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import Task
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import GuestSpec
+from testbed.errors import FailureCode
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import StrEnum
 
-from testbed.bus.failure_codes import FailureCode
+
+class FailureCode(StrEnum):
+    """Why a job failed; a later version may have more codes. `testbed.bus.failure_codes` says what each means."""
+
+    GUEST_FAILED = "guest-failed"
+    WRONG_RESULT = "wrong-result"
+    NO_PROGRESS = "no-progress"
+    NODE_LOST = "node-lost"
+    AGENT_RESTARTED = "agent-restarted"
+    LEASE_LOST = "lease-lost"
+    IMAGE_LOST = "image-lost"
+    DOES_NOT_FIT = "does-not-fit"
+    START_FAILED = "start-failed"
+    CAP_FAILED = "cap-failed"
+    SAVE_FAILED = "save-failed"
+    TRANSFER_FAILED = "transfer-failed"
+    RESTORE_FAILED = "restore-failed"
+    MIGRATE_FAILED = "migrate-failed"
+    UNABLE = "unable"
 
 
 class TestbedError(Exception):

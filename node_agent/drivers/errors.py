@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.bus.failure_codes import FailureCode
-from testbed.errors import TestbedError
+from testbed.errors import FailureCode, TestbedError
 
 
 class DriverError(TestbedError):

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Self, TextIO
 
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import BadRecordError, Reply, decode, encode
+from testbed.errors import FailureCode
 from testbed.host.whole_files import write_whole
 
 _log = logging.getLogger(__name__)

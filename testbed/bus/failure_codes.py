@@ -3,28 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class FailureCode(StrEnum):
-    """Code of a failure; a later version may have more of them."""
-
-    GUEST_FAILED = "guest-failed"
-    WRONG_RESULT = "wrong-result"
-    NO_PROGRESS = "no-progress"
-    NODE_LOST = "node-lost"
-    AGENT_RESTARTED = "agent-restarted"
-    LEASE_LOST = "lease-lost"
-    IMAGE_LOST = "image-lost"
-    DOES_NOT_FIT = "does-not-fit"
-    START_FAILED = "start-failed"
-    CAP_FAILED = "cap-failed"
-    SAVE_FAILED = "save-failed"
-    TRANSFER_FAILED = "transfer-failed"
-    RESTORE_FAILED = "restore-failed"
-    MIGRATE_FAILED = "migrate-failed"
-    UNABLE = "unable"
-
+from testbed.errors import FailureCode
 
 MEANINGS = {
     FailureCode.GUEST_FAILED: "a task's program or guest ended with an error",

@@ -13,7 +13,6 @@ import msgspec
 
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.envelope import decode_envelope
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import (
     AnyAction,
     BadRecordError,
@@ -29,7 +28,7 @@ from testbed.bus.protocol import Bus, BusError
 from testbed.bus.suspicious_acts import ActKind, ActLog
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.bus.version import PROTOCOL, other_controller
-from testbed.errors import TestbedError, shown
+from testbed.errors import FailureCode, TestbedError, shown
 
 MOST_PENDING_REPLIES = 1000  # that wait for the broker: a tenth of what a bus keeps, so that events have room
 MOST_PENDING_BYTES = 16 << 20

@@ -51,7 +51,7 @@ def compare(
         raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
     import json
 
-    from testbed.scheduling.simulation.overheads import parse_overheads
+    from testbed.scheduling.simulation.overheads_parser import parse_overheads
     from testbed.study.compare.document import document
     from testbed.study.compare.live import read_live
     from testbed.study.compare.study import OUTSIDE, study

@@ -119,7 +119,7 @@ def _page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, 
 
 
 def _simulated(run: Path, overheads: str | None) -> Schedule:
-    from testbed.scheduling.simulation.overheads import parse_overheads
+    from testbed.scheduling.simulation.overheads_parser import parse_overheads
     from testbed.study.report.run.simulated import simulate_run
 
     return simulate_run(run, None if overheads is None else parse_overheads(overheads)).schedule

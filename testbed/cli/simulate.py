@@ -164,7 +164,8 @@ def _announce() -> None:
 
 
 def _overheads(penalty_s: float | None, text: str | None) -> Overheads:
-    from testbed.scheduling.simulation.overheads import DEFAULT_PENALTY_S, constant, parse_overheads
+    from testbed.scheduling.simulation.overheads import DEFAULT_PENALTY_S, constant
+    from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
     if text is None:
         return constant(DEFAULT_PENALTY_S if penalty_s is None else penalty_s)

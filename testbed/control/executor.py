@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from testbed.bus.failure_codes import Failure, FailureCode
+from testbed.bus.failure_codes import Failure
 from testbed.bus.guest_details import Done, Progress
 from testbed.bus.messages import ImageRef
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
-from testbed.errors import TestbedError
+from testbed.errors import FailureCode, TestbedError
 from testbed.lab.live_migration import LiveMigration, LostError, StaysError
 from testbed.lab.operations import NoRoomThereError, Operations, SaveError
 from testbed.run import events

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 
-from testbed.bus.failure_codes import Failure, FailureCode, known_code
+from testbed.bus.failure_codes import Failure, known_code
 from testbed.bus.guest_details import Failed
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.recorder import Recorder
-from testbed.errors import TestbedError
+from testbed.errors import FailureCode, TestbedError
 from testbed.lab.fleet import Node
 from testbed.lab.liveness import Change, Standing
 from testbed.lab.operations import Operations

@@ -18,7 +18,7 @@ import msgspec
 
 from testbed import __version__
 from testbed.bus.drivers import traits_in
-from testbed.bus.failure_codes import Failure, FailureCode
+from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
@@ -33,7 +33,7 @@ from testbed.control.result_checks import Verdicts, check_results
 from testbed.control.results import job_row, summarize
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
-from testbed.errors import RunError, TestbedError
+from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.bring_up import BringUp, dry_lab
 from testbed.lab.core_speed import measure_core
 from testbed.lab.ended_by import ended_by, ended_by_error_of

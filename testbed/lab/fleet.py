@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from testbed.bus import topics
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import (
     ITSELF,
@@ -29,7 +28,7 @@ from testbed.bus.requests import Requester
 from testbed.bus.suspicious_acts import ActKind, ActLog, SuspiciousError
 from testbed.bus.telemetry import Telemetry
 from testbed.bus.version import PROTOCOL, other_agent
-from testbed.errors import RunError, UserError
+from testbed.errors import FailureCode, RunError, UserError
 from testbed.lab.liveness import (
     Announced,
     BusBack,

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import Adopt, Migrate, Stop
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
-from testbed.errors import RunError, TestbedError
+from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.guest_specs import cap_at
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations

@@ -15,14 +15,13 @@ from typing import Annotated
 
 import msgspec
 
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
 from testbed.bus.suspicious_acts import ActKind
-from testbed.errors import RunError, TestbedError, shown
+from testbed.errors import FailureCode, RunError, TestbedError, shown
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.replies import Nodes
 

@@ -14,7 +14,6 @@ from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import Driver, DriverError, DriverEvent, DriverFacts, NodeBudget, UnableError
 from testbed.bus import topics
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
     Adopt,
@@ -41,6 +40,7 @@ from testbed.bus.messages import (
 from testbed.bus.migration import Destination
 from testbed.bus.suspicious_acts import FILE, acts_in
 from testbed.bus.telemetry import GuestSample
+from testbed.errors import FailureCode
 from testbed.lab.virtual_time import run_in_virtual_time
 
 PROGRAM = ProgramSpec(name="eatcpu", work_units=10**9, units_per_iteration=100, seed=1)

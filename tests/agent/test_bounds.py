@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.agent_command import node_agent
 from support.deadlines import PATIENT_DEADLINES
-from test_agent_options import node_agent
 
 from node_agent import bounds
 from node_agent.agent import Agent, AgentConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_nodes import CONTENT, REF, Nodes, ref, two_nodes
+from support.agent.image_nodes import CONTENT, REF, Nodes, ref, two_nodes
 from support.live import HANG_S, until
 
 from node_agent import image_server as server_module

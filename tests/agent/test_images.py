@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from image_nodes import CONTENT, REF, Nodes, ref, two_nodes
+from support.agent.image_nodes import CONTENT, REF, Nodes, ref, two_nodes
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError, ImageLostError

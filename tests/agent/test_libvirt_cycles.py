@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from libvirt_nodes import THROTTLED_CORES, Node, on_both, parallel, serial, start_job, twin
+from support.agent.libvirt_nodes import THROTTLED_CORES, Node, on_both, parallel, serial, start_job, twin
 from support.libvirt_box import libvirt_box, needs_hypervisor
 from support.live import HANG_S
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from libvirt_nodes import (
+from support.agent.libvirt_nodes import (
     THROTTLED_CORES,
     THROTTLED_UNITS,
     Node,

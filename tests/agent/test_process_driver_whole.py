@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from test_process_driver import TestProcessDriver as _Base
+from support.agent.process_suite import ProcessSuite as _Base
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import ProcessGuest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_process_driver import TestProcessDriver as _Base
+from support.agent.process_suite import ProcessSuite as _Base
 
 from node_agent.drivers.procs import environment
 from node_agent.drivers.protocol import DriverError, DriverEvent

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.agent.process_suite import ProcessSuite as _Base
 from support.live import HANG_S
-from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.guests.channel import ChannelError, decode
 from node_agent.guests.pace import supersteps_of

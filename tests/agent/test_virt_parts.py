@@ -12,9 +12,9 @@ from typing import Self
 from xml.etree import ElementTree as ET
 
 import pytest
-from fake_guest import Answer, FakeGuest, obey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.fake_guest import Answer, FakeGuest, obey
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_guest import FakeGuest, obey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.fake_guest import FakeGuest, obey
 from support.live import HANG_S, until
 
 from node_agent.drivers.protocol import DriverEvent

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from golden.pinned_check import check_pinned
-from old_runs.old_run_archive import RUNS, unpack
-from report.page_reader import Reader
-from report.rehearsed_run import GrowingRun, rehearse
+from support.golden.pinned_check import check_pinned
+from support.old_runs.old_run_archive import RUNS, unpack
+from support.report.page_reader import Reader
+from support.report.rehearsed_run import GrowingRun, rehearse
 
 from testbed import Run, UserError
 from testbed.run.history import fold

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+from support.ansible.hosts import HostAt, Ssh, hosts, own_wheel, why_not
 from support.live import HANG_S, wait_until
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+from support.ansible.hosts import HostAt, Ssh, hosts, own_wheel, why_not
 from support.live import HANG_S
 
 from testbed.lab.remote.hosts import load_hosts

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_command import LabCommand
+from support.box.lab_command import LabCommand
 from support.live import HANG_S
 
 from testbed.lab.box.control_group import joined

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import choreography
 import psutil
 import pytest
-from choreography import KILLED, MIGRATED, PREEMPTED_PARALLEL, PREEMPTED_SERIAL, UNDISTURBED
+from support.box import choreography
+from support.box.choreography import KILLED, MIGRATED, PREEMPTED_PARALLEL, PREEMPTED_SERIAL, UNDISTURBED
 from support.deadlines import PATIENT_TOML
 from support.folds import check_directory
 from support.live import HANG_S, wait_until

@@ -17,8 +17,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from support.box.xen_lab import XenLab, needs_xen
 from support.live import HANG_S
-from xen_lab import XenLab, needs_xen
 
 from testbed.lab.box.xen.agent_disk import closure
 from testbed.lab.box.xen.dom0 import AGENT_FILES, BRIDGE, Dom0

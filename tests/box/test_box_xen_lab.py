@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
+from support.box.xen_lab import UP_WITHIN_S, XenLab, needs_xen
 from support.live import HANG_S
-from xen_lab import UP_WITHIN_S, XenLab, needs_xen
 
 from testbed.lab.box.processes import identify, marked, wait_until
 from testbed.lab.box.xen.dom0 import Dom0

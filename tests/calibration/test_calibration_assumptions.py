@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_lab import BEGIN, synthetic_trials
+from support.calibration.synthetic_lab import BEGIN, synthetic_trials
 
 from testbed.measure.robust import Interval
 from testbed.study.calibration.assumptions import HELD_FRAC, WITHIN_FRAC, verdict_on

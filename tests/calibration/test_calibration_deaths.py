@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from test_calibration_session import Starts
+from support.calibration.starts import Starts
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.calibrations import read_calibration
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     BEGIN,
     FIRST_PROGRESS_S,
     RESTORE_MIB_PER_S,
@@ -23,6 +22,7 @@ from synthetic_lab import (
     TRANSFER_MIB_PER_S,
     synthetic_trials,
 )
+from support.calibrations import read_calibration
 
 from testbed.errors import RunError
 from testbed.study.calibration import fits

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     AT_ONCE,
     BEGIN,
     FIRST_PROGRESS_S,
@@ -16,7 +16,7 @@ from synthetic_lab import (
     synthetic_trials,
 )
 
-from testbed.scheduling.simulation.overheads import parse_overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.study.calibration import fits
 from testbed.study.calibration.from_trials import calibrate_from
 from testbed.study.calibration.model_file import write_calibration

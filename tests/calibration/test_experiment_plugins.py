@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.calibration.synthetic_lab import synthetic_trials
 from support.calibrations import read_calibration
-from synthetic_lab import synthetic_trials
 
 from testbed.cli.calibrate import calibrate as command
 from testbed.errors import UserError

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.campaign.campaign_files import SMALL, write
 
 from testbed.errors import UserError
 from testbed.packaged import find_campaign, packaged_campaigns
@@ -16,9 +14,6 @@ from testbed.scheduling.campaign.file import load_campaign
 from testbed.scheduling.campaign.instances import TraceSets
 from testbed.scheduling.campaign.plan import Plan, has_period
 from testbed.scheduling.campaign.ranges import numbers_of
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
 
 
 @pytest.mark.parametrize(

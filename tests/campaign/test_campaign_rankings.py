@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, rankdata
+from support.campaign.campaign_files import SMALL, write
 
 from testbed.errors import UserError
 from testbed.packaged import find_campaign
@@ -25,10 +25,8 @@ from testbed.scheduling.campaign.results import rows_of
 from testbed.scheduling.campaign.run import Place, run_units
 from testbed.scheduling.campaign.sweep import Sweep
 from testbed.scheduling.metrics import kendall_tau
-from testbed.scheduling.simulation.overheads import Overheads, parse_overheads
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 CALIBRATION = """
 [overheads]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import statistics
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.campaign.campaign_files import SMALL, write
 
 import testbed.scheduling.campaign.sweep as sweep_module
 import testbed.scheduling.campaign.workers as workers_module
@@ -38,9 +38,6 @@ from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.files import write_text
 from testbed.scheduling.workload.load import scale_load
 from testbed.scheduling.workload.synthetic import synthetic_trace
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
 
 CODE = "this code"
 

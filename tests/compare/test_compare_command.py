@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from compared_runs import BEST, add_offline, dry_run, quickstart_jobs, repeat
+from support.compare.compared_runs import BEST, add_offline, dry_run, quickstart_jobs, repeat
 
 from testbed.cli.compare import compare
 from testbed.errors import UserError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from compared_runs import Entry, add, add_offline, dry_run, repeat
+from support.compare.compared_runs import Entry, add, add_offline, dry_run, repeat
 
 from testbed.study.compare.live import read_live, segment_of
 from testbed.study.compare.load import machines

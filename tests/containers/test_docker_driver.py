@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine import EngineAt, engine, why_not
+from support.containers.engine import EngineAt, engine, why_not
 from support.live import ENDLESS_UNITS
 
 from node_agent.abilities import Abilities

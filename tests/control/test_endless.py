@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rehearsal import scenario
+from support.control.rehearsal import scenario
 
 from testbed.control.admission import check_events
 from testbed.errors import UserError

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from interrupting import Interrupting
-from rehearsal import five_jobs, rehearse
-from test_live_migration import movers
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import five_jobs, movers, rehearse
 
 import testbed
 from node_agent.drivers.null import NullDriver
@@ -21,11 +20,12 @@ from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.images import ImageCopier
 from node_agent.verifier import Answer, compare
 from testbed.bus.answers import AnswerJournal
-from testbed.bus.failure_codes import MEANINGS, Failure, FailureCode
+from testbed.bus.failure_codes import MEANINGS, Failure
 from testbed.bus.messages import ImageRef, Ping, Reply, decode, encode
 from testbed.bus.requests import CommandFailedError, NoAnswerError
 from testbed.control.recorder import Recorder
 from testbed.control.result_checks import Verdicts
+from testbed.errors import FailureCode
 from testbed.lab.fleet import NodeLostError
 from testbed.lab.operations import SaveError
 from testbed.measure.reasons import reason_of

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from rehearsal import BEST
+from support.control.disturbed import Disturbed
+from support.control.rehearsal import BEST
+from support.control.rehearsal_checks import workloads
 from support.folds import folds_compared
 from support.ordered import Operator
-from test_outages import Disturbed
-from test_rehearsal import workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, DriverEvent

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rehearsal import BEST, Watcher, scenario
+from support.control.rehearsal import BEST, Watcher, scenario
 from support.disks import fill, small_disk
 from support.live import HANG_S
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver

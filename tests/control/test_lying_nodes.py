@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Interrupting
-from rehearsal import five_jobs, rehearse
-from test_live_migration import movers
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import five_jobs, movers, rehearse
 
 from node_agent.agent import Agent
 from testbed.bus.messages import AnyAction, Hold, ListGuests, Migrate, Ping, Release, Save, SetCaps, Start

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster
-from interrupting import Interrupting
-from rehearsal import Watcher, scenario
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import Watcher, scenario
 from support.deadlines import PATIENT
 
 from node_agent.agent import Agent, AgentConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 from support.folds import fold_each, folds_compared
 from support.ordered import Operator, of_kind
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rehearsal import BEST, Watcher, five_jobs, scenario
+from support.control.rehearsal import BEST, Watcher, five_jobs, scenario
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.control.admission import check_disk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import rehearse
+from support.control.rehearsal import rehearse
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.compiling import NEVER

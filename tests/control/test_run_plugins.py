@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rehearsal import Watcher, rehearse, scenario
+from support.control.rehearsal import Watcher, rehearse, scenario
 
 from testbed.cli.run import run
 from testbed.control.admission import check_programs

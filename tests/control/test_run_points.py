@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, rehearse
+from support.control.rehearsal import Watcher, rehearse
 
 from testbed.measure.points import PointError
 from testbed.measure.schema import MEASUREMENTS

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 from support.live_jobs import live_job
 
 from node_agent.drivers.null import NullDriver, _Guest

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, blocks
 from support.calibrations import read_calibration
 from support.deadlines import PATIENT_TOML
+from support.docs.blocks import ROOT, blocks
 from support.live import HANG_S
 
 import testbed

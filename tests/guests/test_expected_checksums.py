@@ -8,8 +8,8 @@ from dataclasses import asdict
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from support.guests.twins import expected, task
 from support.live import ENDLESS_UNITS, HANG_S
-from twins import expected, task
 
 from node_agent.drivers.protocol import DriverEvent
 from node_agent.programs.expected import expected_checksum

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from guest_end import AgentAlone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.guests.guest_end import AgentAlone
 from support.live import HANG_S, wait_until
 
 from node_agent.guests import wire

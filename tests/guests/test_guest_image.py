@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
-from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import expected, task
+from support.guests.guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
+from support.guests.twins import expected, task
 
 from node_agent.guests.image import build, build_key, command_line, current
 from node_agent.guests.recipe import own_fingerprints

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from control.rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 
 from node_agent.agent import Agent
 from node_agent.drivers.protocol import DriverEvent

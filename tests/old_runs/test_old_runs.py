@@ -9,10 +9,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from golden.pinned_check import check_pinned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from old_run_answers import (
+from support.golden.pinned_check import check_pinned
+from support.old_runs.old_run_answers import (
     compare_answers,
     frame_answers,
     page_answers,
@@ -23,7 +23,7 @@ from old_run_answers import (
     schedule_answers,
     why_answers,
 )
-from old_run_archive import RUNS, archive, unpack
+from support.old_runs.old_run_archive import RUNS, archive, unpack
 
 from testbed.cli.compare import compare
 from testbed.cli.report import report

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, places_of, view_of, views
+from support.policies.policy_views import Row, places_of, view_of, views
 
 from testbed.scheduling.policies.backfill import BatchJobs, insert, remove, reservation
 from testbed.scheduling.policies.catalogue import parse

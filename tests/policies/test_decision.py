@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_views import state_of, views
+from support.policies.policy_views import state_of, views
 
 from testbed.scheduling.compiler import can_compile, compiled
 from testbed.scheduling.policies import dfrs, kernel_policy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, node_usage, places_of, state_of, view_of, views
+from support.policies.policy_views import Row, node_usage, places_of, state_of, view_of, views
 
 from testbed.scheduling.policies import placing
 from testbed.scheduling.policies.draft import Draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, view_of
+from support.policies.policy_views import Row, view_of
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Event, event_at

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, state_of, view_of
+from support.policies.policy_views import Row, state_of, view_of
 
 from testbed.scheduling.policies.capacity import node_memory, node_usage
 from testbed.scheduling.policies.greedy import fits, make_room, place, place_all

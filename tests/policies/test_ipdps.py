@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from policy_views import Row, places_of, view_of
+from support.policies.policy_views import Row, places_of, view_of
 
 from testbed.scheduling.policies.batch import BatchPolicy
 from testbed.scheduling.policies.catalogue import parse

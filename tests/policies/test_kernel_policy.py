@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from policy_views import Row, places_of, view_of
+from support.policies.policy_views import Row, places_of, view_of
 
 from testbed.errors import UserError
 from testbed.scheduling.compiler import kernel

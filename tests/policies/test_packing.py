@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_views import Row, node_usage, state_of, view_of
+from support.policies.policy_views import Row, node_usage, state_of, view_of
 
 from testbed.scheduling.policies import mcb8 as search
 from testbed.scheduling.policies.catalogue import parse

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from policy_views import node_usage
-from virtual_cluster import VirtualCluster
+from support.policies.policy_views import node_usage
+from support.policies.virtual_cluster import VirtualCluster
 
 from testbed.scheduling.bound.max_stretch import bound
 from testbed.scheduling.metrics import bounded_stretch, degradation_from_bound

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from placed_jobs import NOW_S, copied, placed, placements, weights
 from scipy.optimize import linprog, minimize
+from support.policies.placed_jobs import NOW_S, copied, placed, placements, weights
 
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.barrier import ACCURACY, least_sum_of_inverses

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from placed_jobs import copied, placed, placements, weights
 from scipy.optimize import linprog
+from support.policies.placed_jobs import copied, placed, placements, weights
 
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.yields import average_yields, max_min_yields, raise_cheapest_first

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from page_reader import Reader
-from synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
+from support.report.page_reader import Reader
+from support.report.synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
 
 from testbed.errors import UserError
 from testbed.study.calibration.experiments.save_restore import figure_memory, reschedulings

@@ -19,8 +19,8 @@ from aiohttp import ClientResponse, CookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 from blockbuster import blockbuster_ctx
 from click.testing import CliRunner
-from rehearsed_run import GrowingRun, rehearse
 from support.live import HANG_S
+from support.report.rehearsed_run import GrowingRun, rehearse
 
 from testbed.cli.dashboard import dashboard
 from testbed.errors import UserError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearsed_run import rehearse
 from support.entries import event, whole
+from support.report.rehearsed_run import rehearse
 from support.timelines import read_timeline
 
 from testbed.measure.points import to_line

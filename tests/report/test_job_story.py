@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from control.rehearsal import BEST, Watcher, five_jobs, rehearse
+from support.control.rehearsal import BEST, Watcher, five_jobs, rehearse
 from support.entries import whole
 
 from node_agent.agent import Agent

@@ -7,8 +7,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from control.rehearsal import Watcher, five_jobs, rehearse
 from rich.console import Console
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 from support.ordered import Operator, of_kind
 from support.timelines import read_timeline
 

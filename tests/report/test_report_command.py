@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from rehearsed_run import rehearse
 from support.entries import event
+from support.report.rehearsed_run import rehearse
 
 from testbed.cli.report import report
 from testbed.errors import UserError

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from page_reader import Reader
-from rehearsed_run import rehearse
+from support.report.page_reader import Reader
+from support.report.rehearsed_run import rehearse
 
 from testbed.errors import UserError
 from testbed.study.report.page import document as page_module

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.control.rehearsal import BEST, five_jobs, rehearse
+from support.simulation.scripted import Scripted
 from support.timelines import read_timeline
 
 from testbed.errors import UserError
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.compiling import NEVER
-from testbed.scheduling.simulation.overheads import constant, linear, parse_overheads
+from testbed.scheduling.simulation.overheads import constant, linear
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.run import MIGRATION
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
@@ -25,13 +28,6 @@ from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.study.report.run.difference import Cell, difference
 from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 from testbed.study.report.run.simulated import Simulation, simulate_run, simulate_schedule
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from itertools import pairwise
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
-from rehearsal import BEST, five_jobs, rehearse
-from scripted import Scripted
 
 FIELDS = ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved")
 NAMES = ("a", "b", "c", "d")

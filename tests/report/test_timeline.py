@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.control.rehearsal import BEST, five_jobs, rehearse
 from support.entries import event
 from support.timelines import read_timeline
 
@@ -24,9 +24,6 @@ from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.lanes import GONE, with_gaps
 from testbed.study.report.run.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
 from testbed.study.report.run.timeline import Timeline, doings
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from rehearsal import BEST, five_jobs, rehearse
 
 SCALE = 60.0
 

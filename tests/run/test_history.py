@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from old_runs.old_run_archive import RUNS, unpack
 from support.entries import event
+from support.old_runs.old_run_archive import RUNS, unpack
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import LAB, Doors, open_doors
 from support.deadlines import PATIENT_DEADLINES
 from support.live import HANG_S
+from support.secure.doors import LAB, Doors, open_doors
 
 from node_agent.claims import claims
 from testbed.bus.client import MqttBus

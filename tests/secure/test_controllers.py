@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.certificate import own_name

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from doors import LAB, Doors, open_doors
-from fuzzing import nonsense
 from support.deadlines import PATIENT, PATIENT_DEADLINES
 from support.live import ENDLESS_UNITS, HANG_S, until
+from support.secure.doors import LAB, Doors, open_doors
+from support.secure.fuzzing import nonsense
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.process import ProcessDriver

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus

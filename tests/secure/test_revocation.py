@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
-from doors import CONTROLLERS, LAB, Doors, open_doors
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import CONTROLLERS, LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.client import MqttBus

@@ -20,10 +20,10 @@ import aiomqtt
 import msgspec
 import pytest
 from click.testing import CliRunner
-from doors import LAB, Doors, open_doors
 from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.claims import Claim

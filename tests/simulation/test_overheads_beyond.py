@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import Scripted, by_views, on_arrays
+from support.simulation.scripted import Scripted, by_views, on_arrays
 
 from testbed.errors import RunError, UserError
 from testbed.scheduling.compiler import can_compile
@@ -17,7 +17,8 @@ from testbed.scheduling.simulation.batch import schedule_batch
 from testbed.scheduling.simulation.compiling import NEVER
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.measures import measure
-from testbed.scheduling.simulation.overheads import Overheads, constant, parse_overheads
+from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.progress import Progress
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job

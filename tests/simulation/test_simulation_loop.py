@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import Scripted, by_views, on_arrays
+from support.simulation.scripted import Scripted, by_views, on_arrays
 
 from testbed.errors import RunError, UserError
 from testbed.scheduling.compiler import can_compile

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workload_strategies import deterministic
+from support.workload.workload_strategies import deterministic
 
 from testbed.errors import InputError, UserError
 from testbed.scheduling.workload.jobs import Job

@@ -3,7 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workload_strategies import deterministic, traces
+from support.workload.workload_strategies import deterministic, traces
 
 from testbed.errors import UserError
 from testbed.scheduling.workload.jobs import Job

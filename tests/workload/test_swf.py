@@ -3,7 +3,7 @@ import gzip
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from workload_strategies import deterministic
+from support.workload.workload_strategies import deterministic
 
 from testbed.errors import InputError
 from testbed.scheduling.workload.swf import FIELDS, format_swf, parse_swf, read_swf, write_swf

@@ -27,9 +27,9 @@ from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.guests.pace import supersteps_of
 from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
-from testbed.bus.failure_codes import FailureCode
 from testbed.bus.messages import GuestSpec
 from testbed.bus.telemetry import GuestSample, Supersteps
+from testbed.errors import FailureCode
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from node_agent.drivers.virt.platform import Timeouts
-from testbed.bus.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 WORKED_S = 0.05  # CPU time from which on a silent machine works: one that is stopped uses none
 CONFIRMED_AFTER_S = 5.0  # ten beats of a guest

@@ -17,7 +17,8 @@ from testbed.scheduling.bound.max_stretch import Kind
 from testbed.scheduling.campaign.digests import digest, overheads_digest
 from testbed.scheduling.campaign.instances import Instance, Recipe, TraceSets
 from testbed.scheduling.simulation.named import named
-from testbed.scheduling.simulation.overheads import DEFAULT_PENALTY_S, Overheads, constant, parse_overheads
+from testbed.scheduling.simulation.overheads import DEFAULT_PENALTY_S, Overheads, constant
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 OWN_CALIBRATION = "calibration"  # in a list of overheads
 CALIBRATION_VARIABLE = "TESTBED_CALIBRATION"

@@ -12,9 +12,9 @@ from testbed.errors import TestbedError, UserError, nearest
 from testbed.run.history import History
 from testbed.run.parts import has_journal
 from testbed.study.analysis.extras import missing, need
-from testbed.study.report.page.fragment import headlines_html, image_html, table_html, text_html
+from testbed.study.report.page.fragment import headlines_html, image_html, text_html
+from testbed.study.report.page.table import Table, table_html
 from testbed.study.report.page.tables import (
-    Table,
     headlines,
     jobs_table,
     latency_table,

@@ -19,14 +19,14 @@ from testbed.scheduling.policies.configuration import DEFAULT_PERIOD_S
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import Compiling, When
 from testbed.scheduling.simulation.measures import Measures, measure
-from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads, constant, parse_overheads
+from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads, constant
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.simulation.simulate import simulate as simulate_jobs
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.trace import load_trace
 from testbed.study.analysis.extras import need
-from testbed.study.report.page.fragment import table_html
-from testbed.study.report.page.tables import Table
+from testbed.study.report.page.table import Table, table_html
 
 if TYPE_CHECKING:
     import polars as pl

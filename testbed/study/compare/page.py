@@ -20,7 +20,7 @@ from testbed.study.compare.sentences import (
 from testbed.study.compare.study import INSIDE, NO_BAND, Group, Study
 from testbed.study.report.page.document import Page, Section
 from testbed.study.report.page.style import Absent, Chart, Headline
-from testbed.study.report.page.tables import Table
+from testbed.study.report.page.table import Table
 from testbed.study.report.run.figures_schedule import figures_schedule
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from testbed.study.calibration import tables
 from testbed.study.calibration.model import Calibration, condition_words
 from testbed.study.calibration.trials import Trials
-from testbed.study.report.page.tables import Table, node_cells
+from testbed.study.report.page.table import Table
+from testbed.study.report.page.tables import node_cells
 
 
 def quantities_table(calibration: Calibration) -> Table:

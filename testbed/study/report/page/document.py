@@ -14,8 +14,8 @@ from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 from testbed.run import events
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
+from testbed.study.report.page.table import Table
 from testbed.study.report.page.tables import (
-    Table,
     bands_table,
     groups_table,
     headlines,

@@ -1,4 +1,4 @@
-"""Pieces of HTML for notebooks: tables, numbers and figures of runs, every text in them escaped.
+"""Pieces of HTML for notebooks: numbers and figures of runs, every text in them escaped.
 
 A fragment needs nothing else: no style sheet, no script, no network. Its colours follow those of the notebook.
 """
@@ -14,11 +14,9 @@ from testbed.errors import printable
 
 if TYPE_CHECKING:
     from testbed.study.report.page.style import Headline
-    from testbed.study.report.page.tables import Table
 
-MOST_ROWS: Final = 50
 _MOST_CHARS: Final = 200  # of a cell
-_LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
+LEFT, RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
 def text_html(text: str, most_chars: int = _MOST_CHARS) -> str:
@@ -26,25 +24,10 @@ def text_html(text: str, most_chars: int = _MOST_CHARS) -> str:
     return escape(printable(text, most_chars))
 
 
-def table_html(table: Table, most_rows: int = MOST_ROWS) -> str:
-    """Return a table with at most so many rows, and say how many it leaves out."""
-    head = "".join(f"<th{_side(table, at)}>{text_html(name)}</th>" for at, name in enumerate(table.columns))
-    rows = "".join(
-        "<tr>" + "".join(f"<td{_side(table, at)}>{text_html(cell)}</td>" for at, cell in enumerate(row)) + "</tr>"
-        for row in table.rows[:most_rows]
-    )
-    hidden = len(table.rows) - most_rows
-    more = f"<p>… and {hidden} more rows</p>" if hidden > 0 else ""
-    return (
-        f"<div><strong>{text_html(table.title)}</strong><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{more}<p><small>{text_html(table.caption, 1000)}</small></p></div>"
-    )
-
-
 def headlines_html(headlines: Sequence[Headline]) -> str:
     """Return the numbers that a page begins with as one table of two columns."""
     values = [(text_html(one.label), text_html(f"{one.value} {one.unit}".rstrip())) for one in headlines]
-    rows = "".join(f"<tr><td{_LEFT}>{label}</td><td{_RIGHT}>{value}</td></tr>" for label, value in values)
+    rows = "".join(f"<tr><td{LEFT}>{label}</td><td{RIGHT}>{value}</td></tr>" for label, value in values)
     return f"<table><tbody>{rows}</tbody></table>"
 
 
@@ -52,7 +35,3 @@ def image_html(svg: bytes, alt: str) -> str:
     """Return an SVG file as an image, which runs no script and loads nothing."""
     data = base64.b64encode(svg).decode("ascii")
     return f'<img style="max-width:100%" alt="{text_html(alt, 1000)}" src="data:image/svg+xml;base64,{data}">'
-
-
-def _side(table: Table, column: int) -> str:
-    return _LEFT if column < table.texts else _RIGHT

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.study.report.page.fragment import table_html
 from testbed.study.report.page.style import Headline
+from testbed.study.report.page.table import Table
 from testbed.study.report.run.comparison import Group, Verdict, band_of
 from testbed.study.report.run.facts import RunFacts
 from testbed.study.report.terminal.text import METRICS, job_cells, penalty_cells
@@ -32,22 +31,6 @@ _HEADLINES = (
 )
 _SHORT_UNITS = {"percentage points of a core": "pp", "GB/wall s": "GB/s", "wall s": "s", "1": "", "count": ""}
 _TITLES = dict(METRICS)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under columns; the first `texts` columns are words, the others numbers."""
-
-    name: str
-    title: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    texts: int = 1
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return table_html(self)
 
 
 def _number(value: float | None, digits: int) -> str:
