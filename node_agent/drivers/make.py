@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from node_agent.drivers.builtin import BuiltInDriver
 from node_agent.drivers.protocol import Driver
-from testbed.drivers import drivers, traits_of
+from testbed.bus.drivers import drivers, traits_of
 from testbed.errors import UserError
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.builtin import DOCKER, LIBVIRT, NULL, PROCESS, XEN, BuiltInDriver
 from node_agent.drivers.make import make_driver
-from testbed.drivers import drivers, recorded_traits, traits_in, traits_of
+from testbed.bus.drivers import drivers, recorded_traits, traits_in, traits_of
 from testbed.bus.messages import NodeFacts
 from testbed.bus.traits import DriverTraits
 from testbed.errors import UserError
