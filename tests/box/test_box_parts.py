@@ -257,7 +257,7 @@ def test_a_lab_is_described_by_a_file_without_name_policy_and_workload(tmp_path)
 
 @pytest.mark.parametrize("arguments", [["up", str(ROOT / "scenarios" / "kvm-two-nodes.toml")], ["down"], ["status"]])
 def test_who_is_not_root_is_told_so(monkeypatch, arguments):
-    monkeypatch.setattr(command.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     result = CliRunner().invoke(command.lab, arguments)
     assert isinstance(result.exception, UserError)
     assert str(result.exception).startswith(f"testbed lab {arguments[0]}: needs root")

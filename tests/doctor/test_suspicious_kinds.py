@@ -35,7 +35,7 @@ BROKER = {  # lines as Mosquitto writes them, and what they tell of whom
 
 def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str = "") -> list[str]:
     """Return what the doctor says of the lab, without the rest of this machine."""
-    monkeypatch.setattr("testbed.lab.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
+    monkeypatch.setattr("testbed.cli.bodies.doctor.examine", lambda *_: iter(suspicious.agents()))
     (tmp_path / "log").write_text(log)
     arguments = ["--lab", LAB, "--broker-log", str(tmp_path / "log"), "--runs", str(tmp_path / "runs"), "--json"]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False, catch_exceptions=False)

@@ -303,7 +303,7 @@ def test_the_doctor_reports_agents_broker_and_runs(
     log = tmp_path / "mosquitto.log"
     log.write_text(f"{int(now_s)}: Denied PUBLISH from n1 (d0, q1, r0, m4, 'a/n2/event', ... (1 bytes))\n")
 
-    monkeypatch.setattr("testbed.lab.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
+    monkeypatch.setattr("testbed.cli.bodies.doctor.examine", lambda *_: iter(suspicious.agents()))
     arguments = ["--lab", LAB, "--broker-log", str(log), "--runs", str(tmp_path / "runs"), "--json"]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False)
     found = [Finding(**each) for each in json.loads(result.stdout)["findings"]]

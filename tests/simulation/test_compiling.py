@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support.live import HANG_S
 
-from testbed.cli import simulate as command
+from testbed.cli.bodies import simulate as command
 from testbed.cli.main import cli
 from testbed.errors import UserError
 from testbed.measure.rundir import JOB_COLUMNS
@@ -132,7 +132,7 @@ def test_machine_code_that_is_there_is_used_at_once(monkeypatch, fresh):
 
 def test_asking_for_a_compiler_that_is_not_there_is_an_error(monkeypatch, tmp_path):
     write_trace(tmp_path / "trace.csv", synthetic_trace(4, 5, 1))
-    monkeypatch.setattr("testbed.scheduling.compiler.can_compile", lambda: False)
+    monkeypatch.setattr("testbed.cli.bodies.simulate.can_compile", lambda: False)
     arguments = ["simulate", str(tmp_path / "trace.csv"), "--nodes", "4", "--policy", "FCFS", "--json"]
     with pytest.raises(UserError, match=r"pip install 'dfrs-testbed\[simulate\]'"):
         CliRunner().invoke(cli, [*arguments, "--compile"], catch_exceptions=False, standalone_mode=False)

@@ -6,8 +6,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from testbed.cli.bodies.simulate import safe_name
 from testbed.cli.main import cli
-from testbed.cli.simulate import safe_name
 from testbed.errors import TestbedError
 from testbed.measure.rundir import JOB_COLUMNS
 from testbed.scheduling.policies.catalogue import available

@@ -11,9 +11,9 @@ import os
 import threading
 from contextlib import AbstractContextManager
 
-from testbed.cli import lab
+from testbed.cli.bodies import lab
 from testbed.cli.main import main
-from testbed.lab.box import services, state
+from testbed.lab.box import services
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.box.xen import agent
@@ -50,7 +50,7 @@ def _go_on(*signal: object) -> None:
     _interrupt(*signal)
 
 
-_only_command = state.only_command
+_only_command = lab.only_command
 
 
 def _patient(wait_s: float = 900.0) -> AbstractContextManager[None]:  # as `support.live.HANG_S`
@@ -58,7 +58,7 @@ def _patient(wait_s: float = 900.0) -> AbstractContextManager[None]:  # as `supp
 
 
 Journal.intend, lab._interrupt = _stand_still, _go_on
-state.only_command = _patient
+lab.only_command = _patient
 if not os.environ.get("DFRS_TEST_REAL_DRIVER"):
     services.arguments = _with_processes
     agent.arguments = _with_nothing

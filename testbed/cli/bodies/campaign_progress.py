@@ -8,7 +8,7 @@ from typing import Self
 
 from rich.console import Console
 
-from testbed.cli.progress import Progress
+from testbed.cli.bodies.progress import Progress
 from testbed.scheduling.campaign.work import UnitResult
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from testbed.cli.interrupts import run_interruptible
+from testbed.cli.bodies.interrupts import run_interruptible
 from testbed.control.admission import check_events, check_jobs
 from testbed.control.session import RunResult, run_session
 from testbed.lab.bring_up import dry_lab, live_lab

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from testbed.errors import UserError
-from testbed.lab.remote.hosts import load_hosts
-
-if TYPE_CHECKING:
-    from testbed.lab.remote.everywhere import Outcome
-    from testbed.lab.remote.hosts import Head, Hosts
-    from testbed.lab.secure.authority import Authority, Party, Revoked
+from testbed.lab.remote.everywhere import Outcome, everywhere
+from testbed.lab.remote.hosts import Head, Hosts, load_hosts
+from testbed.lab.remote.lists import to_broker, to_node
+from testbed.lab.secure.authority import Authority, Party, Revoked
+from testbed.lab.secure.broker import agents_acl, controllers_acl
+from testbed.lab.secure.farewell import say_farewell
 
 _ANSIBLE = "ansible-playbook site.yml --tags certificates,broker,agent"
 
@@ -23,9 +22,6 @@ def hand_out(authority: Authority, path: Path, party: Party, name: str) -> tuple
     A node that was revoked loses the connection that it has, unless an earlier call has ended it. Returns what was
     reached and what failed, a line each. Raises `UserError`, before anything is sent, for a file of another lab.
     """
-    from testbed.lab.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
-    from testbed.lab.remote.lists import to_node  # noqa: PLC0415  # as above
-
     failed = list(_beyond_ssh(authority, party))
     if not path.exists():
         return [], [f"{path}: no such file: no machine has the list from this command", *failed]
@@ -62,10 +58,6 @@ def _beyond_ssh(authority: Authority, party: Party) -> Iterator[str]:
 
 def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached: list[str], failed: list[str]) -> None:
     """Give the broker its lists and rules; a node that is `gone` is parted from it in between."""
-    from testbed.lab.remote.everywhere import everywhere  # noqa: PLC0415  # --help stays quick
-    from testbed.lab.remote.lists import to_broker  # noqa: PLC0415  # as above
-    from testbed.lab.secure.broker import agents_acl, controllers_acl  # noqa: PLC0415  # as above
-
     folder = authority.folder / "broker"
 
     def rules(parted: str) -> dict[str, str]:
@@ -84,8 +76,6 @@ def _to_head(authority: Authority, hosts: Hosts, head: Head, gone: str, reached:
 
 def _part(authority: Authority, broker: str, gone: str, reached: list[str], failed: list[str]) -> None:
     """End the connection that a revoked node has at the broker."""
-    from testbed.lab.secure.farewell import say_farewell  # noqa: PLC0415  # --help stays quick
-
     try:
         why_not = say_farewell(authority, broker, gone)
     finally:

@@ -8,27 +8,47 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.interrupts import run_interruptible
-from testbed.cli.progress import Progress, duration
+from testbed.cli.bodies.interrupts import run_interruptible
+from testbed.cli.bodies.progress import Progress, duration
 from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.packaged import find_scenario
 from testbed.scenario.schema import Scenario, check_scenario, load_lab
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model_file import write_calibration
 from testbed.study.calibration.registry import broken_experiments, find_experiments
-from testbed.study.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step, calibrate
+from testbed.study.calibration.session import BLOCKS, QUICK_BLOCKS, Order, Step
+from testbed.study.calibration.session import calibrate as do_trials
+from testbed.study.calibration.tables import as_json as to_json
+from testbed.study.calibration.tables import print_calibration
 from testbed.study.calibration.trials import Trials, read_trials
 from testbed.study.report.terminal.text import wide_console
 
 _NODE_MIB = 1024
 
 
+def calibrate(
+    *, lab: Path | None, out: Path, quick: bool, repeats: int | None, experiments: str | None, nodes: str | None,
+    seed: int, report: bool, fit_only: bool, list_them: bool, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    if list_them:
+        return _print_experiments(as_json=as_json)
+    request = _Request(
+        lab=lab, out=out, quick=quick, repeats=repeats, experiments=_names(experiments), nodes=_names(nodes), seed=seed
+    )
+    if dry_run:
+        return _rehearse(request, as_json=as_json)
+    return _run(request, measure=not fit_only, report=report, as_json=as_json)
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
+class _Request:
     """What the command line says."""
 
     lab: Path | None
@@ -56,6 +76,10 @@ class Request:
         )
 
 
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
 def _this_machine() -> Scenario:
     """Return two nodes of processes, each with a core, or less where there are fewer than two."""
     cpus = min(1.0, (os.cpu_count() or 1) / 2)
@@ -64,7 +88,7 @@ def _this_machine() -> Scenario:
     return check_scenario(table, Path("this-machine"))
 
 
-def print_experiments(*, as_json: bool) -> int:
+def _print_experiments(*, as_json: bool) -> int:
     """List the experiments."""
     found = [{"experiment": one.name, "about": one.about} for one in find_experiments()]
     _say_broken(wide_console(stderr=True))
@@ -81,7 +105,7 @@ def print_experiments(*, as_json: bool) -> int:
     return 0
 
 
-def rehearse(request: Request, *, as_json: bool) -> int:
+def _rehearse(request: _Request, *, as_json: bool) -> int:
     """Do all trials in virtual time with nodes that do nothing; print how many there are, and how long they take."""
     order = request.order()
     console = wide_console(stderr=as_json)
@@ -90,7 +114,7 @@ def rehearse(request: Request, *, as_json: bool) -> int:
     expected_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dfrs-dry-") as folder:
         trials = run_interruptible(
-            calibrate(order, Path(folder), dry_lab, console.print, lambda step: expected_s.append(step.left_s)),
+            do_trials(order, Path(folder), dry_lab, console.print, lambda step: expected_s.append(step.left_s)),
             console,
             virtual_time=True,
         )
@@ -109,17 +133,12 @@ def rehearse(request: Request, *, as_json: bool) -> int:
     return _code(trials)
 
 
-def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
+def _run(request: _Request, *, measure: bool, report: bool, as_json: bool) -> int:
     """Do the trials that are left, fit them, and write and print what they say."""
     if report:
         _need_report()
     console = wide_console(stderr=as_json)
     trials = _measure(request, as_json=as_json) if measure else read_trials(request.trials)
-    from testbed.study.calibration.from_trials import calibrate_from  # noqa: PLC0415  # not needed to list, rehearse, or refuse
-    from testbed.study.calibration.model_file import write_calibration  # noqa: PLC0415  # as above
-    from testbed.study.calibration.tables import as_json as to_json  # noqa: PLC0415  # as above
-    from testbed.study.calibration.tables import print_calibration  # noqa: PLC0415  # as above
-
     calibration = calibrate_from(trials, request.trials)
     write_calibration(request.out, calibration)
     if as_json:
@@ -129,7 +148,7 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
         print_calibration(calibration, console)
     _say(console, f"calibration: {request.out}")
     if report:
-        from testbed.study.report.calibration.page import write_calibration_report  # noqa: PLC0415  # matplotlib is slow to import
+        from testbed.study.report.calibration.page import write_calibration_report  # noqa: PLC0415  # needs the extra report
 
         page = request.out.with_suffix(".html")
         write_calibration_report(trials, calibration, page)
@@ -137,7 +156,7 @@ def run(request: Request, *, measure: bool, report: bool, as_json: bool) -> int:
     return _code(trials)
 
 
-def _measure(request: Request, *, as_json: bool) -> Trials:
+def _measure(request: _Request, *, as_json: bool) -> Trials:
     order = request.order()
     console = wide_console(stderr=as_json)
     if not request.experiments:
@@ -151,7 +170,7 @@ def _measure(request: Request, *, as_json: bool) -> Trials:
             progress.show(step.done, step.total, step.left_s, outcome.experiment if outcome else "")
 
         try:
-            return run_interruptible(calibrate(order, request.trials, live_lab, progress.line, show), console)
+            return run_interruptible(do_trials(order, request.trials, live_lab, progress.line, show), console)
         except KeyboardInterrupt:
             progress.line(f"interrupted; the trials so far are in {request.trials}: call again to go on")
             raise
@@ -164,11 +183,8 @@ def _say_broken(console: Console) -> None:
 
 
 def _need_report() -> None:
-    try:
-        import jinja2  # noqa: F401, PLC0415  # only whether it is there
-        import matplotlib as mpl  # noqa: F401, PLC0415  # only whether it is there
-    except ImportError as error:
-        raise UserError("--report needs more packages: pip install 'dfrs-testbed[report]'") from error
+    if find_spec("jinja2") is None or find_spec("matplotlib") is None:
+        raise UserError("--report needs more packages: pip install 'dfrs-testbed[report]'")
 
 
 def _say(console: Console, text: str) -> None:
