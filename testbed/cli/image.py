@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:  # only the commands themselves need it
-    from node_agent.guests.image import GuestImage
+    from testbed.host.guest_image import GuestImage
 
 _CACHE = click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path), help="Folder of images.  [default: by user]"
@@ -26,7 +26,7 @@ def image() -> None:
 @_JSON
 def build(*, cache: Path | None, as_json: bool) -> None:
     """Build the image from this system's packages, compiler and MPICH, unless it is there already."""
-    from node_agent.guests.image import build as build_image  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.guest_image.image import build as build_image  # noqa: PLC0415  # --help stays quick
 
     steps: list[str] = []
 
@@ -43,7 +43,7 @@ def build(*, cache: Path | None, as_json: bool) -> None:
 @_JSON
 def show(*, cache: Path | None, as_json: bool) -> None:
     """Show the current image."""
-    from node_agent.guests.image import current  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.guest_image.image import current  # noqa: PLC0415  # --help stays quick
 
     _show(current(cache), as_json=as_json)
 

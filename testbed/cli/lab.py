@@ -57,7 +57,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with only_command():
         if any(node.has_hypervisor for node in spec.nodes):
-            from node_agent.guests.image import build  # noqa: PLC0415  # as above
+            from testbed.lab.guest_image.image import build  # noqa: PLC0415  # as above
 
             build(progress=_say)  # what its guests boot; nothing to do when it is there
         if any(node.is_nested for node in spec.nodes):

@@ -215,7 +215,7 @@ def exec_check(*, names: tuple[str, ...], path: Path, as_json: bool) -> int:
 @_JSON
 def push_image(*, names: tuple[str, ...], path: Path, folder: Path | None, as_json: bool) -> int:
     """Copy the guest image of this machine to others, so that all boot the same."""
-    from node_agent.guests.image import current  # noqa: PLC0415  # --help stays quick
+    from testbed.lab.guest_image.image import current  # noqa: PLC0415  # --help stays quick
     from testbed.lab.remote import agents  # noqa: PLC0415  # as above
 
     return on_machines(path, names, agents.push_image(folder or current().folder), as_json=as_json)
