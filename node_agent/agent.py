@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from node_agent import SERVING
 from node_agent.abilities import Abilities, meter_of
 from node_agent.backlog import Backlog
 from node_agent.bounds import Bounds, bound_own_group
@@ -83,6 +82,7 @@ from testbed.bus.responder import Responder
 from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import FailureCode
+from testbed.host.agents import SERVING
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)

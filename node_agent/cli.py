@@ -206,10 +206,11 @@ async def _claim(
     agent: Coroutine[Any, Any, None], config: AgentConfig, where: BrokerAddress, driver: str, options: dict[str, str],
     *, ephemeral: bool,
 ) -> None:  # fmt: skip
-    from node_agent.claims import Claim, claimed  # noqa: PLC0415  # --help stays quick
+    from node_agent.claims import own_claim  # noqa: PLC0415  # --help stays quick
+    from testbed.host.agents import claimed  # noqa: PLC0415  # as above
 
     public = replace(where, password=None, username=None).url
-    own = Claim.own(config.budget, config.lab, driver, options, public, config.tls_dir, ephemeral=ephemeral)
+    own = own_claim(config.budget, config.lab, driver, options, public, config.tls_dir, ephemeral=ephemeral)
     with claimed(own):
         await agent
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-import testbed
 from node_agent.drivers.protocol import Driver, DriverFacts, NodeBudget
 from node_agent.stores import ImageStores
+from testbed import __version__
 from testbed.bus.messages import NodeFacts
 
 
@@ -46,7 +46,7 @@ def node_facts(
         kernel=platform.release(),
         driver=driver.name,
         capabilities=capabilities,
-        versions={"testbed": testbed.__version__, "python": platform.python_version(), **found.versions},
+        versions={"testbed": __version__, "python": platform.python_version(), **found.versions},
         address=budget.address,
         image_port=image_port,
         image_free_mib=stores.disk.free_mib() if image_free_mib is None else image_free_mib,

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from node_agent.guests.image import GuestImage
+from testbed.host.guest_image import GuestImage
 from testbed.host.whole_files import write_whole
 
 _SETUP_SECTORS_AT, _MAGIC_AT, _PAYLOAD_AT = 0x1F1, 0x202, 0x248  # Linux, Documentation/arch/x86/boot.rst

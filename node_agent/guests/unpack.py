@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from node_agent.guests.image import GuestImage
 from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
 
 _MAGIC = b"070701"
 _HEADER_BYTES = 110

@@ -22,6 +22,7 @@ from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
+from testbed.bus.results import Verdicts
 from testbed.control.admission import check_disk, check_jobs, check_programs
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
@@ -29,7 +30,7 @@ from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.order_socket import taking_orders
 from testbed.control.recorder import Recorder
-from testbed.control.result_checks import Verdicts, check_results
+from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
@@ -296,7 +297,7 @@ class _Session:
         for job_id, reason in verdicts.wrong.items():
             self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
-        self._recorder.journal(verdicts.event(self._recorder.times()))
+        self._recorder.journal(results_event(verdicts, self._recorder.times()))
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
         """Return where running jobs shall migrate live."""

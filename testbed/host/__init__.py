@@ -1,4 +1,5 @@
 """What any process needs of its machine: whole files, locks, the identity of processes, the installed interpreter.
 
-Agents and controllers share it. It imports nothing of either.
+Also what the packages `testbed` and `node_agent` leave there for each other. Both share it, and it imports nothing else
+of either.
 """

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
-from node_agent.guests.image import GuestImage
-from node_agent.guests.recipe import compile_program
 from node_agent.guests.uncompressed import uncompressed, unpack_kernel
 from node_agent.guests.wire import Frame, encode, is_frame
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.host.guest_image import GuestImage
+from testbed.lab.guest_image.recipe import compile_program
 
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 

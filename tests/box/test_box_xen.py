@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S
 
-from node_agent.guests.recipe_debian import Package
 from testbed.errors import RunError, UserError
 from testbed.lab.box import partition as partition_module
 from testbed.lab.box import up
@@ -36,6 +35,7 @@ from testbed.lab.box.xen.hardware import TAP_FD, Files, Shape, command_line
 from testbed.lab.box.xen.image import XenImage, build_key, current, remove_others
 from testbed.lab.box.xen.monitor import Monitor
 from testbed.lab.boxes import spec_of
+from testbed.lab.guest_image.recipe_debian import Package
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import check_scenario, load_scenario
 

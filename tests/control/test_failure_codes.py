@@ -23,8 +23,8 @@ from testbed.bus.answers import AnswerJournal
 from testbed.bus.failure_codes import MEANINGS, Failure
 from testbed.bus.messages import ImageRef, Ping, Reply, decode, encode
 from testbed.bus.requests import CommandFailedError, NoAnswerError
+from testbed.bus.results import Verdicts
 from testbed.control.recorder import Recorder
-from testbed.control.result_checks import Verdicts
 from testbed.errors import FailureCode
 from testbed.lab.fleet import NodeLostError
 from testbed.lab.operations import SaveError

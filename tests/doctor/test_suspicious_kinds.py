@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from node_agent.claims import Claim
+from node_agent.claims import own_claim
 from node_agent.drivers.protocol import NodeBudget
 from testbed.bus import topics
 from testbed.bus.suspicious_acts import FILE, MEANINGS, Act, ActFile, ActKind, plain
@@ -77,7 +77,7 @@ def test_what_an_agent_logs_is_told(
     state = tmp_path / "n2"
     state.mkdir()
     budget = NodeBudget("n2", 1.0, 1000, state, state / "images", "127.0.0.1", "dfrs")
-    claim = Claim.own(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
+    claim = own_claim(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
     (claims / claim.file).write_bytes(msgspec.json.encode(claim))
     ActFile(state / FILE).append([Act("n2", kind, "x", time.time(), 3)])
     (told,) = findings(tmp_path, monkeypatch)

@@ -26,7 +26,7 @@ from support.live import HANG_S, until, wait_until
 from support.secure.doors import LAB, Doors, open_doors
 
 from node_agent.agent import Agent, AgentConfig
-from node_agent.claims import Claim
+from node_agent.claims import own_claim
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.protocol import NodeBudget
 from testbed.bus import topics
@@ -288,7 +288,7 @@ def test_the_doctor_reports_agents_broker_and_runs(
     for folder in (tmp_path / "claims", state, tmp_path / "runs/one"):
         folder.mkdir(parents=True)
     budget = NodeBudget("n2", 1.0, 1000, state, state / "images", "127.0.0.1", "dfrs")
-    claim = Claim.own(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
+    claim = own_claim(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
     (tmp_path / "claims" / claim.file).write_bytes(json.dumps(claim.__class__.__struct_encode_fields__).encode())
 
     (tmp_path / "claims" / claim.file).write_bytes(msgspec.json.encode(claim))

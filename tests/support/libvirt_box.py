@@ -48,11 +48,11 @@ memory_mib = 1536
 @contextlib.contextmanager
 def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
     """Bring up a lab of two nodes, a and b; yields its journal; nothing is left of it after."""
-    from node_agent.guests.image import build
     from testbed.lab.box.down import remove_lab
     from testbed.lab.box.state import Journal
     from testbed.lab.box.up import bring_up
     from testbed.lab.boxes import spec_of
+    from testbed.lab.guest_image.image import build
     from testbed.scenario.schema import load_scenario
 
     build()

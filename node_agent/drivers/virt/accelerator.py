@@ -14,7 +14,7 @@ from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.channel import GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, console_path, domain_xml, own_guest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.guests.image import GuestImage
+from testbed.host.guest_image import GuestImage
 from testbed.host.locks import lock
 from testbed.host.process_identity import boot_id
 from testbed.host.whole_files import write_whole

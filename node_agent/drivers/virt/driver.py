@@ -37,13 +37,14 @@ from node_agent.drivers.virt.migration import Migration, transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
-from node_agent.guests.image import GuestImage, current
+from node_agent.guests.image import current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
 
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
 _WITHOUT = {

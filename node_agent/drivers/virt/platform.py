@@ -11,8 +11,8 @@ import libvirt
 
 from node_agent.drivers.protocol import NodeBudget
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
+from testbed.host.guest_image import GuestImage
 
 
 @dataclass(frozen=True, slots=True)

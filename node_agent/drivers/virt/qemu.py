@@ -17,8 +17,8 @@ from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_cookie, check_same, own_again, parsed
 from node_agent.drivers.virt.platform import Timeouts
 from node_agent.drivers.virt.saved_file import qemu_texts
-from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
+from testbed.host.guest_image import GuestImage
 
 
 class Qemu:

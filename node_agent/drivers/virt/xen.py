@@ -28,9 +28,10 @@ from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_same, parsed
 from node_agent.drivers.virt.platform import DomainSample, Timeouts
 from node_agent.drivers.virt.saved_file import xen_text
-from node_agent.guests.image import GuestImage, command_line
+from node_agent.guests.image import command_line
 from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
+from testbed.host.guest_image import GuestImage
 
 CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
 _SCHEDULERS = ("credit", "credit2")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from node_agent.guests.image import GuestImage, current
-from node_agent.guests.image import build as build_image
+from testbed.host.guest_image import GuestImage
+from testbed.lab.guest_image.image import build as build_image
+from testbed.lab.guest_image.image import current
 
 
 def build(*, cache: Path | None, as_json: bool) -> None:

@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from node_agent.guests.image import build
 from testbed.bus.topics import check_name
 from testbed.errors import UserError, nearest
 from testbed.lab.box.down import list_lab, remove_lab
@@ -23,6 +22,7 @@ from testbed.lab.box.sweep import known_labs
 from testbed.lab.box.up import bring_up
 from testbed.lab.box.xen import image
 from testbed.lab.boxes import spec_of
+from testbed.lab.guest_image.image import build
 from testbed.packaged import find_scenario, packaged_scenarios
 from testbed.scenario.schema import load_lab
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 import msgspec
 
-from node_agent.guests.image import current
 from testbed.bus.drivers import traits_of
 from testbed.errors import UserError, printable, printable_lines
+from testbed.lab.guest_image.image import current
 from testbed.lab.remote import agents
 from testbed.lab.remote.everywhere import Outcome, everywhere
 from testbed.lab.remote.hosts import Host, Hosts, check_hosts, load_hosts, read_hosts, save_hosts

@@ -1,23 +1,24 @@
-"""What killed agents left: guests and whatever else their driver knows, images, folders, control groups."""
+"""What killed agents left: guests and whatever else their driver knows, images, folders, control groups.
+
+The agents' package removes it, in a process of its own: that has the drivers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from subprocess import PIPE
 
-from node_agent.claims import Claim, claims
-from node_agent.drivers.caps.left import left_groups, remove_group
-from node_agent.drivers.make import make_driver
-from node_agent.images import ImageStore
-from node_agent.stores import sweep, tmpfs
-from testbed.errors import TestbedError
+import msgspec
+
+from testbed.errors import RunError
+from testbed.host.agents import Claim, Sweep, Swept, claims
+from testbed.host.interpreter import module_argv
 from testbed.lab.cleanup.held import held_by
 from testbed.lab.cleanup.leftover import Leftover
 
-_DRIVER_S = 120.0
+_LONGEST_LINE = 1 << 24
 
 
 async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
@@ -27,20 +28,25 @@ async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
     """
     every = claims()
     alive = [claim for _, claim in every if claim.alive]
-    found: list[Leftover] = []
+    dead = []
     for path, claim in every:
         if claim.alive:
             continue
-        if any(other.state_dir == claim.state_dir for other in alive):  # its successor has removed all of it
-            if not dry_run:
-                path.unlink(missing_ok=True)
-            continue
-        kept = _namesake(claim, alive) or ("" if force else await held_by(claim))
-        there, failed = await _clean(claim, dry_run=dry_run or bool(kept))
-        found += [Leftover(f"agent {claim.name}", what, kept) for what in there]
-        found += [Leftover(f"agent {claim.name}", what, why) for what, why in failed]
-        if not (dry_run or kept or failed):
+        if not any(other.state_dir == claim.state_dir for other in alive):
+            dead.append((path, claim))
+        elif not dry_run:  # its successor has removed all of it
             path.unlink(missing_ok=True)
+    found: list[Leftover] = []
+    if not dead:
+        return found
+    async with _sweeper() as sweep:
+        for path, claim in dead:
+            kept = _namesake(claim, alive) or ("" if force else await held_by(claim))
+            swept = await sweep(Sweep(claim, dry_run=dry_run or bool(kept)))
+            found += [Leftover(f"agent {claim.name}", what, kept) for what in swept.there]
+            found += [Leftover(f"agent {claim.name}", what, why) for what, why in swept.failed]
+            if not (dry_run or kept or swept.failed):
+                path.unlink(missing_ok=True)
     return found
 
 
@@ -52,45 +58,29 @@ def _namesake(claim: Claim, alive: Iterable[Claim]) -> str:
     return ""
 
 
-async def _clean(claim: Claim, *, dry_run: bool) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return what is left of an agent and went, and what could not be removed, with the reason."""
-    there: list[str] = []
-    failed: list[tuple[str, str]] = []
+@contextlib.asynccontextmanager
+async def _sweeper() -> AsyncIterator[Callable[[Sweep], Awaitable[Swept]]]:
+    """Run the agents' command inside the block; the function that is yielded raises `RunError` if that fails."""
+    command = module_argv("node_agent.leftovers")
+    # a session of its own keeps the terminal's Ctrl-C from it: the block ends it
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, limit=_LONGEST_LINE, start_new_session=True
+    )
+
+    async def sweep(order: Sweep) -> Swept:
+        if child.stdin is None or child.stdout is None:
+            raise RunError(f"{' '.join(command)}: no pipes to it")
+        child.stdin.write(msgspec.json.encode(order) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it has ended
+            await child.stdin.drain()
+        line = await child.stdout.readline()
+        if not line:
+            raise RunError(f"{' '.join(command)}: exit code {await child.wait()} at what {order.claim.name} left")
+        return msgspec.json.decode(line, type=Swept)
+
     try:
-        async with asyncio.timeout(_DRIVER_S):
-            there += await make_driver(claim.driver, claim.options).sweep(claim.budget, dry_run=dry_run)
-    except (TestbedError, TimeoutError) as error:
-        failed.append((f"guests, if there are any (driver {claim.driver})", str(error) or "no answer"))
-    for group in left_groups(claim.node, claim.pid):
-        if dry_run or remove_group(group):
-            there.append(f"control group {group}")
-        else:
-            failed.append((f"control group {group}", "a process is in it"))
-    base = tmpfs()
-    there += [f"folder {path}" for path in sweep(base, claim.node, dry_run=dry_run)] if base is not None else []
-    for path in _files(claim):
-        try:
-            kind = "folder" if path.is_dir() else "image"
-            if not dry_run:
-                _remove(path)
-            there.append(f"{kind} {path}")
-        except OSError as error:
-            failed.append((str(path), error.strerror or str(error)))
-    return there, failed
-
-
-def _files(claim: Claim) -> list[Path]:
-    """Return its folders if nobody is to use them again, else the images in them."""
-    images = Path(claim.image_dir)
-    if claim.ephemeral:
-        return [path for path in (Path(claim.state_dir), images) if path.is_dir() and not path.is_symlink()]
-    return ImageStore(images).all() if images.is_dir() else []
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # where nothing else is in it
-    else:
-        path.unlink(missing_ok=True)
+        yield sweep
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()  # it has answered whatever it was asked
+        await child.wait()

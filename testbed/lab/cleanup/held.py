@@ -6,13 +6,13 @@ import asyncio
 import socket
 from pathlib import Path
 
-from node_agent.claims import Claim
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.protocol import BusError
 from testbed.errors import UserError
+from testbed.host.agents import Claim
 
 _CONNECT_S = 3.0
 _LISTEN_S = 1.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from testbed.bus.certificate import RENEW, SOON, dates_of
 from testbed.bus.tls import FOLDER_VARIABLE
+from testbed.host.agents import claims
 from testbed.lab.doctor.finding import Finding
 
 BROKER_FOLDER = Path("/etc/mosquitto/dfrs/certificates")  # by ansible/roles/broker
@@ -58,8 +59,6 @@ def _judge(ends: Sequence[tuple[datetime, Path]]) -> Iterator[Finding]:
 
 
 def _known() -> Iterator[Path]:
-    from node_agent.claims import claims  # noqa: PLC0415  # only for this
-
     if named := os.environ.get(FOLDER_VARIABLE):
         yield Path(named).expanduser()
     yield from (Path(claim.tls_dir) for _, claim in claims() if claim.alive and claim.tls_dir)

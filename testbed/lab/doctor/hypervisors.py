@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from testbed.host.guest_image import current
 from testbed.lab.doctor.finding import Finding
 
 KVM = Path("/dev/kvm")
@@ -49,8 +50,6 @@ def qemu_and_kvm() -> Iterator[Finding]:
 
 
 def _guest_kernel() -> Path | None:
-    from node_agent.guests.image import current  # noqa: PLC0415  # heavy where it is not needed
-
     with contextlib.suppress(Exception):
         return current().kernel
     return None

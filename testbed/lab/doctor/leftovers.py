@@ -13,7 +13,7 @@ _TOLD = 3
 
 def agents() -> Iterator[Finding]:
     """Tell of what killed agents of this user left."""
-    from testbed.lab.cleanup.agents import clean_agents  # noqa: PLC0415  # drivers are heavy
+    from testbed.lab.cleanup.agents import clean_agents  # noqa: PLC0415  # its bus is heavy
 
     found = asyncio.run(clean_agents(dry_run=True, force=False))
     if found:

@@ -18,6 +18,7 @@ import msgspec
 
 from testbed.bus.suspicious_acts import FILE, MEANINGS, Act, ActFile, acts_in, summed
 from testbed.errors import UserError, printable
+from testbed.host.agents import claims
 from testbed.lab.doctor.finding import Check, Finding
 from testbed.run.events import Suspicious
 from testbed.run.journal import BadEntryError, decode
@@ -34,8 +35,6 @@ _MEND = "find out who did it; a node is taken out of the lab by its certificate:
 
 def agents() -> Iterator[Finding]:
     """Tell what agents of this user on this machine refused."""
-    from node_agent.claims import claims  # noqa: PLC0415  # its drivers are heavy
-
     since_unix_s = time.time() - SINCE_S
     found = [(claim.name, ActFile(Path(claim.state_dir) / FILE).read(since_unix_s)) for _, claim in claims()]
     there = [finding for name, acts in found for finding in _findings(f"agent {name}", acts)]

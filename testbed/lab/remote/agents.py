@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from node_agent import SERVING
 from testbed.bus.drivers import traits_of
 from testbed.errors import UserError, shown
+from testbed.host.agents import SERVING
 from testbed.lab.doctor.finding import Finding, Severity
 from testbed.lab.remote.hosts import Host, Hosts
 from testbed.lab.remote.shell import RemoteError, Shell

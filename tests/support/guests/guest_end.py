@@ -13,9 +13,10 @@ from pathlib import Path
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.guests import wire
-from node_agent.guests.image import GuestImage, command_line
+from node_agent.guests.image import command_line
 from support.live import HANG_S
 from testbed.bus.mpi_barriers import Barriers, Entered
+from testbed.host.guest_image import GuestImage
 
 QEMU = "qemu-system-x86_64"
 NEEDS_QEMU = f"{QEMU} is not installed"

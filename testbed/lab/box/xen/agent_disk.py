@@ -11,21 +11,20 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
-import node_agent
-import testbed
-from node_agent.guests.image import GuestImage, current
-from node_agent.guests.uncompressed import uncompressed
-from node_agent.guests.unpack import unpacked
 from testbed.errors import RunError
+from testbed.host.guest_image import GuestImage
 from testbed.host.interpreter import module_argv
 from testbed.lab.box.commands import run
 from testbed.lab.box.spec import BoxSpec, store_dir
 from testbed.lab.box.xen.dom0 import AGENT_FILES
 from testbed.lab.box.xen.hardware import AGENT_DISK_MIB
+from testbed.lab.guest_image.image import current
 
 PROJECT = "dfrs-testbed"
+PACKAGES = ("testbed", "node_agent")
 # Of the project's requirements, those that the agent imports. libvirt's bindings are Debian's, as libvirt is there.
 ROOTS = ("aiomqtt", "click", "msgspec", "numpy", "psutil", "xxhash")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyi")
@@ -77,9 +76,8 @@ def fill(root: Path, image: GuestImage) -> None:
     """Put into a new folder what the agent is and needs: `python`, compiled, `guest-image`, and its kernel unpacked."""
     python = root / "python"
     python.mkdir(parents=True)
-    for package in (testbed, node_agent):
-        folder = Path(str(package.__file__)).parent
-        shutil.copytree(folder, python / folder.name, ignore=_LEFT_OUT)
+    for name in PACKAGES:
+        shutil.copytree(folder_of(name), python / name, ignore=_LEFT_OUT)
     for name in sorted(closure(ROOTS)):
         _copy(distribution(name), python, everything=True)
     _copy(distribution(PROJECT), python, everything=False)  # what tells which driver has which name
@@ -88,9 +86,15 @@ def fill(root: Path, image: GuestImage) -> None:
     run(*module_argv("compileall", *settings, str(python)), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image" / image.key)
     (root / "guest-image" / "current").symlink_to(image.key)
-    there = current(root / "guest-image")
-    unpacked(there)  # both the agent makes beside the image, where it cannot write
-    uncompressed(there)
+    run(*module_argv("node_agent.guests", str(root / "guest-image")), timeout_s=_MAKE_WITHIN_S)
+
+
+def folder_of(package: str) -> Path:
+    """Return the folder of an installed package, without importing it; raises `RunError` if there is none."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise RunError(f"agent disk: {package} is not installed here: expected it, as the agent needs it")
+    return Path(spec.origin).parent
 
 
 def closure(roots: Iterable[str]) -> set[str]:

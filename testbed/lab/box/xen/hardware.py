@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from node_agent.guests.recipe_tools import sha256
 from testbed.lab.box.commands import program, run
 from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.xen.image import XenImage
+from testbed.lab.guest_image.recipe_tools import sha256
 
 TAP_FD = 9  # the launcher leaves the open tap device there
 AGENT_DISK_MIB = 256

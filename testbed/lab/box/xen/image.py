@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.guests.recipe_debian import Package
-from node_agent.guests.recipe_tools import sha256
 from testbed.errors import UserError
 from testbed.host.locks import locked
 from testbed.lab.box.xen import recipe
 from testbed.lab.box.xen.packages import gather
+from testbed.lab.guest_image.recipe_debian import Package
+from testbed.lab.guest_image.recipe_tools import sha256
 
 CACHE = Path("/var/cache/dfrs-testbed/xen-node")
 _KEPT = frozenset({"downloads", "lock", "current"})

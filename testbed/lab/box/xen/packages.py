@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.guests.recipe_debian import Package
 from testbed.errors import UserError
 from testbed.lab.box.commands import CommandError, run
+from testbed.lab.guest_image.recipe_debian import Package
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HYPERVISOR_META = "xen-system-amd64"

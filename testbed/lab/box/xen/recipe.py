@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from node_agent.guests import cpio
-from node_agent.guests.recipe_debian import fetch, unpack
 from testbed.errors import RunError, UserError
 from testbed.lab.box.commands import program, run
 from testbed.lab.box.xen.packages import Ingredients
+from testbed.lab.guest_image import cpio
+from testbed.lab.guest_image.recipe_debian import fetch, unpack
 
 VERSION = 1  # of this recipe: another node from the same packages and files needs another number
 FILES = Path(__file__).with_name("dom0")

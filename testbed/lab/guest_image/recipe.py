@@ -1,7 +1,7 @@
 """What is in the guest image: the tree of its files, and the fingerprints of all that it is made from.
 
 Kernel modules that a paravirtual device of any supported hypervisor needs, a static busybox for `init`, the programs
-of `src`, and MPICH with its libraries. There is no disk: the file system is memory, saved with the machine.
+of `SOURCES`, and MPICH with its libraries. There is no disk: the file system is memory, saved with the machine.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.guests import cpio
-from node_agent.guests.recipe_debian import Package, busybox, fetch, kernel_package, unpack
-from node_agent.guests.recipe_mpi import Mpich, closure, mpich
-from node_agent.guests.recipe_tools import run, sha256
 from testbed.errors import RunError
+from testbed.host.guest_image import SOURCES, VERSION, own_fingerprints
+from testbed.lab.guest_image import cpio
+from testbed.lab.guest_image.recipe_debian import Package, busybox, fetch, kernel_package, unpack
+from testbed.lab.guest_image.recipe_mpi import Mpich, closure, mpich
+from testbed.lab.guest_image.recipe_tools import run, sha256
 
-VERSION = 2  # of this recipe: another image from the same inputs needs another number
-SOURCES = Path(__file__).with_name("src")
 _MODULES = (  # in the order in which they depend on each other
     "drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_modern_dev",
     "drivers/virtio/virtio_pci_legacy_dev", "drivers/virtio/virtio_pci", "drivers/char/virtio_console",
@@ -49,12 +48,6 @@ class Ingredients:
     libraries: dict[str, Path]
     fingerprints: dict[str, str]
     versions: dict[str, str]
-
-
-def own_fingerprints() -> dict[str, str]:
-    """Return those of what is our own in the image: an agent of another release does not fit it."""
-    sources = {f"source {path.name}": sha256(path) for path in sorted(SOURCES.iterdir()) if path.is_file()}
-    return {"recipe": str(VERSION), **sources}
 
 
 def gather(downloads: Path) -> Ingredients:

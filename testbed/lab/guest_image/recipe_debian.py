@@ -8,9 +8,9 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from node_agent.guests.recipe_tools import run, sha256
 from testbed.errors import RunError, UserError
 from testbed.host.whole_files import write_whole
+from testbed.lab.guest_image.recipe_tools import run, sha256
 
 _META = "linux-image-cloud-amd64"
 _BUSYBOX = Path("/bin/busybox")

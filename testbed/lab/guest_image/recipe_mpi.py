@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from node_agent.guests.recipe_tools import run
 from testbed.errors import RunError, UserError
+from testbed.lab.guest_image.recipe_tools import run
 
 _LOADER = re.compile(r"^\s*(/\S*/ld-linux\S*) \(", re.MULTILINE)
 _LIBRARY = re.compile(r"^\s*(\S+) => (\S+) \(", re.MULTILINE)
