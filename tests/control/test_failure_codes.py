@@ -110,7 +110,7 @@ def test_operations_that_fail(
 
 def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> dict[int, str]:
     """Return the codes of a run in which each job is saved, and restored on other nodes."""
-    monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+    monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
     jobs = [Job(1, 0, 1, 1.0, 0.4, 1200), Job(2, 60, 3, 0.5, 0.4, 900)]
     return codes(rehearse(tmp_path, jobs, policy="Interrupting", **changes)[1])
 

@@ -83,7 +83,7 @@ def test_a_lie_fails_the_jobs_of_that_node_with_a_line_that_names_it(
     truths = lying(monkeypatch, kind, lie)
     jobs = five_jobs()
     if kind is not SetCaps:  # that policy sets no caps by themselves
-        monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+        monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
         jobs = [Job(1, 0, 1, 1.0, 0.3, 600), Job(2, 30, 2, 1.0, 0.3, 600), Job(3, 60, 3, 0.5, 0.2, 600)]
     result, _ = rehearse(tmp_path, jobs)
     assert truths, "it was never asked"
@@ -110,7 +110,7 @@ def test_a_lie_about_a_live_migration_is_told_and_both_ends_are_asked(
 
 
 def test_a_lie_about_a_release_fails_its_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+    monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
     lying(monkeypatch, Release, says(wall_ns=1e30))
     result, _ = rehearse(tmp_path, [Job(1, 0, 1, 1.0, 0.3, 600)], extras="whole")
     (text,) = result.summary["failed"].values()
