@@ -1,6 +1,6 @@
 """Points in line protocol, checked against the schema before they are written.
 
-InfluxDB drops NaN and infinite fields without a word and refuses a point whose field changes its type; so both
+InfluxDB drops NaN and infinite fields silently and refuses a point whose field changes its type; so both
 are refused here, by name. Tags whose values are a closed set or numbers are held to that: every other value would
 be one more series.
 

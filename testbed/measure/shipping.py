@@ -19,7 +19,7 @@ from testbed.measure.spool import segments
 
 @dataclass(frozen=True, slots=True)
 class ShippingCount:
-    """What became of a run's points: `points` are whole in its directory, of which `left` are not shipped yet.
+    """The outcome of shipping a run's points: `points` are whole in its directory, of which `left` are not shipped yet.
 
     `shipped` and `refused` are of all shipping of this run to this address so far, `sent` is what this time took,
     with what was sent more than once; `elapsed_s` is wall time.
@@ -66,8 +66,8 @@ def ship(
 ) -> ShippingCount:  # fmt: skip
     """Ship what `run` holds now and was not shipped to `address`, or all of it.
 
-    `tell` gets one line for what a person should see, `show` where shipping is. Gives up when nothing was acknowledged
-    for `patience_s`; raises `UserError` where a person must mend something first. Closes the writer.
+    `tell` gets lines for a person, `show` the progress of shipping. Gives up when nothing was acknowledged
+    for `patience_s`; raises `UserError` where a person must fix something first. Closes the writer.
     """
     began_s = time.monotonic()
     shipper = Shipper(run, address, writer, tell)

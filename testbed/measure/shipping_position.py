@@ -1,4 +1,4 @@
-"""How far the points of a run directory are shipped: `shipped.json`, and whose turn it is: `shipped.lock`.
+"""How far the points of a run directory are shipped: `shipped.json`, and the lock of the process that ships: `shipped.lock`.
 
 The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
 may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable
@@ -126,7 +126,7 @@ class ShippingPosition:
         return shipped.refused_bytes + len(text)
 
     def _find(self) -> Shipped:
-        """Return the position on disk, or a later one that this shipper could not write and nobody else moved."""
+        """Return the position on disk, or a later one that this shipper could not write and no other one moved."""
         found = read_shipped(self._run)
         if self._reached is None or found.get(self._address) != self._all.get(self._address):
             self._reached = found.get(self._address, Shipped())
@@ -137,7 +137,7 @@ class ShippingPosition:
 
 
 def read_shipped(run: Path) -> dict[Address, Shipped]:
-    """Return what shipped.json says: how far the run was shipped to each address, in the order in which it began.
+    """Return the content of shipped.json: how far the run was shipped to each address, in the order in which it began.
 
     A file that is missing or cannot be read says nothing: all is shipped again.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the last decision wants of a job: task i on node `nodes[i]`, all at one yield."""
+    """The intent of the last decision for a job: task i on node `nodes[i]`, all at one yield."""
 
     nodes: tuple[int, ...]
     yield_frac: float

@@ -1,4 +1,4 @@
-"""When the operator paused a run: while trace time stands still, and what the controller does meanwhile."""
+"""The pauses of a run by the operator, in which trace time stands still, and the controller's mode meanwhile."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from testbed.scheduling.campaign.workers import Begin, work_here, work_in_proces
 
 
 class Listener(Protocol):
-    """Who is told how the work goes on."""
+    """Receives the progress of a campaign."""
 
     def ended(self, result: UnitResult) -> None:
         """A unit has ended and is kept."""

@@ -12,7 +12,7 @@ from testbed.scheduling.metrics import Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A table as figures: a row a policy, a column a set of traces and a measure, a cell their `Spread`."""
+    """A table as figures: one row per policy, one column per set of traces and measure, a `Spread` in each cell."""
 
     columns: list[tuple[str, str]]  # title of the traces, measure
     rows: list[tuple[str, list[Spread | None]]]  # None where there is no result

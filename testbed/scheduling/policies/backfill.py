@@ -19,7 +19,7 @@ class QueueRules(NamedTuple):
     """The rules of FCFS and EASY."""
 
     backfill: bool  # jobs may go ahead of the head of the queue, beside its reservation
-    before_shadow: bool  # and also where they end by the shadow time
+    before_shadow: bool  # and also if they end by the shadow time
 
 
 class QueuePolicy(Policy, Protocol):

@@ -52,7 +52,7 @@ class Limit(Enum):
 
 
 class NotInGrammarError(UserError):
-    """A text that is no name of the scheme, or one of a combination that Table 1 does not have."""
+    """A text that is no name of the scheme, or that names a combination which Table 1 does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a simulation of one trace under one policy leaves behind."""
+"""The result of a simulation of one trace under one policy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PREEMPTION, MIGRATION, START, RESUME, SHARE, DECISION = range(6)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Every preemption and migration of a run, M of them, in order of time; a job counts once an instant.
+    """Every preemption and migration of a run, M of them, in order of time; a job counts once per instant.
 
-    A preemption is told when the job is paused, whether it resumes or not, and concerns all of its tasks; a migration
+    A preemption is logged when the job is paused, whether it resumes or not, and concerns all of its tasks; a migration
     concerns the tasks that changed their node.
     """
 

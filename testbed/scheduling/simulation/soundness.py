@@ -74,7 +74,7 @@ def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, 
 
 @lean_kernel
 def check_end(virtual_time_s: float, run_time_s: float) -> int:
-    """Return WRONG_END if a job that ends has not come to its run time, but for rounding."""
+    """Return WRONG_END if the virtual time of a job that ends differs from its run time by more than rounding."""
     return SOUND if abs(virtual_time_s - run_time_s) <= _END_S * max(run_time_s, 1.0) else WRONG_END
 
 

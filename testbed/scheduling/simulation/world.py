@@ -54,7 +54,7 @@ class World(NamedTuple):
 class PendingMoves(NamedTuple):
     """What overhead models beyond a table of penalties need to know."""
 
-    speed: Floats  # (J,) progress at the present yields, seconds of virtual time a second, where it is not the yield
+    speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, where it is not the yield
     leaving: Ints  # (N,) how many tasks leave by the present decision
     coming: Ints  # (N,) how many come, of those that cost anything
     held_until_s: Floats  # (N,) when the last image of a task that left is written
