@@ -168,7 +168,7 @@ class JournalWriter:
             self._commit()
 
     def _commit(self, *, at_once: bool = False) -> None:
-        """Write what waits; if a coroutine waits for that, or after `every_s`, make it durable, and rotate a full file."""
+        """Write what waits; if a coroutine waits, or after `every_s`, make it durable, and rotate a full file."""
         with self._one_commit:
             if self.closed:
                 return
@@ -191,7 +191,7 @@ class JournalWriter:
                 self._fail(error)
 
     def _hand_over(self) -> None:
-        """Write the waiting lines to the kernel, with the file's lock; raises `OSError` if that did not take all of it."""
+        """Write the waiting lines, with the file's lock; raises `OSError` if that did not take all of it."""
         with self._lock:
             lines, self._waiting = self._waiting, bytearray()
             self._handed_over = self._appended

@@ -1,4 +1,4 @@
-"""How far the points of a run directory are shipped: `shipped.json`, and the lock of the process that ships: `shipped.lock`.
+"""How far the points of a run directory are shipped: `shipped.json`, and the shipper's lock: `shipped.lock`.
 
 The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
 may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable

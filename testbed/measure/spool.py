@@ -193,7 +193,7 @@ class Spool:
             self._on_failure(failure)
 
     def _hand_over(self) -> RunError | None:
-        """Write what waits, and begin a new segment if that fills the last; return a failure that has to be reported."""
+        """Write what waits, and begin a new segment if that fills the last; return a failure that is to be reported."""
         if not self._waiting:
             return None
         waiting, self._waiting = self._waiting, bytearray()

@@ -1,4 +1,4 @@
-"""The one place where the state of a run changes: an event is appended to its journal, applied to its history, and sent to listeners."""
+"""The one place where the state of a run changes: events are journalled, applied to the history, sent to listeners."""
 
 from __future__ import annotations
 

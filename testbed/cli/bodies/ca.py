@@ -53,7 +53,7 @@ def revoke(*, folder: Path, party: Party, name: str, path: Path, as_json: bool) 
     refused: UserError | None = None
     try:
         reached, failed = hand_out(authority, path, party, name)
-    except UserError as error:  # the revocation counts all the same, and is told first
+    except UserError as error:  # the revocation counts all the same, and is printed first
         reached, failed, refused = [], [str(error)] if as_json else [], error
     if as_json:
         click.echo(json.dumps({

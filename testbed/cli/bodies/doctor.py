@@ -67,7 +67,7 @@ def _print(console: Console, found: list[Finding]) -> None:
     style = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
     checks = [printable(each.check) for each in found]
     width = max(map(len, checks))
-    for each, check in zip(found, checks, strict=True):  # what nodes, logs and runs say is no markup of ours
+    for each, check in zip(found, checks, strict=True):  # text of nodes, logs and runs must not be read as markup
         line = Text(f"{each.severity:8}", style=style[each.severity])
         line.append(f" {check:{width}}  {printable(each.found)}", style="")
         console.print(line, highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ class ShippingProgress:
         self._console = console or Console(stderr=True)
         self._title = f"{run} to {address}"
         self._began_s = self._told_s = time.monotonic()
-        self._first: tuple[int, int] | None = None  # points read and bytes left, at the first look
+        self._first: tuple[int, int] | None = None  # points read and bytes left, at the first call
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 

@@ -82,8 +82,8 @@ def driver(lab: LabUnderTest) -> DriverUnderTest:
 def guest(request: pytest.FixtureRequest, lab: LabUnderTest) -> Callable[..., BlockingLabJob]:
     """What makes a job, to be used as a context: it is destroyed at the end, whatever happened.
 
-    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` tells its arguments.
-    In a check that takes a `node`, a job of one task is on that node unless it is told otherwise.
+    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` documents its arguments.
+    In a check that takes a `node`, a job of one task is on that node unless the call names another.
     """
     here: tuple[NodeUnderTest, ...] = ()
     if "node" in request.fixturenames:
@@ -123,9 +123,9 @@ def measure(request: pytest.FixtureRequest, lab: LabUnderTest) -> Measure:
 
 @pytest.fixture
 def doubt(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """What makes a check UNCONFIRMED, for a reason: it saw what may be a fault, on a machine that cannot tell.
+    """What makes a check UNCONFIRMED, for a reason: a possible fault, on a machine that cannot confirm it.
 
-    It goes on; unless it fails otherwise, it passes and is shown.
+    The check goes on; unless it fails otherwise, it passes and is shown.
     """
     record = checks_of(request.config).record(request.node)
 

@@ -31,7 +31,7 @@ class Side(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a figure's runs come to. Only `REGRESSED` fails a check."""
+    """The outcome of a figure's runs. Only `REGRESSED` fails a check."""
 
     HELD = "held"
     REGRESSED = "regressed"
@@ -75,10 +75,11 @@ class Reference:
 
 
 def judge(reference: Reference | None, runs: Sequence[MedianInterval]) -> Verdict | None:
-    """Return what up to two runs come to, or None when another is needed; `ValueError` for more than were needed.
+    """Return the outcome of up to two runs, or None when another is needed; `ValueError` for more than were needed.
 
     A second run is needed if the first lies wholly outside the band; both then have to agree. A median outside with an
-    interval that reaches into the band is no proof, whatever a second run says: worse is told, better is not.
+    interval that reaches into the band is no proof, whatever a second run says: a worse one is reported, a better one
+    is not.
     """
     if not runs:
         return None

@@ -1,4 +1,4 @@
-"""The lab of a check session: opened once, leased, released at the end, and given up when it is found broken."""
+"""The lab of a check session: opened once, leased, released at the end, and given up when it is broken."""
 
 from __future__ import annotations
 

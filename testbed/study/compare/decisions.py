@@ -70,7 +70,7 @@ class DecisionRecord:
 
 
 class Numbering:
-    """Numbers the retries and changes of a run, and tells a submission from a retry."""
+    """Numbers the retries and changes of a run, and distinguishes a submission from a retry."""
 
     def __init__(self) -> None:
         self._submitted: set[int] = set()

@@ -64,7 +64,8 @@ class MpiSaveRestore(Experiment):
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation of the job, whose phases end with its slowest guest.
 
-        What the job felt is told by the progress of its first task; `pause_s` holds the transfer of images if it moved.
+        The felt time of the job comes from the progress of its first task; `pause_s` holds the transfer of images if it
+        moved.
         """
         tasks, count = int(condition["tasks"]), len(lab.facts)
         nodes = placed(tasks, count)

@@ -109,7 +109,7 @@ class Start(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge starts relative to the shortest turn-around time that the bounded stretch tells from others."""
+        """Judge starts relative to the shortest turn-around time that the bounded stretch distinguishes."""
         deviations = []
         for condition, some in by_condition(quantities.trials, "memory_mib", "tasks", "concurrent"):
             ready = column(some, "ready_s")

@@ -41,7 +41,7 @@ class Telemetry:
         self.by_node: dict[str, NodeUse] = {}
 
     def feed(self, line: bytes) -> str | None:
-        """Take one line; return the name of the node that it is about, None for all others and what is no point."""
+        """Take one line; return the name of the node that it is about, None for other points and for invalid lines."""
         if not line.startswith((b"node,", b"guest,")):
             return None
         try:

@@ -51,7 +51,7 @@ class Measured:
         return having(rows_of(self.trials, self.experiment), *names)
 
     def absent(self, name: str, title: str, reason: str = "") -> Absent:
-        """Return what stands in place of a figure that cannot be drawn; without a reason it is found in the trials."""
+        """Return the text in place of a figure that cannot be drawn; without a reason it comes from the trials."""
         return Absent(name, title, reason or self.why_not())
 
     def why_not(self) -> str:
@@ -98,7 +98,7 @@ def trials_of(rows: Iterable[Row]) -> Ints:
 
 
 def groups(rows: Iterable[Row], *names: str) -> dict[tuple[Value, ...], list[Row]]:
-    """Return rows by the values of these names, in their order: numbers before words."""
+    """Return rows by the values of these names, in their order: numbers before texts."""
     found: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.at(*names), []).append(row)

@@ -1,4 +1,4 @@
-"""The lines of a calibration's fits, as its quantities tell them, with the 95 % band that the trials support.
+"""The lines of a calibration's fits, from its quantities, with the 95 % band that the trials support.
 
 The lines are those of the file. A band is the bootstrap over whole trials of the same estimator (Theil and Sen over
 memory, at the saturation that was found), pointwise in memory.

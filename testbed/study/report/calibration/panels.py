@@ -71,7 +71,7 @@ def panels(figure: Figure, count: int, *, across: int, height_in: float, sharey:
 
 
 def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put the legend of one of the axes above all of them; one column on narrow screens if the words are long."""
+    """Put the legend of one of the axes above all of them; one column on narrow screens if the labels are long."""
     from matplotlib.collections import PathCollection  # noqa: PLC0415  # only to draw
 
     handles, labels = axes.get_legend_handles_labels()

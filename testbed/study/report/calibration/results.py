@@ -126,7 +126,7 @@ def _checked_name(experiment: str, figure: object) -> str:
 
 
 def _guarded(experiment: str, figure: Chart | Absent) -> Chart | Absent:
-    """Return a chart whose drawing cannot end that of the page: what it raises stands in its place."""
+    """Return a chart whose drawing cannot end that of the page: the error that it raises is shown in its place."""
     if isinstance(figure, Absent):
         return figure
     draw = figure.draw

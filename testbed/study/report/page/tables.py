@@ -210,7 +210,7 @@ def bands_table(groups: Sequence[Group], metrics: Sequence[str]) -> Table | None
 
 
 def verdicts_table(found: Sequence[Verdict]) -> Table | None:
-    """Policies against noise bands in words, None without any."""
+    """Policies against noise bands as text, None without any."""
     if not found:
         return None
     rows = tuple(

@@ -1,4 +1,4 @@
-"""The difference of two schedules of the same jobs: who ran when and where in one, and not in the other.
+"""The difference of two schedules of the same jobs: the times and nodes at which a job ran in one and not in the other.
 
 Positive shifts mean that the first schedule is later, as a measured one is against its simulation.
 """

@@ -40,7 +40,7 @@ _Told: TypeAlias = (
 )
 _OfJob: TypeAlias = _Told | events.Job | events.Intent | events.Outcome | events.Retry
 _TOTALS = frozenset({"t_s", "trace_s", "elapsed_s", "waited_s"})
-_KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "node", "nodes"})  # told by other means
+_KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "node", "nodes"})  # reported elsewhere
 
 
 class Teller:
@@ -104,7 +104,7 @@ class Teller:
         return story
 
     def _leave_operation(self, t_s: float) -> None:
-        """Note of an operation whose end the journal does not tell for how long it was under way."""
+        """Note of an operation without an end in the journal for how long it was under way."""
         if self.story.operation is not None:
             self.story.operation.facts["under_way_s"] = t_s - self.story.operation.t_s
 
@@ -141,7 +141,7 @@ class Teller:
         return None if target is None else {"nodes": self._names(target.nodes), "yield_frac": target.yield_frac}
 
     def _causes(self, trigger: events.Trigger, history: History) -> dict[str, Any]:
-        """Return what the decision answered: the event, and what the journal has told since the decision before."""
+        """Return the causes of the decision: its event, and the journal's entries since the decision before."""
         jobs = history.jobs
         return {
             "submitted": [job for job in trigger.submitted if job not in jobs or jobs[job].decisions <= 1],

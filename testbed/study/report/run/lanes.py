@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from testbed.study.report.run.schedule import ENDED, IN_MEMORY, RUN, SAVE, Schedule, Span
 
 GONE = "paused"  # not a span: the time between a save and what follows, in which the policy did not want the job
-_SMALLEST = 0.04  # share of a node's row below which a bar could not be seen
+_SMALLEST = 0.04  # share of a node's row below which a bar is invisible
 _UNKNOWN = 0.25
 _HAIR = 1e-9
 _MANY = 300  # stays on a node: more are placed in the order of their begins alone
@@ -105,7 +105,7 @@ def _stays(spans: Iterable[Span]) -> Iterable[tuple[Span, ...]]:
 
 
 def height_of(schedule: Schedule, span: Span) -> float:
-    """Return the height of a task: the share of a node's memory that it needs, but enough to be seen."""
+    """Return the height of a task: the share of a node's memory that it needs, but enough to be visible."""
     facts = schedule.jobs.get(span.job)
     share = facts.mem_req_frac if facts is not None else math.nan
     return _UNKNOWN if math.isnan(share) else max(share, _SMALLEST)
