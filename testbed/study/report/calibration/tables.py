@@ -53,7 +53,7 @@ def outliers_table(calibration: Calibration) -> Table | None:
 
 
 def failed_table(trials: Trials) -> Table | None:
-    """Return the trials that failed, each with its reason, None if none did; those that succeeded later are included."""
+    """Return the trials that failed, each with its reason, None if none did; also those that succeeded later."""
     failed = [outcome for outcome in trials.outcomes if outcome.error is not None]
     if not failed:
         return None
