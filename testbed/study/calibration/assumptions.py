@@ -26,7 +26,7 @@ PENALTY_S = 300.0  # [RR 5.1]: "5 minutes of wall clock time, whatever the job's
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far one condition is from what is assumed, and the text for the measured value there."""
+    """The deviation of one condition from the assumption, and the text for the measured value there."""
 
     off: Interval
     words: str
@@ -38,7 +38,7 @@ class Deviation:
 
     @property
     def at_least(self) -> float:
-        """How far off it is at least."""
+        """The least deviation within the interval."""
         return 0.0 if self.off.low <= 0.0 <= self.off.high else min(abs(self.off.low), abs(self.off.high))
 
 

@@ -67,7 +67,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What the papers assume, and whether this lab agrees.
+    """An assumption of the papers, and whether this lab agrees.
 
     `within_frac` is the least bound on the deviation from the assumption that its 95 % intervals support, NaN if it
     was not measured. `found` says it in a sentence with figures.
@@ -108,9 +108,9 @@ class ProgressCurve:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which trials it is made of: the file with its digest, how many, of which experiments, and the seed of the plan.
+    """The trials of a calibration: the file with its digest, how many, of which experiments, and the seed of the plan.
 
-    `repeats` is the least number of trials that a condition has; `notes` say what its reader should know.
+    `repeats` is the least number of trials that a condition has; `notes` are remarks for its reader.
     """
 
     trials_file: str

@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted of a calibration."""
+    """The settings of a calibration."""
 
     scenario: Scenario
     experiments: tuple[Experiment, ...]

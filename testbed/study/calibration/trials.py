@@ -72,7 +72,7 @@ def read_trials(path: Path) -> Trials:
         raise UserError(f"{path}: cannot read: {error.strerror}; expected the trials of a calibration") from error
     begin: dict[str, Any] | None = None
     outcomes = []
-    for number, line in enumerate(lines[:-1], start=1):  # what has no line break was not written whole
+    for number, line in enumerate(lines[:-1], start=1):  # a line without a line break was not written whole
         try:
             entry = json.loads(line)
             if entry["kind"] == "begin":

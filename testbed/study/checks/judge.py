@@ -14,14 +14,14 @@ from testbed.study.checks.interval import MedianInterval
 
 
 class Better(StrEnum):
-    """Which values of a figure are good ones."""
+    """The direction in which a figure is better."""
 
     HIGHER = "higher"
     LOWER = "lower"
 
 
 class Side(StrEnum):
-    """Where a run lies: its median within the band; beyond it, the interval reaching into it (maybe); wholly beyond."""
+    """The position of a run: its median within the band; beyond, the interval reaching into it (maybe); all beyond."""
 
     WITHIN = "within"
     MAYBE_WORSE = "maybe worse"
@@ -42,9 +42,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a figure is expected to be: the band [value (1 - lower_frac) - slack, value (1 + upper_frac) + slack].
+    """The expected values of a figure: the band [value (1 - lower_frac) - slack, value (1 + upper_frac) + slack].
 
-    `slack` is in the unit of the value: figures near zero need it, as a part of nothing is nothing.
+    `slack` is in the unit of the value: figures near zero need it, as a fraction of zero is zero.
     """
 
     value: float

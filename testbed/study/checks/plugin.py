@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.option.help or config.option.version:
         return
-    # what a session without a lab must not pay for
+    # imported late: a session without a lab must not pay for it
     from testbed.study.checks import fixtures  # noqa: PLC0415  # see above
     from testbed.study.checks.session import CheckSession  # noqa: PLC0415  # see above
 

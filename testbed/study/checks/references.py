@@ -45,7 +45,7 @@ class _Entry(BaseModel):
 
 
 class Earlier(_Entry):
-    """What a reference was before."""
+    """An earlier value of a reference."""
 
     value: _Finite
     written_utc: str = ""

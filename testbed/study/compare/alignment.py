@@ -37,7 +37,7 @@ class Divergence:
     trigger: Trigger
     live_s: float | None
     simulated_s: float | None
-    chosen: tuple[str, ...]  # what differs in the answers
+    chosen: tuple[str, ...]  # the names of what differs in the answers
     seen: tuple[str, ...]  # the names of what differed in the view of the policy
 
 

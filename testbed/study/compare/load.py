@@ -1,4 +1,4 @@
-"""What machines did beside the run: CPU time that neither guests nor agents used, and samples that are missing."""
+"""Foreign load of machines in the run: CPU time that neither guests nor agents used, and samples that are missing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ForeignLoad(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How whole the samples of the nodes are, of the node that has the fewest; None without samples.
+    """The completeness of the nodes' samples, for the node that has the fewest; None without samples.
 
-    `every_s` is how often that agent samples that does so least often.
+    `every_s` is the longest sampling period of any agent.
     """
 
     missing_frac: float | None
@@ -93,7 +93,7 @@ def _foreign_shares(
     times = _seconds(watched)
     facts = run.facts.manifest["nodes"][names[0]]
     cores = facts.get("machine_cores")
-    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # that one knows only its own time
+    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # dom0 measures its own time only
         return None
     own = np.zeros(times.size)
     for name in names:

@@ -116,7 +116,7 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
     yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
     if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
-        return  # how busy the machine was does not matter
+        return  # the load of the machine does not matter
     load = foreign_load(run, points["node"], points["guest"])
     why = "no samples of the nodes' CPU"
     yield Finding("foreign_mean", f"foreign CPU load, mean of {load.machine or 'a machine'}", load.mean_frac,

@@ -79,7 +79,7 @@ class Group:
 
     @cached_property
     def spread(self) -> Spread | None:
-        """How far turnarounds of repeats are apart."""
+        """The spread of turnarounds between repeats."""
         return spread(table(self.pairs, "live", "turnaround_s"))
 
     @property

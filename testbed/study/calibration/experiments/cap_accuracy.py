@@ -1,4 +1,4 @@
-"""How exactly a cap holds: CPU time requested against used, over windows from one period of a cap to a hundred."""
+"""The accuracy of caps: CPU time requested against used, over windows from one period of a cap to a hundred."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 

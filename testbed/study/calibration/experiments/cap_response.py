@@ -1,4 +1,4 @@
-"""How soon a guest uses what a new cap allows, after the command that sets it."""
+"""The delay from the command that sets a cap until a guest uses what the cap allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long policies take to decide, on this controller, in the form of their code that a run would use."""
+"""The time that policies take to decide, on this controller, in the form of their code that a run would use."""
 
 from __future__ import annotations
 

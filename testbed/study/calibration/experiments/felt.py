@@ -1,6 +1,6 @@
-"""What experiments with several guests share: what fits a lab, work side by side, and what a job felt of a pause.
+"""Common parts of experiments with several guests: sizes that fit a lab, work side by side, and felt time of a pause.
 
-What a job felt of an interruption is the time that its own count of work cannot explain:
+The felt time of an interruption is the time that the job's own count of work cannot explain:
 
     felt_s = (T2 - T1) - (u2 - u1) / rate - pause_s
 
@@ -134,7 +134,7 @@ async def group(specimens: Sequence[LabJob]) -> AsyncIterator[tuple[LabJob, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job was before an interruption, and where: `rate` units/s until `units` at `at_s`."""
+    """The rate and the progress of a job before an interruption: `rate` units/s until `units` at `at_s`."""
 
     rate: float
     at_s: float

@@ -1,4 +1,4 @@
-"""What neighbours cost a guest that keeps its cap: caches and memory bandwidth are shared although the CPU is not."""
+"""The cost of neighbours for a capped guest: caches and memory bandwidth are shared although the CPU is not."""
 
 from __future__ import annotations
 

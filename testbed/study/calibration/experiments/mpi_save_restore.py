@@ -1,4 +1,4 @@
-"""What it costs an MPI job to be saved, all ranks at one consistent point, and restored, moved or not."""
+"""The cost of saving an MPI job, all ranks at one consistent point, and of restoring it, moved or not."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 

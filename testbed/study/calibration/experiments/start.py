@@ -1,4 +1,4 @@
-"""How long a job takes from the order to start it until all its tasks progress; the papers take that to be nothing."""
+"""The time from the order to start a job until all its tasks progress; the papers assume none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several checks need: waiting for a condition, CPU use from samples, files and processes of this machine."""
+"""Helpers of several checks: waiting for a condition, CPU use from samples, files and processes of this machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psu
                 found.append(process)
             elif traits_in(node.facts).guests_are_children and "node_agent" in words and folder in words:
                 found += process.children(recursive=True)
-        except psutil.Error:  # it has ended just now
+        except psutil.Error:  # the process has just ended
             continue
     return found
 

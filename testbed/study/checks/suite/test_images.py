@@ -44,7 +44,7 @@ def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJ
         for process in running:
             try:
                 process.kill()
-            except psutil.Error:  # it has ended by itself
+            except psutil.Error:  # the process has ended by itself
                 continue
         error = saving.exception()
     if error is not None and not isinstance(error, TestbedError):

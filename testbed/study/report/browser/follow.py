@@ -67,7 +67,7 @@ class RunFeed:
         self.page = Page(RunState(path.name))
 
     def feed(self, reading: Reading) -> bool:
-        """Take what was read; return whether there may be more."""
+        """Apply the data that were read; return whether there may be more."""
         if reading.again:
             self.page = Page(RunState(self.files.path.name))
         state = self.page.state

@@ -57,7 +57,7 @@ async def _until_told(follower: Follower) -> None:
     try:
         await asyncio.wait([following, stopping], return_when=asyncio.FIRST_COMPLETED)
         if following.done():
-            following.result()  # it ends by an error only
+            following.result()  # this task ends by an error only
     finally:
         for task in (following, stopping):
             task.cancel()

@@ -138,7 +138,7 @@ class RunState:
         return node < len(self.history.nodes) and self.history.nodes[node].drained
 
     def use(self, node: int) -> NodeUse | None:
-        """What a node reported last."""
+        """The last report of a node."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
 
     def eta_s(self) -> float | None:

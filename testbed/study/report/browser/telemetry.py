@@ -1,4 +1,4 @@
-"""What nodes and guests report each second, from line protocol: the last sample of each, and the cores it used."""
+"""The reports of nodes and guests, from line protocol: the last sample of each, and the cores it used."""
 
 from __future__ import annotations
 

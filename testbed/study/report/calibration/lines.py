@@ -76,7 +76,7 @@ def lines_of(
 
 
 def law_words(calibration: Calibration, name: str, condition: Mapping[str, Value], levels: Sequence[int]) -> str:
-    """Say a fit: "1.0 s + m / 300 MiB/s", for each number of tasks at once where those differ; empty without one."""
+    """Format a fit: "1.0 s + m / 300 MiB/s", for each number of tasks at once where those differ; empty without one."""
     found = []
     for level in (0, *levels):
         law = _law(calibration, name, {**condition, "concurrent": level} if level else condition)

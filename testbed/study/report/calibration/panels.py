@@ -1,4 +1,4 @@
-"""What the figures of a calibration have in common: sizes, panels beside or below each other, dots and intervals."""
+"""Common parts of the figures of a calibration: sizes, panels beside or below each other, dots and intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What experiments show on the page of a calibration, checked: one that fails costs its own figures and no others."""
+"""The figures of experiments on a calibration's page, checked: an experiment's failure affects its own figures."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def scenario_text(run: RunFacts) -> str | None:
 
 
 def groups_table(groups: Sequence[Group]) -> Table:
-    """Which runs are repeats of one another."""
+    """A table of the runs that are repeats of one another."""
     rows = tuple(
         (group.policy, group.runs[0].scenario, str(group.runs[0].seed), ", ".join(run.name for run in group.runs),
          str(len(group.runs)))

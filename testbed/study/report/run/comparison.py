@@ -125,7 +125,7 @@ def verdicts(groups: Sequence[Group], metrics: Sequence[str]) -> list[Verdict]:
 
 
 def _words(band: Band, values: Sequence[float]) -> tuple[str, bool]:
-    """Say where values lie; only a whole group beyond the band differs from noise."""
+    """Return the position of values as text; only a whole group beyond the band differs from noise."""
     within = sum(band.holds(value) for value in values)
     if within == len(values):
         return "inside the noise band: not told from it", True

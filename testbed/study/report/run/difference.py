@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between the schedules `first` and `second`.
+    """The differences between the schedules `first` and `second`.
 
     `both_task_s`, `first_only_task_s` and `second_only_task_s` sum seconds of tasks (trace time) that ran at the same
     time on the same node in both schedules, or in one only.
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def agreement_frac(self) -> float:
-        """What ran in both at once in one place, over what ran in either; 1 if nothing ran in any."""
+        """Task seconds that both ran at the same time on the same node, over those that either ran; 1 if none ran."""
         either = self.both_task_s + self.first_only_task_s + self.second_only_task_s
         return self.both_task_s / either if either > 0.0 else 1.0
 

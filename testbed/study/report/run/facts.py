@@ -1,4 +1,4 @@
-"""What a run directory says about its run, complete or not, read in one pass without holding its journal."""
+"""The facts of a run, complete or not, from its directory: read in one pass without holding its journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes did against what the jobs wanted of them, over time [RR Figure 2]."""
+"""Utilisation of the nodes against the demand of the jobs, over time [RR Figure 2]."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -116,7 +116,7 @@ def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
 
 
 def _words(facts: RunFacts, found: Utilisation, nodes: int) -> str:
-    """Say the normalised underutilisation, by yields and by measured work."""
+    """Return the normalised underutilisation as text, by yields and by measured work."""
     done = [job for job in facts.jobs if job.state == "done" and job.run_time_s and job.end_time_s is not None]
     if len(done) != len(facts.jobs) or not facts.complete:
         return "Normalised underutilisation is not stated: not every job of this run was done."

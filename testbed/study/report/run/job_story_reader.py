@@ -25,7 +25,7 @@ class JobReport:
 
     @property
     def work_s(self) -> float:
-        """What it had done, in dedicated trace seconds: of jobs.csv, where the run has ended."""
+        """The work that the job had done, in dedicated trace seconds: from jobs.csv, if the run has ended."""
         return max(self.story.work_s, self.row.virtual_time_s or 0.0)
 
 

@@ -57,12 +57,12 @@ class Teller:
         self._decisions = 0
         self._left_out = 0  # decisions in a row that left the job out without an event
         self._told_out = False  # whether the last event of a decision was that it leaves the job out
-        self._nodes: list[dict[str, Any]] = []  # what nodes did since the last decision
+        self._nodes: list[dict[str, Any]] = []  # events of nodes since the last decision
         self._away: list[events.Node] = []  # events of nodes that are away, until the job's first entry
         self._stayed: list[int] = []  # jobs whose live migration did not succeed since the last decision
 
     def take(self, event: events.Known, history: History) -> None:
-        """Take the next event and the state after it."""
+        """Apply the next event and the state after it."""
         story, job = self.story, history.jobs.get(self.story.job)
         if not story.ended:
             story.t_s, story.trace_s = event.t_s, event.trace_s
@@ -220,7 +220,7 @@ class Teller:
         self.story.operation = None
 
     def _told(self, event: _Told) -> None:
-        """Take an event as it is, with nodes by name."""
+        """Add an event as it is, with nodes by name."""
         entry = plain(event)
         numbered = [key for key in ("source", "target", "node") if key in entry]
         named: dict[str, Any] = dict(zip(numbered, self._names([entry[key] for key in numbered]), strict=True))

@@ -1,4 +1,4 @@
-"""Where the bars of a Gantt chart go: on each node tasks side by side in its memory, saved ones on a shelf below.
+"""The places of bars in a Gantt chart: on each node tasks side by side in its memory, saved ones on a shelf below.
 
 [RR] lets tasks share a CPU, but never memory: the shares of a node's memory that its tasks hold add up to at most 1 at
 any time. So a bar as high as its task's memory has a place of its own as long as the task is there, whatever yield.

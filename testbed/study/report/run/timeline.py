@@ -108,7 +108,7 @@ class Timeline:
         return Schedule(name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s)
 
     def take(self, event: events.Known, history: History) -> None:
-        """Take an event and the state after it; events before the replay begins change nothing."""
+        """Apply an event and the state after it; events before the replay begins change nothing."""
         if isinstance(event, events.Replay):
             self._end()
             self.ended, self._jobs, self._standstill = False, history.jobs, history.standstill
