@@ -141,7 +141,7 @@ class _Shipping(threading.Thread):
         return 0.0 if more or self._found_end else POLL_S
 
     def _say(self, text: str) -> None:
-        """Say a problem when it begins, and not again soon after."""
+        """Report a problem when it begins, and not again soon after."""
         if self._problem is None and time.monotonic() >= self._said_s + SAY_AGAIN_S:
             self._said_s = time.monotonic()
             _log.warning("InfluxDB: %s", text)

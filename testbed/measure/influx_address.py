@@ -1,4 +1,4 @@
-"""Where an InfluxDB is: address, organization and bucket; from a scenario, the environment, the command line."""
+"""The address of an InfluxDB: URL, organization and bucket; from a scenario, the environment, the command line."""
 
 from __future__ import annotations
 

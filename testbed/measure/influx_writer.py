@@ -44,7 +44,7 @@ class PointsRefusedError(TestbedError):
 
 
 class Writer(Protocol):
-    """What a shipper sends with."""
+    """The interface by which a shipper sends."""
 
     def write(self, lines: bytes) -> None:
         """Return when whole lines of line protocol are written, or raise one of the errors of this module."""

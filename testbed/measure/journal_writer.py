@@ -29,7 +29,7 @@ from testbed.measure.append_file import AppendFile, sync_directory
 from testbed.run.parts import journal_parts
 
 EVERY_S = 1.0
-_MOST_WAITING_BYTES = 1 << 14  # that a kill or a full disk can take while the thread has no turn
+_MOST_WAITING_BYTES = 1 << 14  # at most lost to a kill or a full disk while the thread has no turn
 
 
 class _Waiter(NamedTuple):
@@ -73,7 +73,7 @@ class JournalWriter:
         self._durable = 0
         self._waiters: list[_Waiter] = []
         self._stopped = False
-        self._turn_of: asyncio.AbstractEventLoop | None = None  # that wakes the thread at its end
+        self._turn_of: asyncio.AbstractEventLoop | None = None  # the event loop whose turn wakes the thread at its end
         self._ends = False
         self._wake = threading.Event()
         threading.Thread(target=self._serve, name="journal", daemon=True).start()
@@ -256,7 +256,7 @@ class JournalWriter:
             self._on_failure(error)
 
     def _stop(self) -> None:
-        """Take no more entries, so that none is written behind one that is lost; with the lock."""
+        """Refuse further entries, so that none is written behind a lost one; with the lock."""
         self._stopped = True
         self.lost += self._waiting.count(b"\n")
         self._waiting.clear()

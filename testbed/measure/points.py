@@ -68,7 +68,7 @@ def _fits(number: Value) -> bool:
 
 
 class _Shape(NamedTuple):
-    """How fields of these names and types are written, in this order: each by itself by `texts`, or all at once.
+    """The encoding of fields of these names and types, in this order: each by itself by `texts`, or all at once.
 
     `template` takes the values of plain ones, which are no texts and of the schema's own types; it is empty for
     others. `integers` are the places of ints.

@@ -110,7 +110,7 @@ class RunDirectory:
         points, events = self._points, self._events
         if events is not None:
             with contextlib.suppress(RunError):
-                events.sync()  # what waits is counted, too
+                events.sync()  # waiting entries count, too
         written, lost = (0, 0) if points is None else (points.lines - points.lost, points.lost)
         entries, entries_lost = (0, 0) if events is None else (events.written, events.lost + self._entries_left_out)
         return f"{entries} journal entries and {written} points ({entries_lost} and {lost} lost)"
@@ -187,7 +187,7 @@ class RunDirectory:
         self._write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def write_jobs(self, rows: Iterable[Sequence[object]]) -> None:
-        """Write jobs.csv, a row in the order of `JOB_COLUMNS`; None is an empty cell."""
+        """Write jobs.csv, its rows in the order of `JOB_COLUMNS`; None is an empty cell."""
         self._write("jobs.csv", csv_text(JOB_COLUMNS, rows))
 
     def _write(self, name: str, text: str) -> None:

@@ -27,9 +27,9 @@ FIRST_WAIT_S, MOST_WAIT_S = 0.25, 5.0
 
 @dataclass(slots=True)
 class BackOff:
-    """How long to wait after failures in a row: twice as long each time, less up to a half by chance.
+    """The delay after successive failures: twice as long each time, less up to a half by chance.
 
-    By chance, so that many shippers do not come back to a server all at once.
+    The random part keeps many shippers from returning to a server at once.
     """
 
     next_s: float = FIRST_WAIT_S
@@ -73,7 +73,7 @@ class Shipper:
 
     @property
     def refused_path(self) -> Path:
-        """Where refused points are kept."""
+        """The file of refused points."""
         return self._position.refused_path
 
     def restart(self) -> None:
@@ -102,7 +102,7 @@ class Shipper:
             try:
                 refused = self._deliver(batch)
             except ServerAwayError:
-                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # it may have been too much for its time
+                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # it may have exceeded the timeout
                 raise
             self._most_bytes = min(self._ceiling_bytes, self._most_bytes * 2)
             self._leave_behind(shipped, batch, refused)

@@ -1,4 +1,4 @@
-"""How far the points of a run directory are shipped: `shipped.json`, and the shipper's lock: `shipped.lock`.
+"""The shipping position of a run directory's points: `shipped.json`, and the shipper's lock: `shipped.lock`.
 
 The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
 may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable
@@ -74,7 +74,7 @@ class ShippingPosition:
 
     @property
     def refused_path(self) -> Path:
-        """Where refused points are kept: refused.lp, or refused.2.lp for the second address a run was shipped to."""
+        """The file of refused points: refused.lp, or refused.2.lp for the second address a run was shipped to."""
         return self._run / ("refused.lp" if self._number == 1 else f"refused.{self._number}.lp")
 
     @contextmanager
@@ -119,7 +119,7 @@ class ShippingPosition:
     def refuse(self, shipped: Shipped, text: bytes) -> int:
         """Write `text` behind the refused points of `shipped`, durably; return the file's new length in bytes."""
         with self.refused_path.open("ab") as file:
-            file.truncate(shipped.refused_bytes)  # what a crash left behind the position is shipped again
+            file.truncate(shipped.refused_bytes)  # points that a crash left behind the position are shipped again
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -30,7 +30,7 @@ _MOST_WAITING_BYTES = 1 << 16
 
 
 class Position(NamedTuple):
-    """Where a line begins: number of the segment, from 1, and offset in bytes."""
+    """The position of a line: number of the segment, from 1, and offset in bytes."""
 
     segment: int
     offset: int
@@ -154,7 +154,7 @@ class Spool:
             file.close()
 
     def fail(self, path: Path, error: OSError) -> None:
-        """Take a failure of another file of the run as one of the spool: nothing is appended any more."""
+        """Treat a failure of another file of the run as one of the spool: nothing is appended any more."""
         with self._lock:
             failure = self._fail(path, error)
         if failure is not None:

@@ -1,4 +1,4 @@
-"""What a decision wants of a job, and the operation on it that is under way."""
+"""The intent of a decision for a job, and the operation on it that is under way."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class JobHistory:
             present.reason = MIGRATION
 
     def change(self, event: events.Job, *, cleared: bool) -> None:
-        """Take a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
+        """Apply a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
         match event.state:
             case "submitted":
                 self._submit(event)
@@ -441,7 +441,7 @@ class JobHistory:
     # --- guests ---------------------------------------------------------------------------------------------
 
     def _hear(self, event: events.Guest) -> bool:
-        """Take an event of a guest; return whether it fits the state of the job, else it changes nothing."""
+        """Apply an event of a guest; return whether it fits the state of the job, else it changes nothing."""
         task = event.task
         if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
             del self.unchecked[task]

@@ -41,7 +41,7 @@ class _Table(BaseModel):
 
 
 class SegmentTable(_Table):
-    """Which part of the trace: jobs by index, a time window, or a week; by default all of it."""
+    """A part of the trace: jobs by index, a time window, or a week; by default all of it."""
 
     first_job: Annotated[int, Field(ge=0)] | None = None
     jobs: Annotated[int, Field(gt=0)] | None = None
@@ -74,7 +74,7 @@ class LublinTable(_Table):
 
 
 class WorkloadTable(_Table):
-    """Where the jobs come from: a trace file (relative to the scenario file), or a model."""
+    """The source of the jobs: a trace file (relative to the scenario file), or a model."""
 
     trace: Path | None = None
     reading: str | None = None
@@ -83,7 +83,7 @@ class WorkloadTable(_Table):
 
 
 class NodeMigrationTable(_Table):
-    """Where the hypervisors of other nodes reach that of this one: the host, and libvirt's port unless it is its own.
+    """The hypervisor's address for those of other nodes: the host, and libvirt's port unless it is its own.
 
     `partition` (control group) and `bridge` are those of guests there, where they differ from those of other nodes.
     """
@@ -123,7 +123,7 @@ class BrokerTable(_Table):
 
     @property
     def kind(self) -> Literal["auto", "embedded", "mosquitto"] | None:
-        """What to start, or None when `address` is where a broker is already."""
+        """The broker to start, or None if `address` is that of an existing one."""
         for kind in ("auto", "embedded", "mosquitto"):
             if self.address == kind:
                 return kind
@@ -131,7 +131,7 @@ class BrokerTable(_Table):
 
 
 class ProgramsTable(_Table):
-    """What the jobs run: `eatcpu`, `patterns` (ranks of an MPI job with messages between them), or a plug-in's name.
+    """The programs of jobs: `eatcpu`, `patterns` (ranks of an MPI job with messages between them), or a plug-in's name.
 
     `iteration_s` is the dedicated time between two polls of the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
@@ -210,7 +210,7 @@ class DeadlinesTable(_Table):
 
 
 class MigrationTable(_Table):
-    """How a running job gets to other nodes.
+    """The way in which a running job moves to other nodes.
 
     `save-restore` stops it, writes images, and starts it from them; `live` moves its guests while they work, where all
     nodes that take part can and memory permits, and saves and restores elsewhere. A live migration is given up after
@@ -235,7 +235,7 @@ class BoundTable(_Table):
 
 
 class RunTable(_Table):
-    """How a run directory is written: after `part_mib`, journal and points go on in new files, full ones compressed."""
+    """The form of a run directory: after `part_mib`, journal and points go on in new files, full ones compressed."""
 
     part_mib: Annotated[int, Field(ge=1, le=MOST_PART_MIB)] = 64
 

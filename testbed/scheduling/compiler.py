@@ -128,7 +128,7 @@ def is_cached(function: Callable[..., Any]) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept, each in a folder of its own."""
+    """The folder of compiled kernels, each in a folder of its own."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return base / "dfrs-testbed" / "kernels"
 

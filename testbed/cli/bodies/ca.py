@@ -114,7 +114,7 @@ def broker_files(
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell in one line, as a `UserError`, that nothing can be written at `path`."""
+    """Turn an `OSError` into a one-line `UserError`: nothing can be written at `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `testbed calibrate` does: trials, fits, the file, tables, the page."""
+"""The work of `testbed calibrate`: trials, fits, the file, tables, the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the command line says."""
+    """The options of the command line."""
 
     lab: Path | None
     out: Path

@@ -1,4 +1,4 @@
-"""What `testbed ingest` shows: how far it is, on standard error, and a table of counts."""
+"""The output of `testbed ingest`: its progress, on standard error, and a table of counts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ShippingProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 

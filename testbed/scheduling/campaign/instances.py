@@ -37,7 +37,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a worker, on any machine, gets the jobs: from a seed, or from the jobs of the unscaled trace."""
+    """The source of the jobs for a worker on any machine: from a seed, or from the jobs of the unscaled trace."""
 
     nodes: int
     load: float | None

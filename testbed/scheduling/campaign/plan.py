@@ -1,4 +1,4 @@
-"""What a campaign asks for: simulations and bounds by key, and the units of work that are still to do.
+"""The plan of a campaign: simulations and bounds by key, and the units of work that are still to do.
 
 The key of a simulation is a digest of all that determines its result but the code: the jobs (what they come from),
 the nodes and their memory, the policy and its period, the overheads, tau. That of a bound has jobs, nodes, tau, kind.

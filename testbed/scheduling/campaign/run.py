@@ -23,7 +23,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where units are done: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
+    """The executor of units: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
 
     processes: int
     scheduler: str | None = None

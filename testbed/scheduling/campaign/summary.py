@@ -35,7 +35,7 @@ def spread_of(rows: Iterable[Row], measure: str) -> Spread | None:
 
 
 def summarise(campaign: Campaign, spec: TableSpec, rows: Sequence[Row]) -> Summary:
-    """Return what a table shows. Policies with several periods or penalties have a row for each."""
+    """Return the figures of a table. Policies with several periods or penalties have a row for each."""
     chosen = chosen_rows(spec, rows)
     named = label_rows(chosen, ("policy", "period_s", "overheads"))
     sets = [source for source in campaign.traces if any(row["traces"] == source.name for row in chosen)]

@@ -56,7 +56,7 @@ class Results:
     other_code: int = 0
 
     def add(self, done: Done, *, own: bool) -> None:
-        """Take what is in a file; results of the `own` version of the code take precedence over those of another."""
+        """Add the content of a file; results of the `own` version of the code take precedence over those of another."""
         for key, figures in done.measures.items():
             if own or key not in self.measures:
                 self.measures[key] = figures
@@ -78,7 +78,7 @@ class Sweep:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        """Take the folder, and clear what a killed process left half written."""
+        """Lock the folder, and clear what a killed process left half written."""
         try:
             for name in ("done", "failed", "running"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a worker does: one unit of work, from its trace to figures."""
+"""The work of a worker: one unit of work, from its trace to figures."""
 
 from __future__ import annotations
 

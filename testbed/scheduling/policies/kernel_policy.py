@@ -33,7 +33,7 @@ def never_wakes(rules: Any, submit_time_s: Floats, running: Mask, time_s: float,
 
 
 class Kernels(NamedTuple):
-    """What a policy brings to the event loop: kernels by the names that the loop calls them.
+    """The kernels of a policy for the event loop, by the names that the loop calls them.
 
     `next_wake_s` returns the next instant after `time_s` at which the policy wants to be asked again, infinite without
     one; `submit_time_s` and `running` are those of `Jobs` and `Cluster`.

@@ -45,10 +45,10 @@ class Runs(NamedTuple):
 
 
 class Patterns(NamedTuple):
-    """What a packing found: P patterns, each on some nodes in a row, of entries (item, tasks per node)."""
+    """The result of a packing: P patterns, each on consecutive nodes, of entries (item, tasks per node)."""
 
     first: Ints  # (P,) position of the first node
-    nodes: Ints  # (P,) how many nodes in a row
+    nodes: Ints  # (P,) how many consecutive nodes
     end: Ints  # (P,) end of its entries
     item: Ints  # (E,)
     tasks: Ints  # (E,)

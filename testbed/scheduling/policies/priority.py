@@ -1,4 +1,4 @@
-"""Which job matters more: flow time over the square of virtual time [RR 4.1]."""
+"""The priority of jobs: flow time over the square of virtual time [RR 4.1]."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NOT_PLACED = -1
 
 
 class JobState(IntEnum):
-    """Where a job that was submitted and has not ended stands."""
+    """The state of a job that was submitted and has not ended."""
 
     WAITING = 0
     RUNNING = 1
@@ -53,7 +53,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened since the last decision, coalesced; handled in the order of the fields [RR 4.4].
+    """The changes since the last decision, coalesced; handled in the order of the fields [RR 4.4].
 
     `completed` holds ids of jobs that are no longer in the view; `submitted` ids of jobs that are in it,
     waiting, in order of submission: they are handled one by one, and the decision for one does not depend on later
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """Which job runs where and how fast: rows and tasks as in the view that it answers.
+    """The nodes and the yield of every job: rows and tasks as in the view that it answers.
 
     Every task of a running job has a node and the job a yield in (0, 1]; the others NOT_PLACED and 0.
     """

@@ -20,7 +20,7 @@ from testbed.scheduling.policies.view import Floats, Ints
 
 
 class Crowd(NamedTuple):
-    """The overloaded nodes, M of them, and the P tasks on them: a node that is not overloaded limits nobody."""
+    """The overloaded nodes, M of them, and the P tasks on them: a node that is not overloaded limits no job."""
 
     slot: Ints  # (N,), -1 for a node that is not overloaded
     load: Floats  # (M,) CPU need of the growing tasks

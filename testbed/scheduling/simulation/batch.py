@@ -56,7 +56,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSchedule:
-    """Where and when J jobs ran."""
+    """The nodes and times at which J jobs ran."""
 
     start_s: Floats  # (J,) trace seconds
     end_s: Floats  # (J,)

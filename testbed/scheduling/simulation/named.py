@@ -1,4 +1,4 @@
-"""What a name of the command line or of a campaign stands for in virtual time: a policy, or a measure of a trace."""
+"""The meaning of a name, of the command line or a campaign, in virtual time: a policy, or a measure of a trace."""
 
 from __future__ import annotations
 

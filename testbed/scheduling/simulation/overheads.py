@@ -1,4 +1,4 @@
-"""What moving jobs costs in simulation: seconds by memory of a task and by tasks that move at once.
+"""The cost of moving jobs in simulation: seconds by memory of a task and by tasks that move at once.
 
 Every model is one table for the loop: seconds at the points of a grid, linear between them and, by the last two
 points, beyond them. `testbed.scheduling.simulation.overheads_parser` returns the model that a text names.

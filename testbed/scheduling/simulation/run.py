@@ -39,11 +39,11 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a decision gave to a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
+    """The outcome of a decision for a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
 
-    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress after
-    it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the job's
-    place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
+    The job makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress
+    after it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the
+    job's place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
     """
 
     time_s: float

@@ -96,8 +96,8 @@ def parse_swf(text: str, name: str) -> SwfLog:
 def write_swf(path: Path, log: SwfLog) -> None:
     """Write a log atomically: its comments first, then one line per record. Raises UserError.
 
-    Every field is written as it was read, byte for byte, in columns as wide as the archive's; comments that stood
-    between jobs come to the head.
+    Every field is written as it was read, byte for byte, in columns as wide as the archive's; comments between jobs
+    move to the head.
     """
     write_text(path, format_swf(log), errors="surrogateescape")
 
