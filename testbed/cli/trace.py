@@ -1,4 +1,4 @@
-"""`testbed trace`: look at traces, cut, change and convert them, make them."""
+"""`testbed trace`: inspect traces, cut, change and convert them, make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grafana's dashboards, made of the ready Flux queries and the schema, so that they cannot drift from what is measured.
+"""Grafana's dashboards, made from the Flux queries and the schema, so that they cannot drift from the measurements.
 
 `scripts/grafana-dashboards` writes them to the Ansible role. The JSON is that of Grafana 10 and later, schema 39.
 """

@@ -1,11 +1,11 @@
 """The run directory: the truth about a run, append-only while it lasts, atomic at its ends.
 
-`journal` appends an entry and returns its number; `await durable(number)` waits until a loss of power cannot take it
+`journal` appends an entry and returns its number; `await durable(number)` waits until it survives a loss of power
 (`testbed.measure.journal_writer`). What waits for that, and what does not, is in docs/journal.md. Journal and points go
 on in new files after `part_bytes`, and full ones are compressed while the run goes on (`testbed.run.parts`).
 
 When a file of the directory cannot be written (no space left, a broken disk), nothing is measured any more, and
-whoever runs this is told once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
+`on_failure` is called once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
 `begin_results`, leaves room for the journal's end and the results of what was measured.
 """
 
@@ -42,7 +42,7 @@ JOB_COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "ru
 class RunDirectory:
     """Writes one run.
 
-    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file
+    `recorders` get what was appended. `on_failure` may be set; it is called once, in any thread, when a file
     cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, its guests do not exist.
     """
 
@@ -102,15 +102,15 @@ class RunDirectory:
 
     @property
     def failure(self) -> RunError | None:
-        """Why nothing is measured any more, if so; it names the file and the reason."""
+        """The failure after which nothing is measured any more, if any; it names the file and the reason."""
         return None if self._points is None else self._points.failure
 
     def kept(self) -> str:
-        """Say how much of journal and points was written, and how much was lost, for a person."""
+        """Return how much of journal and points was written, and how much was lost, for a person."""
         points, events = self._points, self._events
         if events is not None:
             with contextlib.suppress(RunError):
-                events.sync()  # what waits is counted, too
+                events.sync()  # waiting entries count, too
         written, lost = (0, 0) if points is None else (points.lines - points.lost, points.lost)
         entries, entries_lost = (0, 0) if events is None else (events.written, events.lost + self._entries_left_out)
         return f"{entries} journal entries and {written} points ({entries_lost} and {lost} lost)"
@@ -132,7 +132,7 @@ class RunDirectory:
         self._packer.close()
 
     def begin_results(self) -> None:
-        """Free the reserve: what comes now are results, and the end of the journal even if that had failed."""
+        """Free the reserve: from now on results are written, and the end of the journal even if that had failed."""
         self._ending = True
         self._free_reserve()
         if self._events is not None:
@@ -187,7 +187,7 @@ class RunDirectory:
         self._write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def write_jobs(self, rows: Iterable[Sequence[object]]) -> None:
-        """Write jobs.csv, a row in the order of `JOB_COLUMNS`; None is an empty cell."""
+        """Write jobs.csv, its rows in the order of `JOB_COLUMNS`; None is an empty cell."""
         self._write("jobs.csv", csv_text(JOB_COLUMNS, rows))
 
     def _write(self, name: str, text: str) -> None:

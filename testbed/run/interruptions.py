@@ -89,7 +89,7 @@ class Interruption:
 
     @property
     def so_far_s(self) -> float:
-        """Its penalty as far as it has come: until it was complete or cut off, or until now."""
+        """Its penalty so far: until it was complete or cut off, or until now."""
         return self._interrupted_s() if self.measured is None else self.measured.penalty_s
 
     @property

@@ -11,7 +11,7 @@ from testbed.errors import TestbedError
 
 
 class Phase(StrEnum):
-    """Where a job is in its life, as far as the controller knows."""
+    """The phase of a job, as far as the controller knows."""
 
     COMING = "coming"
     WAITING = "waiting"

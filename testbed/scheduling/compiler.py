@@ -1,7 +1,7 @@
 """Kernels: functions on arrays, written once, that run as they stand or compiled to machine code.
 
 A function marked with `kernel` stays what it is: the *twin*, which needs nothing but numpy. `compiled(f)` is the same
-function, and every kernel that it calls, compiled by numba. Both come to the same bits: kernels sum in loops of
+function, and every kernel that it calls, compiled by numba. Both produce the same bits: kernels sum in loops of
 their own (a library is free to choose the order), and nothing is compiled with relaxed arithmetic.
 
 Machine code is kept in the user's cache folder, under a digest of all that it comes from, so that a change of one
@@ -49,8 +49,8 @@ def kernel(function: F) -> F:
 def lean_kernel(function: F) -> F:
     """Mark a kernel that makes no array, but by slicing, and calls only such kernels; it returns numbers or nothing.
 
-    Compiled, it does not count references to its arguments, which costs more than many a loop. Raises TypeError for a
-    return annotation that is not made of numbers: nobody would own a reference to what is returned.
+    Compiled, it does not count references to its arguments, which costs more than many loops. Raises TypeError for a
+    return annotation that is not made of numbers: the returned object would have no owner.
     """
     result = function.__annotations__.get("return")
     result = result.__name__ if isinstance(result, type) else str(result)
@@ -128,7 +128,7 @@ def is_cached(function: Callable[..., Any]) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept, each in a folder of its own."""
+    """The folder of compiled kernels, each in a folder of its own."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return base / "dfrs-testbed" / "kernels"
 
@@ -149,7 +149,7 @@ def _writable_folder() -> Path:
 
 @cache
 def _digest(function: Callable[..., Any]) -> str:
-    """Digest all that the machine code of a kernel comes from: its code, its constants, and the kernels that it calls.
+    """Digest what the machine code of a kernel depends on: its code, its constants, and the kernels that it calls.
 
     And its module, which the machine code imports. So an edit elsewhere, or the same version installed again, leaves
     what was compiled as it is.
@@ -197,7 +197,7 @@ def _compile(function: FunctionType) -> Callable[..., Any]:
             if lean and not getattr(value, _LEAN, False):
                 raise TypeError(f"{function.__qualname__} is a lean kernel, but calls {name}, which is none")
             names[name] = compiled(value)
-    # The twin's own globals keep the plain kernels; the clone sees the compiled ones under the same names.
+    # The twin's own globals keep the plain kernels; the clone gets the compiled ones under the same names.
     clone = _native_clock() if function is clock_ns else _clone(function, names)
     folder = _writable_folder() / _digest(function)
     clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))

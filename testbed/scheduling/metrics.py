@@ -40,20 +40,20 @@ def traffic_gb_per_s(tasks_moved: ArrayLike, mem_req_frac: ArrayLike, node_memor
     """Return the mean bandwidth of preemptions, or of migrations, in GB/s [RR Table 3].
 
     Sum over events of 2 * tasks * memory requirement * node memory, over `span_s`: every task that is paused
-    or migrated is written once and read once. One element an event: the tasks that it concerned, and their
-    memory requirement as a fraction of a node.
+    or migrated is written once and read once. One element per event: the tasks that it concerned, and their memory
+    requirement as a fraction of a node.
     """
     moved = np.asarray(tasks_moved, dtype=np.float64) * np.asarray(mem_req_frac, dtype=np.float64)
     return 2.0 * float(np.sum(moved)) * node_memory_gb / span_s
 
 
 def occurrences_per_hour(occurrences: int, span_s: float) -> float:
-    """Return events an hour [RR Table 3]; a job counts once an event, whatever the number of its tasks."""
+    """Return events per hour [RR Table 3]; a job counts once per event, whatever the number of its tasks."""
     return occurrences * SECONDS_PER_HOUR / span_s
 
 
 def occurrences_per_job(occurrences: int, jobs: int) -> float:
-    """Return events a job, over all jobs of the trace, counted as for `occurrences_per_hour` [RR Table 3]."""
+    """Return events per job, over all jobs of the trace, counted as for `occurrences_per_hour` [RR Table 3]."""
     return occurrences / jobs
 
 
@@ -84,7 +84,7 @@ def normalised_underutilisation(
 
 
 def capped_demand_cpu_s(submit_s: ArrayLike, end_s: ArrayLike, need_cpu: ArrayLike, nodes: int) -> float:
-    """Return the integral over time of min(|P|, demand) in node seconds: what could be useful at best [RR 6.4.1].
+    """Return the integral over time of min(|P|, demand) in node seconds: an upper bound of useful CPU [RR 6.4.1].
 
     Demand is the sum of `need_cpu` (J,), tasks * CPU need in nodes, over jobs between `submit_s` and `end_s` (J,).
     """

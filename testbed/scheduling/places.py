@@ -21,8 +21,8 @@ def match_nodes(current: Ints, wanted: Ints, counts: Ints, out: Ints) -> int:
     """Write the nodes of `wanted`, by task, to `out`, so that as few tasks as possible leave `current`; count these.
 
     All are (T,) but `counts` (N,), zeros before and after. Tasks stay where they can, the first of several on a node;
-    the others take the nodes that are left, the lowest first. `wanted` that is a permutation of `current` moves nobody.
-    An empty `out` is left so: then tasks are counted alone.
+    the others take the nodes that are left, the lowest first. A `wanted` that is a permutation of `current` moves no
+    task. An empty `out` is left so: then tasks are counted alone.
     """
     writes = out.size > 0
     lowest = wanted[0]

@@ -1,1 +1,1 @@
-"""What is learnt from runs: calibration, comparison with simulation, checks of hypervisors, reports."""
+"""Analysis of runs: calibration, comparison with simulation, checks of hypervisors, reports."""

@@ -1,1 +1,1 @@
-"""What commands do: a function of the name of each command, in a module of the name of its declaration."""
+"""The bodies of commands: one function of the command's name, in a module of the name of its declaration."""

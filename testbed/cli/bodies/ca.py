@@ -53,7 +53,7 @@ def revoke(*, folder: Path, party: Party, name: str, path: Path, as_json: bool) 
     refused: UserError | None = None
     try:
         reached, failed = hand_out(authority, path, party, name)
-    except UserError as error:  # the revocation counts all the same, and is told first
+    except UserError as error:  # the revocation counts all the same, and is printed first
         reached, failed, refused = [], [str(error)] if as_json else [], error
     if as_json:
         click.echo(json.dumps({
@@ -114,7 +114,7 @@ def broker_files(
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell in one line, as a `UserError`, that nothing can be written at `path`."""
+    """Turn an `OSError` into a one-line `UserError`: nothing can be written at `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `testbed calibrate` does: trials, fits, the file, tables, the page."""
+"""The work of `testbed calibrate`: trials, fits, the file, tables, the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the command line says."""
+    """The options of the command line."""
 
     lab: Path | None
     out: Path
@@ -65,7 +65,7 @@ class _Request:
         return self.out.with_suffix("") if self.out.suffix else self.out.with_name(self.out.name + ".trials")
 
     def order(self) -> Order:
-        """Return what is wanted; raises `UserError`."""
+        """Return the settings from the options; raises `UserError`."""
         return Order(
             scenario=_this_machine() if self.lab is None else load_lab(find_scenario(self.lab)),
             experiments=tuple(find_experiments(self.experiments)),

@@ -1,4 +1,4 @@
-"""How far a campaign is."""
+"""The progress of a campaign."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CampaignProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._shown.__exit__(kind, error, trace)
 
     def ended(self, result: UnitResult) -> None:

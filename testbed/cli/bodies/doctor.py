@@ -24,7 +24,7 @@ def doctor(
     *, names: tuple[str, ...], folder: Path, broker: str | None, influx_url: str | None, path: Path | None,
     certificate_folders: tuple[Path, ...], lab: str | None, broker_log: Path | None, runs: Path, as_json: bool,
 ) -> int:  # fmt: skip
-    influx_url = influx_url and bare_url(influx_url)  # it is asked for its health alone, without a token
+    influx_url = influx_url and bare_url(influx_url)  # only the server's health is read, without a token
     if influx_url is not None and not is_url(influx_url):
         raise click.BadParameter(f"{influx_url!r}: expected http://HOST:PORT", param_hint="--influx")
     if broker_log is not None and lab is None:
@@ -67,7 +67,7 @@ def _print(console: Console, found: list[Finding]) -> None:
     style = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
     checks = [printable(each.check) for each in found]
     width = max(map(len, checks))
-    for each, check in zip(found, checks, strict=True):  # what nodes, logs and runs say is no markup of ours
+    for each, check in zip(found, checks, strict=True):  # text of nodes, logs and runs must not be read as markup
         line = Text(f"{each.severity:8}", style=style[each.severity])
         line.append(f" {check:{width}}  {printable(each.found)}", style="")
         console.print(line, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What `testbed ingest` shows: how far it is, on standard error, and a table of counts."""
+"""The output of `testbed ingest`: its progress, on standard error, and a table of counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShippingProgress:
         self._console = console or Console(stderr=True)
         self._title = f"{run} to {address}"
         self._began_s = self._told_s = time.monotonic()
-        self._first: tuple[int, int] | None = None  # points read and bytes left, at the first look
+        self._first: tuple[int, int] | None = None  # points read and bytes left, at the first call
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -53,7 +53,7 @@ class ShippingProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 

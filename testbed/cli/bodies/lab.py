@@ -35,7 +35,7 @@ def up(*, scenario: Path, as_json: bool) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with only_command():
         if any(node.has_hypervisor for node in spec.nodes):
-            build(progress=_say)  # what its guests boot; nothing to do when it is there
+            build(progress=_say)  # the image that its guests boot; does nothing if the image exists
         if any(node.is_nested for node in spec.nodes):
             image.build(_say)
         _, made = bring_up(spec, path, _say)

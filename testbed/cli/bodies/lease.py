@@ -1,4 +1,4 @@
-"""`testbed lab who` and `testbed lab take`: who drives a lab."""
+"""`testbed lab who` and `testbed lab take`: the controller that drives a lab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.packaged import find_scenario, packaged_scenarios
 from testbed.scenario.schema import load_lab
 
 _TOLD = ("holder", "since_unix_s", "on_controller_loss")
-_LISTEN_S = 1.5  # agents tell their guests once a second
+_LISTEN_S = 1.5  # agents report their guests once a second
 
 
 def who(*, which: str | None, broker: str | None, as_json: bool) -> int:

@@ -113,7 +113,7 @@ def on_machines(
     path: Path, names: tuple[str, ...], act: Callable[[Shell], Any], *, as_json: bool,
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
-    """Act on machines of a hosts file, all without names, and print what came of each. Exit code 1 if one failed."""
+    """Act on machines of a hosts file, on all if none is named, and print each result. Exit code 1 if one failed."""
     return _everywhere(load_hosts(path), names, act, as_json=as_json, show=show)
 
 
@@ -121,7 +121,7 @@ def _everywhere(
     hosts: Hosts, names: tuple[str, ...], act: Callable[[Shell], Any], *, as_json: bool,
     show: Callable[[Outcome[Any]], None] | None = None,
 ) -> int:  # fmt: skip
-    """Act on the chosen machines, and print what came of each. Exit code 1 if one failed."""
+    """Act on the chosen machines, and print each result. Exit code 1 if one failed."""
     chosen = hosts.choose(names)
     left = {host.name for host in chosen}
 

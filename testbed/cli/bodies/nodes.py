@@ -18,7 +18,7 @@ from testbed.lab.inventory import survey
 
 def nodes(*, broker: str, lab: str, wait_s: float, as_json: bool) -> int:
     def told(text: str) -> Text:
-        return Text(printable(text))  # a node's words are no markup of ours
+        return Text(printable(text))  # text of a node must not be read as markup
 
     found = list(asyncio.run(survey(BrokerAddress.parse(broker), lab, wait_s)).nodes.values())
     if as_json:

@@ -1,4 +1,4 @@
-"""How far long work is: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar with the time left on a terminal, a line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 

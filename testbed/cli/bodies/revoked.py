@@ -1,4 +1,4 @@
-"""What `testbed ca revoke` does beyond the authority's folder, and what it says."""
+"""The effects of `testbed ca revoke` beyond the authority's folder, and its output."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _note(outcomes: Sequence[Outcome[str]], reached: list[str], failed: list[str
 
 
 def told(authority: Authority, who: str, done: Revoked, reached: Sequence[str], failed: Sequence[str]) -> Iterator[str]:
-    """Yield what a revocation did, and what is left to do."""
+    """Yield the effects of a revocation, and the remaining tasks."""
     if done.new:
         yield f"{who}: revoked, {done.new} certificate{'s' if done.new > 1 else ''}"
     else:

@@ -153,7 +153,7 @@ def _write_jobs(path: Path, run: SimulatedRun, node_memory_gb: float, tau_s: flo
 
 
 def _print(measures: dict[str, Measures]) -> None:
-    """Print a row a measure, a column a policy."""
+    """Print one row per measure, one column per policy."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in measures:

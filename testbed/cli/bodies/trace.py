@@ -1,4 +1,4 @@
-"""`testbed trace`: look at traces, cut, change and convert them, make them."""
+"""`testbed trace`: inspect traces, cut, change and convert them, make them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _pair(option: str, text: str, form: str, convert: Callable[[str], _Value]) -
 
 
 def _table(figures: dict[str, object]) -> str:
-    """Return a line a figure: its name, and its value with four significant decimals where it has any."""
+    """Return one line per figure: its name, and its value with four significant decimals where it has any."""
     width = max(map(len, figures))
     return "\n".join(f"{name:<{width}}  {_show(value)}" for name, value in figures.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""What a set of jobs can get at all before their deadlines, and the stretch at which that reaches their work."""
+"""The most CPU time that a set of jobs can get by their deadlines, and the stretch at which it equals their work."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _forced_stretch(release_s: Floats, least_s: Floats, machine_s: Floats, deadl
 def _fill(free_s: Floats, slot_end_s: Floats, following: Ints, slot: int, amount_s: float) -> int:
     """Fill the free time from `slot` on; return the slot in which that ends."""
     while True:
-        while following[slot] != slot:  # halving the way for those who come later
+        while following[slot] != slot:  # path halving, for later searches
             following[slot] = following[following[slot]]
             slot = following[slot]
         if amount_s <= slot_end_s[slot] - free_s[slot]:

@@ -35,7 +35,7 @@ ACCURACY = 1e-4  # relative
 
 # Fewer jobs are done sooner by the kernels as they stand than machine code is loaded; the value is the same.
 COMPILED_FROM_JOBS = 200
-# And where machine code would have to be made first, which takes as long as the kernels take for a trace of this size.
+# The same if machine code has to be compiled first: that takes as long as plain kernels for a trace of this size.
 _COMPILING_PAYS_FROM_JOBS = 10_000
 
 

@@ -14,7 +14,7 @@ from testbed.scheduling.campaign.work import UnitResult, do_unit, failed
 from testbed.scheduling.campaign.workers import Begin
 
 _CONNECT_S = 10
-_AHEAD = 3  # units that wait at the scheduler, a thread of its workers
+_AHEAD = 3  # units that wait at the scheduler, per thread of its workers
 
 
 def work_on_cluster(units: Iterable[Unit], code: str, begin: Begin, address: str) -> Generator[UnitResult, None, None]:

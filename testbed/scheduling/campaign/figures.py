@@ -39,7 +39,7 @@ class Line:
 
 
 def lines_of(campaign: Campaign, spec: FigureSpec, rows: Sequence[Row]) -> list[Line]:
-    """Return the lines of a figure: one a policy, a set of traces and a measure, told apart by what differs."""
+    """Return the lines of a figure: one per policy, set of traces and measure; its label names what differs."""
     chosen = chosen_rows(spec, rows)
     # Against the period, means are over all loads of a set, as in [RR] Figures 3 to 9.
     others = ["period_s", "overheads"] if spec.x == "load" else ["overheads"]

@@ -1,4 +1,4 @@
-"""The traces of a campaign: which there are, what tells them apart, and how a worker gets their jobs."""
+"""The traces of a campaign: their list, their identities, and how a worker gets their jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a worker, on any machine, gets the jobs: from a seed, or from the jobs of the unscaled trace."""
+    """The source of the jobs for a worker on any machine: from a seed, or from the jobs of the unscaled trace."""
 
     nodes: int
     load: float | None
@@ -63,7 +63,7 @@ class TraceSets:
     def instances(self) -> list[Instance]:
         """Return all traces: the first of each set at each load, then the second ones, and so on.
 
-        Raises UserError for files that are missing or wrong, and for weeks that a log does not have.
+        Raises UserError for files that are missing or invalid, and for weeks that a log does not have.
         """
         found: dict[str, Instance] = {}
         for source in self.campaign.traces:
@@ -74,7 +74,7 @@ class TraceSets:
         return sorted(found.values(), key=lambda instance: instance.number)
 
     def recipe(self, instance: Instance) -> Recipe:
-        """Return what a worker needs to make the jobs. Raises UserError for a file that is wrong."""
+        """Return what a worker needs to make the jobs. Raises UserError for an invalid file."""
         source = next(source for source in self.campaign.traces if source.name == instance.traces)
         match source:
             case LublinTraces():

@@ -71,12 +71,12 @@ class _Traces(_Table):
 
     @property
     def title(self) -> str:
-        """What a person reads."""
+        """The text that tables and figures show."""
         return self.label or self.name
 
 
 class LublinTraces(_Traces):
-    """Traces of the Lublin-Feitelson model with synthetic needs [RR 5.3.2], one a seed."""
+    """Traces of the Lublin-Feitelson model with synthetic needs [RR 5.3.2], one per seed."""
 
     kind: Literal["lublin"]
     jobs: Annotated[int, Field(gt=0)]
@@ -85,9 +85,9 @@ class LublinTraces(_Traces):
 
 
 class LogTraces(_Traces):
-    """An SWF log under a reading, or a job table, a trace a week [RR 5.3.1]; `whole` leaves it in one piece.
+    """An SWF log under a reading, or a job table, one trace per week [RR 5.3.1]; `whole` leaves it in one piece.
 
-    A path is relative to the campaign file; a bare name is also looked for in the folder $TESTBED_TRACES.
+    A path is relative to the campaign file; a bare name is also searched in the folder $TESTBED_TRACES.
     """
 
     kind: Literal["log"]
@@ -102,7 +102,7 @@ class LogTraces(_Traces):
 
 
 class TableTraces(_Traces):
-    """Job tables, one trace a file: `files` are patterns relative to the campaign file, in order of names."""
+    """Job tables, one trace per file: `files` are patterns relative to the campaign file, in order of names."""
 
     kind: Literal["table"]
     files: Annotated[tuple[str, ...], BeforeValidator(_list_of), Field(min_length=1)]
@@ -124,7 +124,7 @@ class _Drawn(_Table):
 
 
 class TableSpec(_Drawn):
-    """A table: a row a policy, a column a set of traces and a measure.
+    """A table: one row per policy, one column per set of traces and measure.
 
     `cell` is what stands for the values over traces: mean, sample standard deviation and maximum; the mean with the
     maximum in parentheses; or the mean alone.
@@ -136,7 +136,7 @@ class TableSpec(_Drawn):
 
 
 class FigureSpec(_Drawn):
-    """A figure: means over traces against `x`, a line a policy, a set of traces and a measure."""
+    """A figure: means over traces against `x`, one line per policy, set of traces and measure."""
 
     measures: Measures
     x: Literal["load", "period_s"]
@@ -220,7 +220,7 @@ class Campaign(_Table):
 
     @property
     def drawn(self) -> tuple[TableSpec | FigureSpec | RankingSpec, ...]:
-        """All that is drawn from the results."""
+        """The tables, figures and rankings that are made from the results."""
         return (*self.tables, *self.figures, *self.rankings)
 
     @property

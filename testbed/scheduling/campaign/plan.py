@@ -1,4 +1,4 @@
-"""What a campaign asks for: simulations and bounds by key, and the units of work that are still to do.
+"""The plan of a campaign: simulations and bounds by key, and the units of work that are still to do.
 
 The key of a simulation is a digest of all that determines its result but the code: the jobs (what they come from),
 the nodes and their memory, the policy and its period, the overheads, tau. That of a bound has jobs, nodes, tau, kind.
@@ -44,7 +44,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a worker does at a time: simulations of one trace, and its bounds that are not known yet."""
+    """One unit of work: simulations of one trace, and its bounds that are not known yet."""
 
     name: str  # digest of the keys and the code: of the file that will hold its results
     label: str
@@ -57,7 +57,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """All that is asked for on one trace."""
+    """The simulations and bounds that a campaign asks for on one trace."""
 
     instance: Instance
     simulations: tuple[Simulation, ...]

@@ -1,4 +1,4 @@
-"""How policies rank under each overhead model, how much rankings agree, and what the best gains over a baseline.
+"""Ranks of policies under each overhead model, agreement of rankings, and gains of the best over a baseline.
 
 All figures are paired: only traces with results of every policy under every model count.
 """

@@ -81,7 +81,7 @@ def _gain(spec: RankingSpec, best: Best | None) -> list[str]:
 
 
 def policies_csv(spec: RankingSpec, ranking: Ranking) -> str:
-    """Return a line a policy and model, with all digits."""
+    """Return one line per policy and model, with all digits."""
     lines = [
         [policy, model, spec.measure, cell.count, cell.mean, "" if cell.count == 1 else cell.std, cell.maximum, rank]
         for policy, cells, ranks in zip(ranking.policies, ranking.cells, ranking.ranks, strict=True)
@@ -91,7 +91,7 @@ def policies_csv(spec: RankingSpec, ranking: Ranking) -> str:
 
 
 def models_csv(spec: RankingSpec, ranking: Ranking) -> str:
-    """Return a line a model: its best DFRS policy, the gain over the baseline, and tau with every model."""
+    """Return one line per model: its best DFRS policy, the gain over the baseline, and tau with every model."""
     lines: list[list[object]] = []
     for model, best, taus in zip(ranking.models, ranking.best, ranking.tau, strict=True):
         gain = (

@@ -1,4 +1,4 @@
-"""Results as rows: one a simulation, with units in the names of the columns; as Parquet and as CSV."""
+"""Results as rows: one per simulation, with units in the names of the columns; as Parquet and as CSV."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from testbed.scheduling.campaign.workers import Begin, work_here, work_in_proces
 
 
 class Listener(Protocol):
-    """Who is told how the work goes on."""
+    """Receives the progress of a campaign."""
 
     def ended(self, result: UnitResult) -> None:
         """A unit has ended and is kept."""
@@ -23,7 +23,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where units are done: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
+    """The executor of units: on the Dask cluster of a scheduler, or in `processes` on this machine; 1 is this one."""
 
     processes: int
     scheduler: str | None = None

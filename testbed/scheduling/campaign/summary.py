@@ -12,7 +12,7 @@ from testbed.scheduling.metrics import Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A table as figures: a row a policy, a column a set of traces and a measure, a cell their `Spread`."""
+    """A table as figures: one row per policy, one column per set of traces and measure, a `Spread` in each cell."""
 
     columns: list[tuple[str, str]]  # title of the traces, measure
     rows: list[tuple[str, list[Spread | None]]]  # None where there is no result
@@ -35,7 +35,7 @@ def spread_of(rows: Iterable[Row], measure: str) -> Spread | None:
 
 
 def summarise(campaign: Campaign, spec: TableSpec, rows: Sequence[Row]) -> Summary:
-    """Return what a table shows. Policies with several periods or penalties have a row for each."""
+    """Return the figures of a table. Policies with several periods or penalties have a row for each."""
     chosen = chosen_rows(spec, rows)
     named = label_rows(chosen, ("policy", "period_s", "overheads"))
     sets = [source for source in campaign.traces if any(row["traces"] == source.name for row in chosen)]

@@ -47,7 +47,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """All that is known, by key, of one version of the code; `other_code` counts what is of another, and ignored."""
+    """All results by key of one version of the code; `other_code` counts the ignored ones of other versions."""
 
     measures: dict[str, dict[str, float | int | None]] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Results:
     other_code: int = 0
 
     def add(self, done: Done, *, own: bool) -> None:
-        """Take what is in a file; what one's `own` version of the code found goes before what another did."""
+        """Add the content of a file; results of the `own` version of the code take precedence over those of another."""
         for key, figures in done.measures.items():
             if own or key not in self.measures:
                 self.measures[key] = figures
@@ -78,7 +78,7 @@ class Sweep:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        """Take the folder, and clear what a killed process left half written."""
+        """Lock the folder, and clear what a killed process left half written."""
         try:
             for name in ("done", "failed", "running"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ def write_table(folder: Path, spec: TableSpec, summary: Summary) -> str:
 
 
 def as_text(spec: TableSpec, summary: Summary) -> str:
-    """Return a table in plain characters: the title, two lines of heads, a line a policy."""
+    """Return a table in plain characters: the title, two lines of heads, one line per policy."""
     lines = [spec.title, ""]
     groups, body = _cells(spec, summary)
     heads = ["Algorithm", *(head for _ in summary.columns for head in _HEADS[spec.cell])]
@@ -60,7 +60,7 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[s
 
 
 def as_csv(summary: Summary) -> str:
-    """Return a line a policy, set of traces and measure, with all digits."""
+    """Return one line per policy, set of traces and measure, with all digits."""
     rows = [
         [name, title, measure, cell.count, cell.mean, None if cell.count == 1 else cell.std, cell.maximum]
         for name, cells in summary.rows
@@ -83,7 +83,7 @@ def as_latex(spec: TableSpec, summary: Summary) -> str:
 
 
 def latex_table(spec: TableSpec | RankingSpec, numbers: int, lines: Sequence[str]) -> str:
-    """Return lines as a `table` environment of a column of words and so many of numbers."""
+    """Return lines as a `table` environment of one column of text and so many of numbers."""
     head = [
         r"\begin{table}", r"\centering", rf"\caption{{{tex(spec.title)}}}", rf"\label{{tab:{spec.name}}}",
         rf"\begin{{tabular}}{{l{'r' * numbers}}}", r"\toprule",

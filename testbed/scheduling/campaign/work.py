@@ -1,4 +1,4 @@
-"""What a worker does: one unit of work, from its trace to figures."""
+"""The work of a worker: one unit of work, from its trace to figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class UnitResult(msgspec.Struct, frozen=True):
-    """What came of a unit: measures by simulation key, bounds by key, and what failed."""
+    """The result of a unit: measures by simulation key, bounds by key, and failures."""
 
     unit: str
     label: str
@@ -85,7 +85,7 @@ def _simulate(simulation: Simulation, unit: Unit, jobs: list[Job]) -> dict[str, 
     run = asked.simulate(jobs, unit.recipe.nodes, setting.overheads, node_memory_gb=unit.node_memory_gb)
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
     figures: dict[str, Any] = measure(run, None, unit.node_memory_gb, unit.tau_s).as_dict()
-    del figures["bound"], figures["degradation"]  # from the bounds, which are found once a trace
+    del figures["bound"], figures["degradation"]  # from the bounds, which are computed once per trace
     return {"jobs": len(jobs), **figures, "simulation_wall_s": took_s, "simulation_cpu_s": cpu_s}
 
 

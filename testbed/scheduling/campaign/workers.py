@@ -40,7 +40,7 @@ class _Worker:
 
     def give(self, unit: Unit, code: str) -> None:
         self.unit = unit
-        with suppress(BrokenPipeError, ConnectionResetError):  # its death is seen at its sentinel
+        with suppress(BrokenPipeError, ConnectionResetError):  # its sentinel reports its death
             self.pipe.send((unit, code))
 
 

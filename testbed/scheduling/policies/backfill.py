@@ -1,4 +1,4 @@
-"""Who may start now on whole nodes: FCFS and EASY backfilling as kernels, for the live and the simulated world.
+"""Selects jobs to start on whole nodes: FCFS and EASY backfilling as kernels, for the live and the simulated world.
 
 The shadow time is the first instant at which enough nodes will be free for the head of the queue, going by the
 expected ends of those that run; the extra nodes are the ones that are free beside it then.
@@ -19,7 +19,7 @@ class QueueRules(NamedTuple):
     """The rules of FCFS and EASY."""
 
     backfill: bool  # jobs may go ahead of the head of the queue, beside its reservation
-    before_shadow: bool  # and also where they end by the shadow time
+    before_shadow: bool  # and also if they end by the shadow time
 
 
 class QueuePolicy(Policy, Protocol):

@@ -17,7 +17,7 @@ from testbed.scheduling.policies.view import Floats
 
 ACCURACY = 1e-7  # proven bound on the excess of the sum at the end, relative to the sum
 
-_STEPS = 100  # it takes 10 to 30; every iterate is feasible, so that a last one can be used as it is
+_STEPS = 100  # the solver takes 10 to 30; every iterate is feasible, so that a last one can be used as it is
 _INSIDE = 0.99  # of the way to the nearest bound
 _SINGULAR = 1e-200
 _HUGE = 1e100

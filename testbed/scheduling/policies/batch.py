@@ -1,4 +1,4 @@
-"""Batch baselines: whole nodes, one job a node, yield 1 [RR 5.2].
+"""Batch baselines: whole nodes, one job per node, yield 1 [RR 5.2].
 
 FCFS starts jobs in order of submission. EASY gives the head of the queue a reservation at the shadow time,
 the first instant at which enough nodes will be free, and lets later jobs go ahead that do not delay it: those
@@ -37,7 +37,7 @@ class BatchPolicy:
 
     @property
     def queue_rules(self) -> QueueRules:
-        """All that its decisions depend on, beside the cluster."""
+        """The rules of the policy; its decisions depend on these and the cluster only."""
         return QueueRules(self.backfill, self.before_shadow)
 
     @property

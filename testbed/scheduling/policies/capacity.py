@@ -1,7 +1,7 @@
-"""What nodes hold: sums over tasks, and the one tolerance with which capacities are compared.
+"""CPU and memory in use on nodes: sums over tasks, and the one tolerance with which capacities are compared.
 
-A node has CPU 1 and memory 1 [RR 2.2]. A node that may not be used counts as a node whose memory is full
-without end, so that no kernel needs a second test for it.
+A node has CPU 1 and memory 1 [RR 2.2]. A node that may not be used counts as a node with infinite memory in use, so
+that no kernel needs a second test for it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class OnSubmission(Enum):
 
 
 class Periodic(Enum):
-    """What is done at every multiple of the period; values as printed."""
+    """The action at every multiple of the period; values as printed."""
 
     NOTHING = ""
     MCB8 = "per"
@@ -45,14 +45,14 @@ class Optimise(Enum):
 
 
 class Limit(Enum):
-    """Which time of a running job protects it from being moved by a packing; values as printed."""
+    """The time of a running job that protects it from being moved by a packing; values as printed."""
 
     VIRTUAL_TIME = "MINVT"
     FLOW_TIME = "MINFT"
 
 
 class NotInGrammarError(UserError):
-    """A text that is no name of the scheme, or one of a combination that Table 1 does not have."""
+    """A text that is no name of the scheme, or that names a combination which Table 1 does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 At one instant completions are handled first, then submissions one by one, then the periodic pass; yields are
 computed once, at the end. A job that runs on a node that is no longer available has lost its place: it is
-paused for the decision, and can be placed anew like any other. A change of the nodes frees resources or takes
+paused for the decision, and can be placed again like any other job. A change of the nodes frees resources or takes
 them, so it is handled as a completion is.
 """
 
@@ -90,8 +90,9 @@ def decide(
     """Answer what happened at `time_s`: change which active rows run, their `task_node` and `yield_frac`, in place.
 
     `active` are the ascending rows of jobs that were submitted and have not ended, `submitted` those of them that
-    were submitted now (or are tried again by order of the caller), in the order in which they are handled; none sees a
-    later one. `freed` says that jobs completed or that nodes changed, `periodic` that this is the instant of a pass.
+    were submitted now (or are tried again by order of the caller), in the order in which they are handled; the decision
+    for one does not depend on later ones. `freed` says that jobs completed or that nodes changed, `periodic` that this
+    is the instant of a pass.
     """
     drop_lost(jobs, cluster, active)
     known = np.ones(active.size, dtype=np.bool_)

@@ -1,7 +1,7 @@
 """Dynamic fractional resource scheduling as a policy: the shared kernel on the arrays of a view [RR 4].
 
-Decisions are made by the plain kernel, at once, until somebody who has the time calls `use_compiled`; both forms
-come to the same bits, so nobody can tell from a decision which of them made it.
+Decisions are made by the plain kernel, at once, until `use_compiled` is called. Both forms produce the same bits, so a
+decision does not depend on which of them made it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DfrsPolicy:
         return None if self.rules.periodic == NO_PASS else self.rules.period_s
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never stands in the way."""
+        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
         return tasks <= nodes * tasks_per_node(mem_req_frac)
 
     def next_wake_s(self, view: ClusterView) -> float | None:

@@ -26,7 +26,7 @@ def room_for(mem_req_frac: float, used_frac: float, most: int) -> int:
 
 @lean_kernel
 def fits(tasks: int, mem_req_frac: float, mem_frac: Floats) -> bool:
-    """Tell whether the memory in use (N,) allows `tasks` more tasks; exactly what `place` can place."""
+    """Return whether the memory in use (N,) allows `tasks` more tasks; exactly what `place` can place."""
     room = 0
     for node in range(mem_frac.size):
         room += room_for(mem_req_frac, mem_frac[node], tasks - room)
@@ -37,7 +37,7 @@ def fits(tasks: int, mem_req_frac: float, mem_frac: Floats) -> bool:
 
 @lean_kernel
 def place(cpu_need_frac: float, mem_req_frac: float, cpu_frac: Floats, mem_frac: Floats, out: Ints) -> bool:
-    """Place the tasks of one job (one an element of `out`), each on the least loaded node with memory for it.
+    """Place the tasks of one job (one per element of `out`), each on the least loaded node with memory for it.
 
     Load is the total CPU need of the tasks on a node; of equal nodes the first is taken. Return True and
     update both usages (N,), or return False and leave them, with every task NOT_PLACED.
@@ -75,8 +75,8 @@ def make_room(newcomer: int, candidates: Ints, jobs: Jobs, cluster: Cluster, mem
     """Choose which running `candidates` (rows, by increasing priority) to pause for the row `newcomer`.
 
     Candidates are marked until the newcomer would fit; then, by decreasing priority, each is unmarked with
-    which the newcomer still fits. Return whether there is a way, and write `marked`, one a candidate. The memory
-    of the marked ones is then released in `mem_frac` (N,); without a way nothing changes.
+    which the newcomer still fits. Return whether there is such a choice, and write `marked`, one per candidate. The
+    memory of the marked ones is then released in `mem_frac` (N,); without such a choice nothing changes.
     """
     tasks = jobs.offset[newcomer + 1] - jobs.offset[newcomer]
     need = jobs.mem_req_frac[newcomer]
@@ -151,7 +151,7 @@ def _place_each(
     failed_tasks: Ints,
     failed_mem: Floats,
 ) -> None:
-    # Room only shrinks: who asks for no less than one that failed fails too.
+    # Room only shrinks: a job that asks for no less than one that failed fails, too.
     fails = 0
     for row in rows:
         begin, end = jobs.offset[row], jobs.offset[row + 1]

@@ -1,7 +1,7 @@
 """Policies whose decisions a kernel makes: it decides for live nodes on the arrays of a view, and compiled in a loop.
 
 A kernel of a policy works on the named arrays of `testbed.scheduling.policies.state`, in place. It needs nothing but
-numpy; what it may use so that it can be compiled is said in `testbed.scheduling.compiler`.
+numpy; `testbed.scheduling.compiler` says what a kernel may use so that it can be compiled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def never_wakes(rules: Any, submit_time_s: Floats, running: Mask, time_s: float,
 
 
 class Kernels(NamedTuple):
-    """What a policy brings to the event loop: kernels by the names that the loop calls them.
+    """The kernels of a policy for the event loop, by the names that the loop calls them.
 
     `next_wake_s` returns the next instant after `time_s` at which the policy wants to be asked again, infinite without
     one; `submit_time_s` and `running` are those of `Jobs` and `Cluster`.
@@ -52,7 +52,7 @@ class CompilablePolicy(Policy, Protocol):
 
     @property
     def rules(self) -> Any:
-        """What they get as their first argument."""
+        """The rules, which the kernels get as their first argument."""
 
 
 def has_kernels(policy: Policy) -> TypeGuard[CompilablePolicy]:
@@ -151,7 +151,7 @@ class KernelPolicy:
         return False
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never stands in the way."""
+        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
         return tasks <= nodes * tasks_per_node(mem_req_frac)
 
     def decide(self, view: ClusterView, event: Event) -> Decision:

@@ -22,13 +22,13 @@ from testbed.scheduling.policies.state import Cluster, Jobs, Rules
 from testbed.scheduling.policies.stretch import yield_for
 from testbed.scheduling.policies.view import NOT_PLACED, Ints
 
-LEAST_TARGET = 0.01  # a yield, or the inverse of a stretch; below it a job is rather dropped
+LEAST_TARGET = 0.01  # a yield, or the inverse of a stretch; rather than go below it, a job is dropped
 TARGET_ACCURACY = 0.01
 
 
 @kernel
 def mcb8(rows: Ints, jobs: Jobs, cluster: Cluster, rules: Rules, time_s: float, stretch: bool) -> None:
-    """Map the ascending `rows` anew, in place; those that find no place are not running afterwards."""
+    """Re-compute the map of the ascending `rows`, in place; jobs for which there is no place do not run afterwards."""
     problem = new_problem(rows, jobs, cluster, rules, time_s, stretch)
     total, wide, mem_frac = 0, 0, 0.0
     for row in rows:
@@ -151,7 +151,7 @@ def requirement(
 
 @lean_kernel
 def _set_runs(problem: Problem) -> bool:
-    """Find the stretches of nodes on which the pinned rows use as much; tell whether none uses more than there is."""
+    """Find the stretches of nodes on which the pinned rows use as much; return whether no node is over-committed."""
     runs, nodes = problem.runs, problem.nodes
     count = 0
     for position in range(nodes.size):
@@ -174,7 +174,7 @@ def _set_runs(problem: Problem) -> bool:
 
 @kernel
 def _write(problem: Problem, rows: Ints, jobs: Jobs, cluster: Cluster, patterns: Patterns) -> None:
-    """Write the map that the patterns tell: each item gives its tasks in the order of its rows."""
+    """Write the map of the patterns: each item gives its tasks in the order of its rows."""
     for index in range(rows.size):
         row = rows[index]
         if problem.dropped[index]:

@@ -45,10 +45,10 @@ class Runs(NamedTuple):
 
 
 class Patterns(NamedTuple):
-    """What a packing found: P patterns, each on some nodes in a row, of entries (item, tasks a node)."""
+    """The result of a packing: P patterns, each on consecutive nodes, of entries (item, tasks per node)."""
 
     first: Ints  # (P,) position of the first node
-    nodes: Ints  # (P,) how many nodes in a row
+    nodes: Ints  # (P,) how many consecutive nodes
     end: Ints  # (P,) end of its entries
     item: Ints  # (E,)
     tasks: Ints  # (E,)
@@ -191,7 +191,7 @@ def _fill_node(lists: Lists, items: int, cpu_frac: float, mem_frac: float, begin
     while True:
         cpu_room = CAPACITY_FRAC - cpu_frac
         mem_room = CAPACITY_FRAC - mem_frac
-        # Room only shrinks while a node is filled, so what did not fit is never looked at again there.
+        # Room only shrinks while a node is filled, so an item that did not fit is not tried again on that node.
         at_cpu = first_fit(lists, at_cpu, border, cpu_room, mem_room)
         at_mem = first_fit(lists, at_mem, end, mem_room, cpu_room)
         if at_cpu == border and at_mem == end:

@@ -1,9 +1,9 @@
-"""Placement for policies of one's own: kernels on the arrays that a kernel of a policy gets.
+"""Placement for other policies: kernels on the arrays that a kernel of a policy gets.
 
 They keep the CPU need and the memory that are in use on each node, `cpu_frac` and `mem_frac` (N,), which `usage` finds.
-On a node that is not available `mem_frac` is infinite, so nothing is placed there. CPU never stands in the way of
-a placement: yields share it afterwards (`testbed.scheduling.policies.yields`). `testbed.scheduling.policies.draft` has
-all of this for views.
+On a node that is not available `mem_frac` is infinite, so nothing is placed there. CPU never prevents a placement:
+yields share it afterwards (`testbed.scheduling.policies.yields`). `testbed.scheduling.policies.draft` has all of this
+for views.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def first_fit(row: int, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac
 
 @lean_kernel
 def place_on(row: int, nodes: Ints, jobs: Jobs, cluster: Cluster, cpu_frac: Floats, mem_frac: Floats) -> bool:
-    """Place a job that does not run on `nodes`, one for each of its tasks; a node may be there more than once.
+    """Place a job that does not run on `nodes`, one for each of its tasks; a node may occur more than once.
 
     Return True and update both usages, or return False and leave everything as it was: when there are too few or too
     many nodes, or when one has no memory for its tasks.

@@ -1,4 +1,4 @@
-"""Which job matters more: flow time over the square of virtual time [RR 4.1]."""
+"""The priority of jobs: flow time over the square of virtual time [RR 4.1]."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def priority(flow_time_s: float, virtual_time_s: float, least_flow_time_s: float
 def by_decreasing_priority(rows: Ints, jobs: Jobs, cluster: Cluster, time_s: float, least_flow_time_s: float) -> Ints:
     """Return the ascending `rows` again, highest priority first; of equals, the one submitted first comes first.
 
-    Reversed, this is the order in which victims are sought.
+    Reversed, this is the order in which jobs are chosen to be paused.
     """
     count = rows.size
     out = np.empty(count, dtype=np.int64)

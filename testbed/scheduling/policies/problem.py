@@ -1,4 +1,4 @@
-"""What MCB8 packs: jobs that are equal to the packer as one item, and the jobs that keep their nodes [RR 4.3]."""
+"""The input of MCB8's packing: jobs that are equal to it as one item, and the jobs that keep their nodes [RR 4.3]."""
 
 from __future__ import annotations
 

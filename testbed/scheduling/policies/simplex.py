@@ -115,7 +115,7 @@ def _entering(basis: _Basis, bland: bool) -> int:
 
 @lean_kernel
 def _leaving(basis: _Basis, column: int, sign: float, bland: bool) -> tuple[int, float]:
-    """Return the row of the basic variable that first comes to a bound, and the step there; -1 and inf if none does.
+    """Return the row of the basic variable that first reaches a bound, and the step there; -1 and inf if none does.
 
     Of equal ones the largest pivot leaves, for the sake of accuracy; under Bland's rule the first variable.
     """

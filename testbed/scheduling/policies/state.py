@@ -1,4 +1,4 @@
-"""What the kernels of policies work on: jobs and cluster as named arrays, the rules of a policy as numbers.
+"""The data of policies' kernels: jobs and cluster as named arrays, the rules of a policy as numbers.
 
 The simulated world keeps one such state for a whole trace and says which rows are active; the live world
 makes one from each view, in which every row is active. A decision changes the state in place: maps, yields, and
@@ -30,7 +30,7 @@ NO_LIMIT, VIRTUAL_TIME, FLOW_TIME = range(3)
 
 
 class Jobs(NamedTuple):
-    """What does not change: J rows."""
+    """The constant data of J jobs."""
 
     submit_time_s: Floats  # (J,), not decreasing
     offset: Ints  # (J + 1,)
@@ -39,7 +39,7 @@ class Jobs(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What changes: N nodes, J rows. The map and the yield of a row that is not running are not read."""
+    """The variable data of N nodes and J jobs. The map and the yield of a row that is not running are not read."""
 
     node_available: Mask  # (N,)
     virtual_time_s: Floats  # (J,)

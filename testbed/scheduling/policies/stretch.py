@@ -1,4 +1,4 @@
-"""CPU shares for a given map that look at the past of jobs: the estimated stretch [RR 4.7].
+"""CPU shares for a given map that depend on the past of jobs: the estimated stretch [RR 4.7].
 
 A job with flow time ft and virtual time vt, both at this instant, has at the next pass, T later, the estimated stretch
 (ft + T) / (vt + y T). Its inverse x is what is raised here, as it is linear in the yield y:
@@ -24,7 +24,7 @@ from testbed.scheduling.policies.yields import (
     settle,
 )
 
-# What a job has whose past alone is better than the stretch that is aimed at ([IPDPS] III.B).
+# The yield of a job whose past alone is better than the target stretch ([IPDPS] III.B).
 LEAST_YIELD_FRAC = 0.01
 
 _WAITS, _GROWS, _FIXED = range(3)
@@ -87,7 +87,7 @@ def _raise_together(
 ) -> float:
     """Raise x from 0, the same for all, with y = clamp(a x - b, floor, 1), and fix jobs where they cannot follow.
 
-    What happens on the way is sorted by x: a job leaves the floor, or comes to 1; in between, the CPU use of a node is
+    What happens on the way is sorted by x: a job leaves the floor, or reaches 1; in between, the CPU use of a node is
     linear in x, which says when it is full. Set the yields; or, with `once`, only return the x of the first job
     that is fixed, the largest minimum. Here `crowd.limit` is an x, and `crowd.load` the slope of the node's use.
     """
@@ -129,7 +129,7 @@ def _raise_together(
 
 @kernel
 def _events(active: Ints, cluster: Cluster, slope: Floats, past: Floats, floor: float) -> tuple[Ints, Floats]:
-    """Return the rows and the x, in order of x, at which running jobs leave the floor and (second) come to 1."""
+    """Return the rows and the x, in order of x, at which running jobs leave the floor and (second) reach 1."""
     rows = np.empty(2 * active.size, dtype=np.int64)
     x = np.empty(2 * active.size)
     count = 0

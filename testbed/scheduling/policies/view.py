@@ -1,4 +1,4 @@
-"""What a policy sees and what it answers: flat arrays, no clock, no I/O.
+"""The input and the answer of a policy: flat arrays, no clock, no I/O.
 
 Jobs are rows, in order of submission. The tasks of row j are the elements `offset[j]:offset[j + 1]` of
 `task_node`, where `offset` is the running sum of `tasks`; tasks of a job are interchangeable.
@@ -23,7 +23,7 @@ NOT_PLACED = -1
 
 
 class JobState(IntEnum):
-    """Where a job that was submitted and has not ended stands."""
+    """The state of a job that was submitted and has not ended."""
 
     WAITING = 0
     RUNNING = 1
@@ -53,12 +53,12 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened since the last decision, coalesced; handled in the order of the fields [RR 4.4].
+    """The changes since the last decision, coalesced; handled in the order of the fields [RR 4.4].
 
     `completed` holds ids of jobs that are no longer in the view; `submitted` ids of jobs that are in it,
-    waiting, in order of submission: they are handled one by one, and none sees a later one. Jobs that a
-    `WakingPolicy` wants to try again now are among them.
-    `changed` says that the set of available nodes changed or that an action failed.
+    waiting, in order of submission: they are handled one by one, and the decision for one does not depend on later
+    ones. Jobs that a `WakingPolicy` wants to try again now are among them. `changed` says that the set of available
+    nodes changed or that an action failed.
     """
 
     completed: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """Which job runs where and how fast: rows and tasks as in the view that it answers.
+    """The nodes and the yield of every job: rows and tasks as in the view that it answers.
 
     Every task of a running job has a node and the job a yield in (0, 1]; the others NOT_PLACED and 0.
     """
@@ -97,7 +97,7 @@ class Policy(Protocol):
         """Whether a job of this shape fits an empty cluster of `nodes` nodes under this policy."""
 
     def decide(self, view: ClusterView, event: Event) -> Decision:
-        """Answer an event; the view is not changed."""
+        """Return the decision at an event; the view is not changed."""
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from testbed.scheduling.policies.view import Floats, Ints
 
 
 class Crowd(NamedTuple):
-    """The overloaded nodes, M of them, and the P tasks on them: a node that is not overloaded limits nobody."""
+    """The overloaded nodes, M of them, and the P tasks on them: a node that is not overloaded limits no job."""
 
     slot: Ints  # (N,), -1 for a node that is not overloaded
     load: Floats  # (M,) CPU need of the growing tasks
@@ -185,7 +185,7 @@ def raise_cheapest_first(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
 def average_yields(active: Ints, jobs: Jobs, cluster: Cluster) -> None:
     """Set the yields of largest mean, none below 1 / max(1, Λ) (OPT=AVG): linear program (2) of [RR 4.6].
 
-    The optimum is exact, up to rounding; where it is not unique, the pivoting rule of `maximise_sum` says which.
+    The optimum is exact, up to rounding; where it is not unique, the pivoting rule of `maximise_sum` selects one.
     """
     room = equal_minimum(active, jobs, cluster)
     rows, slot = settle(active, jobs, cluster, room)

@@ -56,7 +56,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSchedule:
-    """Where and when J jobs ran."""
+    """The nodes and times at which J jobs ran."""
 
     start_s: Floats  # (J,) trace seconds
     end_s: Floats  # (J,)
@@ -64,7 +64,7 @@ class BatchSchedule:
     task_node: Ints  # (sum of tasks,) the lowest nodes that were free, row after row
     decisions: int
     decide_total_s: float  # wall time of all decisions
-    decide_max_s: float  # and of the longest
+    decide_max_s: float  # wall time of the longest one
 
 
 def simulate_batch(

@@ -1,8 +1,8 @@
 """Machine code, or the kernels as they stand: whichever has a simulation done sooner.
 
-Both come to the same bits. Compiling takes more than a minute where it was never done, and the twins do most traces
-in seconds. So a loop without machine code at hand begins with its twin, looks after every while how much it has done,
-and goes over to machine code, on the same arrays, once what is left would take the twin longer than to compile.
+Both produce the same bits. Compiling takes more than a minute where it was never done, and the twins do most traces
+in seconds. So a loop without machine code at hand begins with its twin, checks at intervals how much it has done, and
+switches to machine code, on the same arrays, once what is left would take the twin longer than to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILE_S = 100.0  # CPU seconds for all kernels of the event loop, on one core of 2020
 BATCH_COMPILE_S = 8.0  # and for the loop of batch policies
 BATCH_TWIN_S_PER_JOB = 1.1e-4  # EASY
-_LOOK_S = 1.0  # a twin that has run for so long tells how fast it is
+_LOOK_S = 1.0  # how long a twin runs before its speed is known
 
 
 class When(Enum):
@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """When to compile; `alike` simulations of such a trace follow, and `announce` is called before it is done midway.
+    """When to compile; `alike` simulations of such a trace follow, and `announce` is called before compiling midway.
 
     Machine code that is cached is used but with NEVER, as it takes no time.
     """

@@ -195,7 +195,7 @@ def advance(cluster: Cluster, world: World, speed_of: Floats, time_s: float) -> 
 
 @lean_kernel
 def complete(jobs: Jobs, cluster: Cluster, world: World, debug: bool) -> int:
-    """Take jobs that end now out of the system; return how many, or with `debug` the negative of a fault."""
+    """Remove jobs that end now from the system; return how many, or with `debug` the negative of a fault."""
     time_s = world.time_s[0]
     kept = 0
     for index in range(world.counts[ACTIVE]):
@@ -222,7 +222,7 @@ def complete(jobs: Jobs, cluster: Cluster, world: World, debug: bool) -> int:
 
 @lean_kernel
 def submit(jobs: Jobs, world: World) -> None:
-    """Take jobs that are submitted by now into the system."""
+    """Add jobs that are submitted by now to the system."""
     count = world.counts
     while count[SUBMITTED] < world.rows.size and jobs.submit_time_s[count[SUBMITTED]] <= world.time_s[0]:
         world.active[count[ACTIVE]] = count[SUBMITTED]

@@ -37,9 +37,9 @@ from testbed.scheduling.simulation.world import (
 )
 from testbed.scheduling.workload.jobs import Job
 
-_TURN = 2_000  # events between two looks at interrupts and at the room in the log
-_TWIN_TURN = 50  # and for the loop uncompiled, between two looks at the clock
-_PATIENCE = 100_000  # decisions in a row without progress: penalties that begin anew before they end
+_TURN = 2_000  # events between two checks for interrupts and for room in the log
+_TWIN_TURN = 50  # and for the loop uncompiled, between two readings of the clock
+_PATIENCE = 100_000  # decisions in a row without progress: penalties that begin again before they end
 
 
 def run_loop(
@@ -53,7 +53,7 @@ def run_loop(
     record: bool = False,
     views: bool = False,
 ) -> SimulatedRun:
-    """Run `jobs`, in order of submission, under `policy`; `views` shows it views although it has kernels.
+    """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
 
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.

@@ -28,14 +28,14 @@ class Measures:
     bound: float | None  # lower bound on the maximum stretch, None if it was not asked for
     degradation: float | None  # max stretch / bound [RR 6.1]
     underutilization: float  # (capped demand - useful CPU) / work [RR 6.4.1]; see `measure`
-    preemptions_per_job: float  # a job counts once an instant, whatever the number of its tasks [RR Table 3]
+    preemptions_per_job: float  # a job counts once per instant, whatever the number of its tasks [RR Table 3]
     migrations_per_job: float
     preemptions_per_hour: float
     migrations_per_hour: float
     preemption_gb_per_s: float  # every task that is paused or moved is written and read once, in 1e9 bytes
     migration_gb_per_s: float
     makespan_s: float  # trace seconds
-    decide_mean_s: float | None  # wall seconds a decision, None where none was made by a policy
+    decide_mean_s: float | None  # wall seconds per decision, None if no policy made any
     decide_max_s: float | None
 
     def as_dict(self) -> dict[str, float | None]:
@@ -50,7 +50,7 @@ def measure(run: SimulatedRun, bound: float | None, node_memory_gb: float, tau_s
     yield [RR 6.4.1]. Where an overhead model says otherwise, CPU that brings no progress is not useful, as in a
     penalty, and a job that progresses faster than its yield needed less than it was said to: every completed job
     counts as much as on dedicated nodes, and models can be compared. The lower bounds take progress to be the yield,
-    so such jobs may come below them.
+    so such jobs may be below the bounds.
     """
     stretches = run.stretches(tau_s)
     span_s = run.makespan_s

@@ -1,4 +1,4 @@
-"""What a decision moves, and when the jobs that it moves are free to progress: by whatever overhead model.
+"""Which jobs a decision moves, and when these are free to progress, under any overhead model.
 
 Where an overhead model has saves, tasks that come to a node wait until all tasks that left it before are saved, whether
 they left by the same decision or by an earlier one: a node may have room for both, but an image that is being written

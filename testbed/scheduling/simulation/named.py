@@ -1,4 +1,4 @@
-"""What a name of the command line or of a campaign stands for in virtual time: a policy, or a measure of a trace."""
+"""The meaning of a name, of the command line or a campaign, in virtual time: a policy, or a measure of a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURES: Mapping[str, Callable[[Sequence[Job], int], SimulatedRun]] = {EQUIPART
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A name as it is printed, and its policy: None for a measure of a trace, which nobody decides."""
+    """A name as it is printed, and its policy: None for a measure of a trace, which has no decisions."""
 
     name: str
     policy: Policy | None

@@ -1,4 +1,4 @@
-"""What moving jobs costs in simulation: seconds by memory of a task and by tasks that move at once.
+"""The cost of moving jobs in simulation: seconds by memory of a task and by tasks that move at once.
 
 Every model is one table for the loop: seconds at the points of a grid, linear between them and, by the last two
 points, beyond them. `testbed.scheduling.simulation.overheads_parser` returns the model that a text names.
@@ -25,7 +25,7 @@ _ENDS = np.array([0.0, 1.0])
 
 
 class PenaltyTable(NamedTuple):
-    """The grid: L levels of concurrency, K points of memory; and what is paid at it for resumes and migrations."""
+    """The grid: L levels of concurrency, K points of memory; the seconds at each point for resumes and migrations."""
 
     concurrent_tasks: Floats  # (L,) increasing: tasks that move at one instant
     memory_gb: Floats  # (K,) increasing: memory of one task, in 1e9 bytes
@@ -35,7 +35,7 @@ class PenaltyTable(NamedTuple):
 
 
 class ExtraOverheads(NamedTuple):
-    """What a model has beyond penalties, and whether it has it; Y yields of `Progress`."""
+    """The parts of a model beyond penalties, and flags for those that it has; Y yields of `Progress`."""
 
     any: bool  # one of these
     starts: bool  # whether a first start costs anything
@@ -198,7 +198,7 @@ def overhead_s(table: PenaltyTable, seconds: Floats, concurrent_tasks: float, me
 
 @lean_kernel
 def progress_rate(table: ExtraOverheads, tasks: int, yield_frac: float) -> float:
-    """Return the progress of a job of `tasks` tasks, seconds of virtual time a second, at a yield above 0."""
+    """Return the progress of a job of `tasks` tasks, seconds of virtual time per second, at a yield above 0."""
     if tasks == 1:
         return rate_at(table.yields, table.serial_rates, yield_frac)
     return rate_at(table.yields, table.parallel_rates, yield_frac)

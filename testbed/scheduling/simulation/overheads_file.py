@@ -10,8 +10,8 @@
     migration_s = [[2.0, 5.5, 20.1], [2.4, 7.7, 29.0]]
     # All below is optional.
     concurrent_per = "node"             # tasks that move at one instant on one node; or of the "cluster", as without it
-    start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress; else free
-    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for how long who leaves a place still holds it; else not at all
+    start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress (default 0)
+    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task holds its node (default 0)
 
     [overheads.progress]                # rates relative to a dedicated node, by yield; else the yield
     yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) goes before the first
@@ -19,8 +19,8 @@
     parallel = [0.13, 0.55, 1.0]        # and of more
 
 Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
-points of an axis, beyond them; rates are linear between yields. What a column means is told by
-`testbed.scheduling.simulation.overheads.Overheads`. Other tables of the file are not read.
+points of an axis, beyond them; rates are linear between yields. `testbed.scheduling.simulation.overheads.Overheads`
+says what a column means. Other tables of the file are not read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Table(BaseModel):
 
 
 def load_overheads(path: Path) -> Overheads:
-    """Read the table `[overheads]` of a TOML file; raise UserError that names file, key, value and what is right."""
+    """Read the table `[overheads]` of a TOML file; raise UserError with file, key, value and the expected value."""
     data = read_toml(path, "a TOML file with a table of overheads")
     if not isinstance(data.get("overheads"), dict):
         raise UserError(f"{path}: no table [overheads]{nearest('overheads', data)}")

@@ -1,4 +1,4 @@
-"""How fast jobs progress at a yield, where that was measured: the papers take it to be the yield itself [RR 2.1]."""
+"""Measured rates of progress of jobs by yield; the papers take the rate to be the yield itself [RR 2.1]."""
 
 from __future__ import annotations
 

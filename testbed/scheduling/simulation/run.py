@@ -1,4 +1,4 @@
-"""What a simulation of one trace under one policy leaves behind."""
+"""The result of a simulation of one trace under one policy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PREEMPTION, MIGRATION, START, RESUME, SHARE, DECISION = range(6)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Every preemption and migration of a run, M of them, in order of time; a job counts once an instant.
+    """Every preemption and migration of a run, M of them, in order of time; a job counts once per instant.
 
-    A preemption is told when the job is paused, whether it resumes or not, and concerns all of its tasks; a migration
+    A preemption is logged when the job is paused, whether it resumes or not, and concerns all of its tasks; a migration
     concerns the tasks that changed their node.
     """
 
@@ -39,11 +39,11 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a decision gave to a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
+    """The outcome of a decision for a job: its tasks on `nodes` (empty if it does not run), from `time_s` on.
 
-    It makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress after
-    it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the job's
-    place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
+    The job makes no progress before `free_at_s`, when its last penalty ends; -infinite if it never had one. Progress
+    after it is at `yield_frac`, or at what an overhead model says of that yield. Times are trace seconds; `row` is the
+    job's place in the trace. Tasks keep their nodes as far as they can, also while the job is paused.
     """
 
     time_s: float

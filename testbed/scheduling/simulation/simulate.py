@@ -1,4 +1,4 @@
-"""One trace under one policy in virtual time: what is refused before it begins, and which kernel does it."""
+"""One trace under one policy in virtual time: checks of the input, and the choice of the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.scheduling.workload.jobs import Job
 
 
 def loop_of(policy: Policy) -> Callable[..., object] | None:
-    """Return the kernel that simulates whole traces under a policy, None for one that is shown views.
+    """Return the kernel that simulates whole traces under a policy, None for a policy that decides on views.
 
     It is the event loop, or for policies that are no more than a queue for whole nodes, a loop that keeps the queue and
     the ends of jobs in order between events.

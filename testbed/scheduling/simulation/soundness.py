@@ -1,4 +1,4 @@
-"""What must hold after every decision and at every end: checked in debug mode, inside the loop."""
+"""Invariants after every decision and at every end, checked in debug mode, inside the loop."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def first_beyond(active: Ints, jobs: Jobs, cluster: Cluster, used_frac: Floats, 
 
 @lean_kernel
 def check_end(virtual_time_s: float, run_time_s: float) -> int:
-    """Return WRONG_END if a job that ends has not come to its run time, but for rounding."""
+    """Return WRONG_END if the virtual time of a job that ends differs from its run time by more than rounding."""
     return SOUND if abs(virtual_time_s - run_time_s) <= _END_S * max(run_time_s, 1.0) else WRONG_END
 
 
 @lean_kernel
 def arrivals_are_sound(changed: int, jobs: Jobs, world: World, moves: PendingMoves) -> bool:
-    """Whether no job comes to a node before that is left, by a decision; else the first one is in `FAULT_ROW`.
+    """Whether jobs progress at a node only once tasks that leave it have left; else the first one is in `FAULT_ROW`.
 
     A job is free to progress only when every node that it comes to has been left, and its own images are written.
     """

@@ -1,4 +1,4 @@
-"""Any policy in the event loop: each event shows it a view of the cluster, and its answer is written to the arrays.
+"""Any policy in the event loop: at each event it gets a view of the cluster, and its answer is written to the arrays.
 
 Plug-in policies are simulated so. The policies of the catalogue can be, too, with the results of their kernels.
 """

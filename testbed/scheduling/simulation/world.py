@@ -52,9 +52,9 @@ class World(NamedTuple):
 
 
 class PendingMoves(NamedTuple):
-    """What overhead models beyond a table of penalties need to know."""
+    """The state for overhead models beyond a table of penalties."""
 
-    speed: Floats  # (J,) progress at the present yields, seconds of virtual time a second, where it is not the yield
+    speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, where it is not the yield
     leaving: Ints  # (N,) how many tasks leave by the present decision
     coming: Ints  # (N,) how many come, of those that cost anything
     held_until_s: Floats  # (N,) when the last image of a task that left is written
@@ -62,7 +62,7 @@ class PendingMoves(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What was done to jobs, in order of time: the first `World.counts[LOGGED]` elements hold one entry each.
+    """The log of changes to jobs, in order of time: the first `World.counts[LOGGED]` elements hold one entry each.
 
     Without `records` it has preemptions and migrations only, and the other columns are empty. With it, every decision
     has a first entry of the kind DECISION, and then one of each job that it starts, pauses, resumes or moves, or whose

@@ -1,4 +1,4 @@
-"""A job of a trace: what the scheduler is told, and what only the clairvoyant know."""
+"""A job of a trace: the data that every scheduler gets, and the run time, which only clairvoyant ones know."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _stream(nodes: int, uniform: Uniform, mode: str) -> Iterator[ModelJob]:
         else dict.fromkeys(("batch", "interactive"), _TYPELESS)
     )
     sizes = {name: kind.size.on(nodes) for name, kind in types.items()}
-    # Both draw their first arrival, batch first; a typeless trace then never looks at the batch one.
+    # Both draw their first arrival, batch first; a typeless trace then never uses the batch one.
     arrivals = {name: _ArrivalProcess(kind.arrival, uniform) for name, kind in types.items()}
     while True:
         batch_is_next = mode == "mixed" and arrivals["batch"].next_s < arrivals["interactive"].next_s

@@ -1,4 +1,4 @@
-"""Readings: how a log that speaks of processors becomes jobs that speak of tasks, CPU needs and memory.
+"""Readings: how a log of processors becomes jobs with tasks, CPU needs and memory requirements.
 
 Common to all readings:
 
@@ -7,7 +7,7 @@ Common to all readings:
 * A record without run time or without processors (-1, or 0 processors: a job that never ran) gives no job, nor does
   one of a partial execution (status 2 to 4), whose whole has a line of its own.
 
-Whatever is left out or adjusted is counted, in one warning a kind.
+Whatever is left out or adjusted is counted, in one warning per kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTIAL_EXECUTION = (2, 3, 4)  # status of a part of a checkpointed job
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`shape` tells tasks, CPU need and memory requirement of a task; `estimates` whether requested times are used."""
+    """`shape` returns tasks, CPU need and memory requirement of a task; `estimates`: whether requested times count."""
 
     name: str
     shape: _Shape
@@ -121,7 +121,7 @@ def _hpc2n(record: SwfRecord, processors: int, notes: _Notes) -> tuple[int, floa
 
 
 def _processors(_record: SwfRecord, processors: int, _notes: _Notes) -> tuple[int, float, float]:
-    """A node a processor, taken whole: CPU need 1 and memory requirement 1, so that no two tasks share one."""
+    """One whole node per processor: CPU need 1 and memory requirement 1, so that no two tasks share one."""
     return processors, 1.0, 1.0
 
 

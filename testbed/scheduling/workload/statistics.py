@@ -1,4 +1,4 @@
-"""What a trace is like, in figures."""
+"""Statistics of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard Workload Format: the logs of the Parallel Workloads Archive, 18 fields a job."""
+"""Standard Workload Format: the logs of the Parallel Workloads Archive, 18 fields per job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Number = int | Decimal  # a Decimal keeps every digit of a field such as 142.00,
 class SwfRecord(NamedTuple):  # a tuple, as it is made eight times as fast as a frozen dataclass of 18 fields
     """One line of a log, in the order and the meaning of the format's fields 1 to 18; -1 is "not known".
 
-    Memory is KiB a processor. Amounts may have decimals; identifiers, counts and the status may not. A job that
+    Memory is in KiB per processor. Amounts may have decimals; identifiers, counts and the status may not. A job that
     was checkpointed has one line with status 0, 1 or 5 and one more, with status 2 to 4, for each part.
     """
 
@@ -53,7 +53,7 @@ class SwfLog:
 FIELDS = SwfRecord._fields
 _AMOUNTS = frozenset(name for name in FIELDS if name.endswith(("_s", "_kib")))
 
-# One spelling a number, so that what was read is written byte for byte: no sign but in -1, no leading zeros, no
+# One spelling per number, so that what was read is written byte for byte: no sign but in -1, no leading zeros, no
 # exponents; 18 digits keep every value far inside a float.
 _INTEGER = r"(?:0|-1|[1-9][0-9]{0,17})"
 _AMOUNT = r"(?:-1(?:\.0{1,18})?|(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?)"
@@ -94,10 +94,10 @@ def parse_swf(text: str, name: str) -> SwfLog:
 
 
 def write_swf(path: Path, log: SwfLog) -> None:
-    """Write a log atomically: its comments first, then a line a record. Raises UserError.
+    """Write a log atomically: its comments first, then one line per record. Raises UserError.
 
-    Every field is written as it was read, byte for byte, in columns as wide as the archive's; comments that stood
-    between jobs come to the head.
+    Every field is written as it was read, byte for byte, in columns as wide as the archive's; comments between jobs
+    move to the head.
     """
     write_text(path, format_swf(log), errors="surrogateescape")
 
@@ -148,7 +148,7 @@ def _lines(text: str) -> Iterator[str]:
 def _record(line: str) -> SwfRecord:
     tokens = line.split()
     if "." in line:
-        # The pattern of the line tells integers from amounts, which the type checker cannot see.
+        # The pattern of the line separates integers from amounts, which the type checker cannot infer.
         return SwfRecord(*[Decimal(token) if "." in token else int(token) for token in tokens])  # type: ignore[arg-type]
     return SwfRecord._make(map(int, tokens))  # most lines, and three times as fast
 

@@ -42,7 +42,7 @@ def annotate(jobs: Sequence[Job], seed: int) -> list[Job]:
 def synthetic_trace(nodes: int, jobs: int, seed: int, mode: str = "mixed") -> list[Job]:
     """Return a Lublin-Feitelson trace with needs: ids from 1 on, a task on each node of the model's job.
 
-    One seed, 0 to 2^32 - 1, serves the model and the needs, whose numbers come from two generators. Raises UserError.
+    One seed, 0 to 2^32 - 1, serves the model and the needs, which draw from two generators. Raises UserError.
     """
     rigid = [
         Job(index, float(job.submit_time_s), job.nodes, 1.0, 1.0, float(job.run_time_s), job.job_class)

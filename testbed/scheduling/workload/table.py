@@ -1,4 +1,4 @@
-"""The job table: one job a line, comma-separated, with units in the names of the columns."""
+"""The job table: one job per line, comma-separated, with units in the names of the columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_INT64 = 2**63 - 1
 def read_table(path: Path) -> list[Job]:
     """Read a job table (`.csv` or `.csv.gz`); columns in any order, jobs sorted by submission, then file order.
 
-    Raises InputError, naming file and line, on the first thing that is wrong: a column that is missing, unknown
+    Raises InputError, naming file and line, on the first error: a column that is missing, unknown
     or there twice; a value outside its range; a job id used twice; no job at all. UserError when the
     file cannot be read.
     """

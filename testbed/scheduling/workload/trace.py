@@ -1,4 +1,4 @@
-"""Trace files: the one way in and out, by the suffix of the name."""
+"""Reads and writes trace files in the format of their suffix."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def save_trace(path: str | Path, jobs: Sequence[Job]) -> None:
 
 
 def convert_trace(path: Path, out: Path, reading: str | None = None) -> int:
-    """Write a trace in the form that the name of `out` tells, and return how many jobs or records that are.
+    """Write a trace in the format of the suffix of `out`, and return the number of jobs or records.
 
     A log becomes a job table under a reading, or, without one, a log again: checked, its fields as they were, in the
     archive's columns, its comments at the head. Raises UserError when a job table should become a log, when a

@@ -60,4 +60,4 @@ def _holds(path: Path, text: str) -> bool:
     try:
         return path.read_bytes() == text.encode()
     except OSError:
-        return False  # missing, or of no use: writing tells why, if it fails as well
+        return False  # missing or unreadable: writing reports the reason, if it fails as well

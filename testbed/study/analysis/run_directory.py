@@ -1,4 +1,4 @@
-"""A run directory as one object: data frames, tables, figures, and the state that its journal tells."""
+"""A run directory as one object: data frames, tables, figures, and the state from its journal."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Run:
     """A run directory, of a run that goes on, has ended or was killed, of this or of an earlier version.
 
     Files are read when they are first asked for, and kept; `refresh` reads them again. Frames need the extra `query`,
-    figures `report`; all else needs neither. Raises `UserError` for what is no run directory. What it reads raises
-    `UserError`, with the file and line, where it is broken.
+    figures `report`; all else needs neither. Raises `UserError` for a folder that is no run directory. Reading a broken
+    file raises `UserError` with the file and line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Content of summary.json; before the controller wrote it, what the journal tells, with no metrics."""
+        """Content of summary.json; before the controller wrote it, the data of the journal, with no metrics."""
         return self._facts.summary_so_far()
 
     @property
@@ -134,7 +134,7 @@ class Run:
 
     @cached_property
     def jobs(self) -> pl.DataFrame:
-        """One row per job: columns of jobs.csv, and its `state`; before the end, as far as the journal tells."""
+        """One row per job: columns of jobs.csv, and its `state`; before the end, as far as the journal has them."""
         need("query", "data frames")
         import polars as pl  # noqa: PLC0415  # an extra, and slow to import
 

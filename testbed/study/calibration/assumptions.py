@@ -4,9 +4,9 @@ A deviation is how far a condition is from what is assumed, relative to it (or a
 is judged by all conditions that were measured:
 
 * "held": every interval lies within ± `HELD_FRAC`;
-* "within": every interval lies within ± `WITHIN_FRAC`; the bound that they support is told;
+* "within": every interval lies within ± `WITHIN_FRAC`; the bound that they support is stated;
 * "broken": the interval of at least one condition lies wholly outside ± `WITHIN_FRAC`;
-* "undecided": neither can be said at 95 %, more trials would tell; "not measured": no trial bears on it.
+* "undecided": neither holds at 95 %, more trials are needed; "not measured": no trial bears on it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from operator import attrgetter
 from testbed.measure.robust import Interval
 from testbed.study.calibration.model import Assumption, Quantity, Verdict
 
-HELD_FRAC = 0.02  # twice the accuracy of 0.01 to which MCB8 finds a yield [RR 4.3]: no decision can tell
+HELD_FRAC = 0.02  # twice the accuracy of 0.01 to which MCB8 finds a yield [RR 4.3]: no decision can resolve less
 WITHIN_FRAC = 0.10  # the accuracy of predictions of migration times in the field; policies differ by far more [RR 6.1]
 PENALTY_S = 300.0  # [RR 5.1]: "5 minutes of wall clock time, whatever the job's characteristics"
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far one condition is from what is assumed, and the words for what was measured there."""
+    """The deviation of one condition from the assumption, and the text for the measured value there."""
 
     off: Interval
     words: str
@@ -38,7 +38,7 @@ class Deviation:
 
     @property
     def at_least(self) -> float:
-        """How far off it is at least."""
+        """The least deviation within the interval."""
         return 0.0 if self.off.low <= 0.0 <= self.off.high else min(abs(self.off.low), abs(self.off.high))
 
 
@@ -81,6 +81,6 @@ def relative(quantity: Quantity, assumed: float) -> Interval:
 
 
 def bounds_words(interval: Interval | Quantity, unit: str) -> str:
-    """Return a value with its interval in words; `unit` stands after the value."""
+    """Return a value with its interval as text; `unit` comes after the value."""
     known = f" ({interval.low:.3g} to {interval.high:.3g})" if isfinite(interval.low) else ""
     return f"{interval.value:.3g}{unit}{known}"

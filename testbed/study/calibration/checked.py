@@ -1,4 +1,4 @@
-"""What experiments return, checked: one line that names the experiment, what is wrong, and what would be right.
+"""Checks the results of experiments: errors are one line that names the experiment, the error, and the expected value.
 
 An experiment may be a plug-in. What it returns goes into journals, files, tables and pages, so every number is finite
 (an interval may be absent or open), every name has the form that all names have, and every unit agrees with its name.

@@ -29,7 +29,7 @@ AFTER_BUILT_IN = 1000
 
 @dataclass(frozen=True, slots=True)
 class LabFacts:
-    """What decides which conditions a lab can do."""
+    """The facts that decide which conditions a lab can do."""
 
     scenario: Scenario
     facts: tuple[NodeFacts, ...]

@@ -58,7 +58,7 @@ class TimeFit:
 
     `fixed_s[i]` and `s_per_mib[i]` (None: no dependence on memory) belong to `levels[i]` tasks at once; a model that
     has one line has level 0. `total_s_per_mib` is the reciprocal of the total rate of "shared", `saturation` the number
-    of tasks at once that reach it. `error_frac` tells the cross-validated error of each model that was tried.
+    of tasks at once that reach it. `error_frac` is the cross-validated error of each model that was tried.
     """
 
     model: str
@@ -252,7 +252,7 @@ def _rises(slopes: Floats, trials: int) -> bool:
 
 
 def _lines(sample: Sample, weights: Floats, levels: Floats | None, *, memory: bool) -> _Rows:
-    """Fit a line a level, or one for all; one that does not rise for sure becomes a constant."""
+    """Fit one line per level, or one for all; a line that does not rise for sure becomes a constant."""
     groups = [np.ones(sample.time_s.size, dtype=bool)]
     if levels is not None:
         groups = [sample.concurrent == level for level in levels]

@@ -89,7 +89,7 @@ def _provenance(trials: Trials) -> dict[str, Any]:
 
 
 def _without_nothing(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is None: TOML has no word for it."""
+    """Leave out None values: TOML has no null."""
     return {
         key: _without_nothing(value) if isinstance(value, Mapping) else value
         for key, value in table.items()

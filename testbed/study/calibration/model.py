@@ -1,4 +1,4 @@
-"""What a calibration found: quantities with their intervals, verdicts on assumptions, tables for the simulator."""
+"""The results of a calibration: quantities with their intervals, verdicts on assumptions, tables for the simulator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Quantity:
     """One measured value of the lab in `unit`, under `condition` (what is not named in it was varied or irrelevant).
 
     `low` and `high` bound its 95 % interval over `n` trials, NaN where one trial, or a maximum, supports none;
-    `observations` of those trials were used, all of them, also `outliers` of them (see `Outlier`). `model` is how it
-    was found: "constant" (a median, or another statistic of its own), "linear" (a line over memory), "shared" (a line
-    whose rate is shared by tasks at once), "levels" (a line for each number of tasks at once) or "maximum".
-    `goodness` is the median absolute residual of the observations relative to what the model expects, NaN where that
-    has no meaning.
+    `observations` of those trials were used, all of them, also `outliers` of them (see `Outlier`). `model` is the kind
+    of fit: "constant" (a median, or another statistic of its own), "linear" (a line over memory), "shared" (a line
+    whose rate is shared by tasks at once), "levels" (a line for each number of tasks at once) or "maximum". `goodness`
+    is the median absolute residual of the observations relative to what the model expects, NaN where that has no
+    meaning.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What the papers assume, and whether this lab agrees.
+    """An assumption of the papers, and whether this lab agrees.
 
     `within_frac` is the least bound on the deviation from the assumption that its 95 % intervals support, NaN if it
     was not measured. `found` says it in a sentence with figures.
@@ -108,9 +108,9 @@ class ProgressCurve:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which trials it is made of: the file with its digest, how many, of which experiments, and the seed of the plan.
+    """The trials of a calibration: the file with its digest, how many, of which experiments, and the seed of the plan.
 
-    `repeats` is the least number of trials that a condition has; `notes` say what its reader should know.
+    `repeats` is the least number of trials that a condition has; `notes` are remarks for its reader.
     """
 
     trials_file: str
@@ -125,7 +125,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All that a file `calibration.toml` holds; `provenance` is the lab as its nodes told it."""
+    """All that a file `calibration.toml` holds; `provenance` is the lab as its nodes announced it."""
 
     about: About
     provenance: Mapping[str, Any]
@@ -146,7 +146,7 @@ class Calibration:
 
 
 def condition_words(condition: Mapping[str, Value]) -> str:
-    """Return a condition in words such as `512 MiB, cache warm, 4 at once`; empty for none."""
+    """Return a condition as text such as `512 MiB, cache warm, 4 at once`; empty for none."""
     return ", ".join(
         _WORDS.get(key, f"{key.replace('_', ' ')} {{}}").format(f"{value:g}" if isinstance(value, float) else value)
         for key, value in condition.items()

@@ -16,7 +16,7 @@ from testbed.errors import RunError
 from testbed.host.whole_files import write_whole
 from testbed.study.calibration.model import VERSION, Calibration, OverheadGrids, Quantity
 
-_DIGITS = 9  # more than any clock here can tell
+_DIGITS = 9  # more than any clock here resolves
 _NUMBERS = re.compile(r"\[\n(?:\s+[-+.\w]+,\n)+\s*\]")
 
 _HEAD = """\

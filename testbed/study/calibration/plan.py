@@ -71,7 +71,7 @@ def plan(conditions: Mapping[str, Sequence[dict[str, Value]]], blocks: int, seed
 
 
 def key(experiment: str, condition: Mapping[str, Value], block: int | None = None) -> tuple[object, ...]:
-    """Return what tells a trial (or, without `block`, a condition) from others."""
+    """Return the identity of a trial (or, without `block`, of a condition)."""
     return (experiment, block, *sorted(condition.items()))
 
 

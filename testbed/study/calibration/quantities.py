@@ -104,7 +104,7 @@ class Quantities:
     ) -> Quantity | None:  # fmt: skip
         """Add the median of a column, or another quantile, if it has values; outliers one by one if `listed`.
 
-        Residuals of what is about 0 by right, such as an error, mean nothing `relative` to it.
+        Residuals `relative` to a quantity that should be about 0, such as an error, mean nothing.
         """
         if not values.values:
             return None
@@ -185,7 +185,7 @@ class Quantities:
 
 
 def _not_varied(outcomes: Sequence[Outcome]) -> dict[str, Value]:
-    """Return memory and tasks at once where all trials have the same: what was found holds for them only."""
+    """Return memory and tasks at once where all trials have the same: the results hold for these only."""
     found: dict[str, Value] = {}
     for key in ("memory_mib", "concurrent"):
         values = {outcome.condition[key] for outcome in outcomes if key in outcome.condition}

@@ -10,14 +10,14 @@ from testbed.errors import UserError, nearest
 from testbed.study.calibration.experiment import Experiment
 
 GROUP = "testbed.experiments"
-_OWN = "testbed."  # modules of this distribution, whose names nobody else can take
+_OWN = "testbed."  # modules of this distribution, whose names no other distribution can have
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def find_experiments(names: Sequence[str] = ()) -> list[Experiment]:
-    """Return experiments by name in their order; raises `UserError` for one that is not there or does not load.
+    """Return experiments by name in their order; raises `UserError` for one that is missing or does not load.
 
-    Without names these are all that load; `broken_experiments` tells of the others.
+    Without names these are all that load; `broken_experiments` returns the others.
     """
     points = _points()
     if not names:

@@ -1,4 +1,4 @@
-"""What experiments make of their trials, checked: one that fails costs its own results and no others."""
+"""The results of experiments, checked: an experiment that fails costs its own results and no others."""
 
 from __future__ import annotations
 

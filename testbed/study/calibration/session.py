@@ -32,7 +32,7 @@ MOST_FAILURES = 3  # one after the other: the lab is broken
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """For who waits: the trial that was just done (None at the begin), how many of how many, seconds left."""
+    """The progress of a session: the trial that was just done (None at first), how many of how many, seconds left."""
 
     outcome: Outcome | None
     done: int
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted of a calibration."""
+    """The settings of a calibration."""
 
     scenario: Scenario
     experiments: tuple[Experiment, ...]
@@ -57,8 +57,8 @@ async def calibrate(
 ) -> Trials:
     """Do all trials that are not in `place` yet, and return all that are there then.
 
-    `tell` gets lines for people, `show` each step. A trial that fails is journalled and left out; three failures one
-    after the other end the calibration. On cancellation guests are destroyed and all trials that ended are kept.
+    `tell` gets lines for people, `show` gets each step. A trial that fails is journalled and left out; three failures
+    one after the other end the calibration. On cancellation guests are destroyed and all trials that ended are kept.
     Raises `UserError` if the journal in `place` is of another lab, seed or machine.
     """
     before = _make_ready(place)

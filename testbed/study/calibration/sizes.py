@@ -1,4 +1,4 @@
-"""How large specimens may be: caps of all guests at work fit the cores of their nodes, with room for the lab itself."""
+"""The size limits of trials: caps of all guests at work fit the cores of their nodes, with room for the lab itself."""
 
 from __future__ import annotations
 

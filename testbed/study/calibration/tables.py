@@ -105,7 +105,7 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
 
 
 def as_json(calibration: Calibration) -> dict[str, Any]:
-    """Return all of it as values that JSON has: null for what is not known."""
+    """Return all of it as values that JSON has: null for unknown ones."""
     tree: dict[str, Any] = _known(asdict(calibration))
     tree["overheads"] = _known(overheads_table(calibration)) or None
     return tree

@@ -41,13 +41,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells this trial from all others that are planned."""
+        """The identity of this trial among all planned ones."""
         return (self.experiment, self.block, *sorted(self.condition.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """All of a journal: what was known at the begin, and the outcomes in the order in which they came."""
+    """The content of a journal: the data at the begin, and the outcomes in their order."""
 
     begin: dict[str, Any]
     outcomes: list[Outcome]
@@ -64,7 +64,7 @@ class Trials:
 
 
 def read_trials(path: Path) -> Trials:
-    """Read a journal (or the folder it is in); raises `UserError` that names file, line and what is wrong."""
+    """Read a journal (or the folder it is in); raises `UserError` that names file, line and error."""
     path = path / FILE if path.is_dir() else path
     try:
         lines = path.read_bytes().split(b"\n")
@@ -72,7 +72,7 @@ def read_trials(path: Path) -> Trials:
         raise UserError(f"{path}: cannot read: {error.strerror}; expected the trials of a calibration") from error
     begin: dict[str, Any] | None = None
     outcomes = []
-    for number, line in enumerate(lines[:-1], start=1):  # what has no line break was not written whole
+    for number, line in enumerate(lines[:-1], start=1):  # a line without a line break was not written whole
         try:
             entry = json.loads(line)
             if entry["kind"] == "begin":

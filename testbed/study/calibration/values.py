@@ -1,4 +1,4 @@
-"""The values of conditions and observations: numbers and words by name, as a line of a journal holds them."""
+"""The values of conditions and observations: numbers and texts by name, as a line of a journal holds them."""
 
 from __future__ import annotations
 

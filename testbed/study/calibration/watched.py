@@ -1,6 +1,6 @@
-"""What samples of a guest's CPU time tell: how exactly a cap holds over windows, and when a new one does.
+"""Analyses samples of a guest's CPU time: how exactly a cap holds over windows, and when a new one does.
 
-Caps hold over periods of 100 ms, within which a guest runs and then stands: CPU time over less than a period says
+Caps hold over periods of 100 ms, within which a guest runs and is then stopped: CPU time over less than a period says
 nothing of its cap.
 """
 

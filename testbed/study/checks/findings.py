@@ -1,4 +1,4 @@
-"""What a check session found, as data: for the terminal, for JSON, for the properties of JUnit."""
+"""The results of a check session as data: for the terminal, for JSON, for the properties of JUnit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.study.checks.judge import Better, Reference, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of one check, on one machine: its runs (the second one confirms), and what they come to.
+    """One figure of one check, on one machine: its runs (the second one confirms), and their outcome.
 
     `note` says why there is no reference; `updated` that the first run has become it.
     """
@@ -94,9 +94,9 @@ _SAYS = {
 
 @dataclass(slots=True)
 class CheckRecord:
-    """One check: what became of it, why, and how long it took with its set-up and clean-up.
+    """One check: its outcome, the reason, and how long it took with its set-up and clean-up.
 
-    `doubts` are what would have failed it, had the machine been in a state to tell.
+    `doubts` are faults that would have failed it if the machine had been in a state to judge.
     """
 
     check: str

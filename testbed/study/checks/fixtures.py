@@ -1,4 +1,4 @@
-"""What a check gets as its arguments. Fixtures are synchronous: the lab's event loop runs in a thread of its own."""
+"""The fixtures of checks. Fixtures are synchronous: the lab's event loop runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.study.checks.session import checks_of
 
 
 class Measure(Protocol):
-    """What the fixture `measure` is."""
+    """The type of the fixture `measure`."""
 
     def __call__(self, trial: Trial, *, condition: str = "") -> None:
         """Measure the figures of the marker `reference` and judge them.
@@ -74,16 +74,16 @@ def node(request: pytest.FixtureRequest, lab: LabUnderTest) -> NodeUnderTest:
 
 @pytest.fixture
 def driver(lab: LabUnderTest) -> DriverUnderTest:
-    """What runs the guests, and what it can do."""
+    """The driver of the guests, and its abilities."""
     return lab.driver
 
 
 @pytest.fixture
 def guest(request: pytest.FixtureRequest, lab: LabUnderTest) -> Callable[..., BlockingLabJob]:
-    """What makes a job, to be used as a context: it is destroyed at the end, whatever happened.
+    """A function that makes a job, to be used as a context: the job is destroyed at the end, whatever happened.
 
-    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` tells its arguments.
-    In a check that takes a `node`, a job of one task is on that node unless it is told otherwise.
+    As in `with guest(memory_mib=256) as job: job.start()`; `LabUnderTest.guest` documents its arguments.
+    In a check that takes a `node`, a job of one task is on that node unless the call names another.
     """
     here: tuple[NodeUnderTest, ...] = ()
     if "node" in request.fixturenames:
@@ -123,9 +123,9 @@ def measure(request: pytest.FixtureRequest, lab: LabUnderTest) -> Measure:
 
 @pytest.fixture
 def doubt(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """What makes a check UNCONFIRMED, for a reason: it saw what may be a fault, on a machine that cannot tell.
+    """A function that makes a check UNCONFIRMED, for a reason: a possible fault, on a machine that cannot confirm it.
 
-    It goes on; unless it fails otherwise, it passes and is shown.
+    The check goes on; unless it fails otherwise, it passes and is shown.
     """
     record = checks_of(request.config).record(request.node)
 

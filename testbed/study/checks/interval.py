@@ -13,7 +13,7 @@ _TAIL = 0.025
 
 @dataclass(frozen=True, slots=True)
 class MedianInterval:
-    """Median of `values`, one a fresh guest, with its 95 % interval [`low`, `high`], in the unit of the values."""
+    """Median of `values`, one per fresh guest, with its 95 % interval [`low`, `high`], in the unit of the values."""
 
     values: tuple[float, ...]
     value: float
@@ -25,7 +25,7 @@ def median_interval(values: Sequence[float]) -> MedianInterval:
     """Return the median with its percentile bootstrap interval, that of infinitely many resamples.
 
     The median of n values drawn from n sorted ones is at most the k-th of them exactly if at least half of the draws
-    are, which the binomial distribution tells. For even n the lower bound is that of the lower of both middle values,
+    are, by the binomial distribution. For even n the lower bound is that of the lower of both middle values,
     the upper bound that of the upper one: a little too wide rather than too narrow. Five values give [least, greatest].
     Raises `ValueError` for fewer than `LEAST_VALUES`, or for one that is not finite.
     """

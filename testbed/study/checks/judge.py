@@ -14,14 +14,14 @@ from testbed.study.checks.interval import MedianInterval
 
 
 class Better(StrEnum):
-    """Which values of a figure are good ones."""
+    """The direction in which a figure is better."""
 
     HIGHER = "higher"
     LOWER = "lower"
 
 
 class Side(StrEnum):
-    """Where a run lies: its median within the band; beyond it, the interval reaching into it (maybe); wholly beyond."""
+    """The position of a run: its median within the band; beyond, the interval reaching into it (maybe); all beyond."""
 
     WITHIN = "within"
     MAYBE_WORSE = "maybe worse"
@@ -31,7 +31,7 @@ class Side(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a figure's runs come to. Only `REGRESSED` fails a check."""
+    """The outcome of a figure's runs. Only `REGRESSED` fails a check."""
 
     HELD = "held"
     REGRESSED = "regressed"
@@ -42,9 +42,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a figure is expected to be: the band [value (1 - lower_frac) - slack, value (1 + upper_frac) + slack].
+    """The expected values of a figure: the band [value (1 - lower_frac) - slack, value (1 + upper_frac) + slack].
 
-    `slack` is in the unit of the value: figures near zero need it, as a part of nothing is nothing.
+    `slack` is in the unit of the value: figures near zero need it, as a fraction of zero is zero.
     """
 
     value: float
@@ -75,10 +75,11 @@ class Reference:
 
 
 def judge(reference: Reference | None, runs: Sequence[MedianInterval]) -> Verdict | None:
-    """Return what up to two runs come to, or None when another is needed; `ValueError` for more than were needed.
+    """Return the outcome of up to two runs, or None when another is needed; `ValueError` for more than were needed.
 
     A second run is needed if the first lies wholly outside the band; both then have to agree. A median outside with an
-    interval that reaches into the band is no proof, whatever a second run says: worse is told, better is not.
+    interval that reaches into the band is no proof, whatever a second run says: a worse one is reported, a better one
+    is not.
     """
     if not runs:
         return None

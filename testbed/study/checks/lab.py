@@ -1,4 +1,4 @@
-"""The lab of a check session: opened once, leased, released at the end, and given up when it is found broken."""
+"""The lab of a check session: opened once, leased, released at the end, and given up when it is broken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeUnderTest:
 
 @dataclass(frozen=True, slots=True)
 class DriverUnderTest:
-    """What runs the guests: the driver's name, the hypervisor (`kvm`, `qemu`, `xen`, `process`), what both can do."""
+    """The driver's name, the hypervisor (`kvm`, `qemu`, `xen`, `process`), their abilities."""
 
     name: str
     hypervisor: str
@@ -120,7 +120,7 @@ class LabUnderTest:
 
     @property
     def driver(self) -> DriverUnderTest:
-        """What runs the guests of the nodes under test: the abilities are those that all of them have."""
+        """The driver of the nodes under test: the abilities are those that all of them have."""
         facts = [node.facts for node in self.nodes]
         return DriverUnderTest(
             facts[0].driver,

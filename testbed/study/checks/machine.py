@@ -1,4 +1,4 @@
-"""Which machine figures belong to: the facts that change them, as one readable key."""
+"""The identity of a machine for references: the facts that change figures, as one readable key."""
 
 from __future__ import annotations
 

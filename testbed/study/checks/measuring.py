@@ -20,9 +20,9 @@ Trial = Callable[[], Mapping[str, float]]
 def measure_figures(
     names: Sequence[str], trial: Trial, condition: str, lab: LabUnderTest, node: NodeUnderTest, settings: Settings
 ) -> list[Finding]:
-    """Run `trial`, each time with fresh guests, as often as `settings` say; return what its figures come to.
+    """Run `trial`, each time with fresh guests, as often as `settings` say; return the outcomes of its figures.
 
-    A second run is done only if a figure asks for it, and counts only for those that do. With `update` the first run
+    A second run is done only if a figure needs it, and counts only for such figures. With `update` the first run
     is written as the references, and nothing is judged. Raises `ValueError` if a trial leaves a figure out.
     """
     figures = {name: find_figure(name) for name in names}

@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Add them if the lab is named elsewhere: in the project's `addopts`, or by whoever called `pytest.main`."""
+    """Add them if the lab is named elsewhere: in the project's `addopts`, or by the caller of `pytest.main`."""
     if _names_a_lab(args) and not hasattr(early_config.known_args_namespace, "lab"):
         _add_options(parser)
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.option.help or config.option.version:
         return
-    # what a session without a lab must not pay for
+    # imported late: a session without a lab must not pay for it
     from testbed.study.checks import fixtures  # noqa: PLC0415  # see above
     from testbed.study.checks.session import CheckSession  # noqa: PLC0415  # see above
 

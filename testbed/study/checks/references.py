@@ -1,4 +1,4 @@
-"""The file of references: for each machine, what each figure is expected to be, and what it was before.
+"""The file of references: for each machine, the expected value of each figure, and earlier ones.
 
 ```toml
 version = 1
@@ -45,7 +45,7 @@ class _Entry(BaseModel):
 
 
 class Earlier(_Entry):
-    """What a reference was before."""
+    """An earlier value of a reference."""
 
     value: _Finite
     written_utc: str = ""
@@ -90,7 +90,7 @@ class References:
         return found if found is not None and found.condition == condition else None
 
     def why_none(self, machine: str, figure: str, condition: str) -> str:
-        """Say why `find` found nothing."""
+        """Return why `find` found nothing."""
         if machine not in self.machines:
             return f"none for this machine ({machine})"
         found = self.machines[machine].get(figure)
@@ -155,7 +155,7 @@ def _value(value: object) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
-    return repr(value)  # finite numbers only: pydantic has seen to that
+    return repr(value)  # finite numbers only: pydantic has checked that
 
 
 def _text(text: str) -> str:

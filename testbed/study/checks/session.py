@@ -28,12 +28,12 @@ _KEY = pytest.StashKey["CheckSession"]()
 
 
 def checks_of(config: pytest.Config) -> CheckSession:
-    """Return what the session with this configuration has found so far."""
+    """Return the results so far of the session with this configuration."""
     return config.stash[_KEY]
 
 
 class CheckSession:
-    """State of the session: the lab once it is open, why it cannot be used any more, and what was found."""
+    """State of the session: the lab once it is open, why it cannot be used any more, and the results."""
 
     def __init__(self, settings: Settings, json_path: Path | None) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class CheckSession:
 
     @classmethod
     def from_options(cls, config: pytest.Config) -> CheckSession:
-        """Read the options; raises `pytest.UsageError` for what is wrong with them."""
+        """Read the options; raises `pytest.UsageError` for invalid ones."""
         if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
             raise pytest.UsageError("--lab: one process drives a lab: expected no parallel workers (-n)")
         options = config.option
@@ -141,13 +141,13 @@ class CheckSession:
         return report  # type: ignore[return-value]  # the wrapped hook's result
 
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> Any:
-        """Show an unconfirmed regression as what it is: no failure, yet nothing to be missed."""
+        """Show an unconfirmed regression with a mark of its own: no failure, yet not to be missed."""
         if report.when == "call" and _UNCONFIRMED in getattr(report, "user_properties", ()):
             return "unconfirmed", "U", ("UNCONFIRMED", {"yellow": True})
         return None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Tell the figures that a person should look at."""
+        """Print the figures that need a person's attention."""
         shown = [(verdict, colour, of_verdict(self.findings, verdict)) for verdict, colour in _SHOWN]
         updated = [finding for finding in self.findings if finding.updated]
         if self.broken:

@@ -1,4 +1,4 @@
-"""What a check session was asked for."""
+"""The options of a check session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the turnaround of a job goes: the same parts of a live run and of its simulation."""
+"""Splits the turnaround of a job into parts: the same ones of a live run and of its simulation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is known of a job that ended: trace seconds; `run_time_s` is its work, on dedicated nodes."""
+    """The data of a job that ended: trace seconds; `run_time_s` is its work, on dedicated nodes."""
 
     job: int
     submit_s: float

@@ -37,8 +37,8 @@ class Divergence:
     trigger: Trigger
     live_s: float | None
     simulated_s: float | None
-    chosen: tuple[str, ...]  # what differs in the answers
-    seen: tuple[str, ...]  # what differed in what the policy saw
+    chosen: tuple[str, ...]  # the names of what differs in the answers
+    seen: tuple[str, ...]  # the names of what differed in the view of the policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _first(
 ) -> Divergence | None:
     """Return the divergence that came first by the live clock, or by the simulated one where there was none live.
 
-    A completion is the answer to something before it, and may be in one only: it tells less than what came of it.
+    A completion follows from earlier decisions and may occur in one world only, so other triggers are preferred.
     """
     found: tuple[float, Trigger] | None = None
     for trigger in {**one, **other}:
@@ -208,7 +208,7 @@ def _seen(live: DecisionRecord, simulated: DecisionRecord, twin: Schedule) -> li
 
 
 def progress_at(schedule: Schedule, job: int, trace_s: float) -> float:
-    """Return the virtual time of a job at a trace second, as far as the yields of its first task's spans tell it."""
+    """Return the virtual time of a job at a trace second, from the yields of its first task's spans."""
     at_s = trace_s / schedule.time_scale
     return schedule.time_scale * sum(
         span.yield_frac * max(min(at_s, span.end_s or at_s) - span.begin_s, 0.0)

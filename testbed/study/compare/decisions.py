@@ -20,7 +20,7 @@ _SLACK_S = 1e-6  # of trace time: a pass at k periods is one although it was com
 
 
 class Trigger(NamedTuple):
-    """What asked for a decision: a submission or completion of job `number`, or pass, retry or change `number`.
+    """The trigger of a decision: a submission or completion of job `number`, or pass, retry or change `number`.
 
     The k-th pass is the one at k periods, from 1: one at 0 meets a submission or nothing. Retries (of a policy that
     tries waiting jobs again at instants of its own) and changes (of the available nodes, or after an operation failed)
@@ -70,7 +70,7 @@ class DecisionRecord:
 
 
 class Numbering:
-    """Numbers the retries and changes of a run, and tells a submission from a retry."""
+    """Numbers the retries and changes of a run, and distinguishes a submission from a retry."""
 
     def __init__(self) -> None:
         self._submitted: set[int] = set()

@@ -1,4 +1,4 @@
-"""What a comparison found as plain data for JSON: shares are of 1, seconds are trace seconds unless named otherwise."""
+"""A comparison's results as plain data for JSON: shares are of 1, seconds are trace seconds unless so named."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MOST_ROWS = 40
 
 
 def dumbbells(group: Group, number: int) -> Chart:
-    """Return the turnarounds of the jobs that are off most: range and mean of live runs, and what is simulated."""
+    """Return the turnarounds of the jobs that are off most: range and mean of live runs, and the simulated value."""
     rows = {job.job: row for row, job in enumerate(group.pairs[0].jobs)}
     shown = list(group.sources)[:_MOST_ROWS][::-1]
     order = [rows[job] for job in shown]

@@ -36,7 +36,7 @@ class LiveRun:
 
 
 def read_live(path: Path) -> LiveRun:
-    """Read a run directory, complete or not; raise `UserError` for what is none, or is broken."""
+    """Read a run directory, complete or not; raise `UserError` for a folder that is none, or a broken one."""
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
     manifest = read_json(path / "manifest.json")

@@ -1,4 +1,4 @@
-"""What machines did beside the run: CPU time that neither guests nor agents used, and samples that are missing."""
+"""Foreign load of machines in the run: CPU time that neither guests nor agents used, and samples that are missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.study.compare.live import LiveRun
 
 Floats = NDArray[np.float64]
 
-_EVERY_S = 1.0  # agents sample once a second if they were told nothing else
+_EVERY_S = 1.0  # agents sample once a second by default
 
 
 class ForeignLoad(NamedTuple):
@@ -27,9 +27,9 @@ class ForeignLoad(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How whole the samples of the nodes are, of the node that has the fewest; None without samples.
+    """The completeness of the nodes' samples, for the node that has the fewest; None without samples.
 
-    `every_s` is how often that agent samples that does so least often.
+    `every_s` is the longest sampling period of any agent.
     """
 
     missing_frac: float | None
@@ -93,7 +93,7 @@ def _foreign_shares(
     times = _seconds(watched)
     facts = run.facts.manifest["nodes"][names[0]]
     cores = facts.get("machine_cores")
-    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # that one knows only its own time
+    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # dom0 measures its own time only
         return None
     own = np.zeros(times.size)
     for name in names:
@@ -128,13 +128,13 @@ def _of(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
-    """Return at `times_s` how much a counter has grown; where it falls it was begun anew from 0."""
+    """Return at `times_s` how much a counter has grown; where it falls it began again from 0."""
     values, at_s = frame[column].to_numpy(), _seconds(frame)
     if not values.size:
         return np.zeros(times_s.size)
     steps = [float(values[0]) if column == "cpu_s" else 0.0]
     steps += [float(b - a if b >= a else b) for a, b in pairwise(values)]
-    first_s = at_s[0] - _every_s(at_s)  # a guest that is seen for the first time was created since the sample before
+    first_s = at_s[0] - _every_s(at_s)  # a guest without an earlier sample was created since the sample before
     grown = np.interp(times_s, np.concatenate([[first_s], at_s]), np.concatenate([[0.0], np.cumsum(steps)]))
     return np.asarray(grown, dtype=np.float64)
 

@@ -45,7 +45,7 @@ class JobPair:
 
     @property
     def error_frac(self) -> float:
-        """How much longer the simulated turnaround is than the live one, in parts of the live one."""
+        """The excess of the simulated turnaround over the live one, as a fraction of the live one."""
         return self.simulated.turnaround_s / self.live.turnaround_s - 1.0
 
 

@@ -1,6 +1,6 @@
-"""The written rule that says which runs were disturbed; docs/compare.md has it in words.
+"""The written rule that says which runs were disturbed; docs/compare.md explains it.
 
-It reads what was recorded of a run, and nothing of any simulation: a run must not be left out because it disagrees.
+The rule reads the records of a run and no simulation: a run must not be left out because it disagrees.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All that the rule found of one run."""
+    """The result of the rule for one run."""
 
     findings: tuple[Finding, ...]
 
@@ -116,7 +116,7 @@ def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
     yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
     yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
     if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
-        return  # how busy the machine was does not matter
+        return  # the load of the machine does not matter
     load = foreign_load(run, points["node"], points["guest"])
     why = "no samples of the nodes' CPU"
     yield Finding("foreign_mean", f"foreign CPU load, mean of {load.machine or 'a machine'}", load.mean_frac,
@@ -148,7 +148,7 @@ def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
 
 
 def _lateness_s(run: LiveRun) -> Iterator[float]:
-    """Yield by how many wall seconds the controller's decisions came after what was due: its loop was held up."""
+    """Yield by how many wall seconds the controller's decisions were late: its loop was held up."""
     submit_s = {job.job_id: job.submit_time_s for job in run.facts.jobs}
     for record in run.decisions:
         for kind, number in record.triggers:

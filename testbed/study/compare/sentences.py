@@ -21,7 +21,7 @@ def sentence(text: str) -> str:
 
 
 def repeats(group: Group) -> str:
-    """Say how many runs a group has, and what so few are worth."""
+    """Return a sentence on the number of runs in a group, and on what so few support."""
     count = len(group.pairs)
     if count == 1:
         return "1 run: there is no band; repeat it, the same scenario, policy and seed, to have one"
@@ -35,7 +35,7 @@ def repeats(group: Group) -> str:
 
 
 def judgement(judged: Judged) -> str:
-    """Say a statistic against its band and goal."""
+    """Return a sentence on a statistic against its band and goal."""
     low, high = judged.interval
     text = f"{TITLES[judged.name]} {percent(judged.mean)} (95 % over jobs: {percent(low)} to {percent(high)}): "
     if judged.band is None:
@@ -48,7 +48,7 @@ def judgement(judged: Judged) -> str:
 
 
 def verdict(found: Study) -> str:
-    """Say the verdict in a sentence."""
+    """Return the verdict as a sentence."""
     goals = "goals met" if found.goals_met else "goals missed"
     if not found.groups:
         return "Nothing to compare: every run was disturbed or did not end well."
@@ -61,7 +61,7 @@ def verdict(found: Study) -> str:
 
 
 def decisions(pair: RunPair) -> list[str]:
-    """Say how far decisions agree, and where they first part."""
+    """Return a sentence on the agreement of decisions and their first divergence."""
     alignment = pair.alignment
     shares = (
         f"{percent(alignment.same_frac)} of {len(alignment.both)} decisions in both and "
@@ -85,7 +85,7 @@ def decisions(pair: RunPair) -> list[str]:
 
 
 def largest_source(group: Group) -> str:
-    """Say which part of turnarounds is off most."""
+    """Return a sentence on the part of turnarounds with the largest error."""
     sizes = mean_absolute({job: live - simulated for job, (live, simulated) in group.sources.items()})
     named = dict(zip((field.name for field in fields(Parts)), astuple(sizes), strict=True))
     name = max(named, key=named.__getitem__)
@@ -98,7 +98,7 @@ def largest_source(group: Group) -> str:
 
 
 def order_words(order: Order) -> str:
-    """Say whether policies are ordered alike."""
+    """Return a sentence on whether policies are ordered alike."""
     told = sum(pair.told_apart for pair in order.pairs)
     live, twins = " < ".join(order.live), " < ".join(order.simulated)
     text = f"by {order.metric}, live {live}; simulated {twins}; Kendall's tau {order.tau:.2f}; "

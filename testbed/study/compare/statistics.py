@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 class Band:
     """A statistic of each live run, with the others as its prediction: `values` by run, and their range.
 
-    `interval` is that of the mean over runs when jobs are drawn anew (bootstrap over jobs).
+    `interval` is that of the mean over runs when jobs are resampled (bootstrap over jobs).
     """
 
     values: tuple[float, ...]
@@ -88,7 +88,7 @@ def noise_band(name: str, measured: Floats) -> Band | None:
 
 
 def mean_interval(name: str, predicted: Floats, measured: Floats) -> Interval:
-    """Return the interval of the mean over runs of a statistic, by drawing jobs anew with a fixed seed."""
+    """Return the interval of the mean over runs of a statistic, by resampling jobs with a fixed seed."""
     draw = np.random.default_rng(_SEED)
     jobs = measured.shape[1]
     means = []
@@ -105,7 +105,7 @@ class Spread(NamedTuple):
     median: float  # over jobs, of the mean over pairs
     largest: float  # over jobs and pairs
     worst_job: int  # its row
-    interval: Interval  # of the median over jobs, by drawing jobs anew
+    interval: Interval  # of the median over jobs, by resampling jobs
     pairs: int
 
 
@@ -156,7 +156,7 @@ class Order:
     """The policies of a segment by one metric, best first, and how far the simulation orders them likewise.
 
     `tau` is Kendall's tau over all pairs (ties of one ranking only count as half); `same` holds if every pair that live
-    runs tell apart is ordered alike, None if they tell none apart.
+    runs distinguish is ordered alike, None if they distinguish none.
     """
 
     metric: str
@@ -171,7 +171,7 @@ def order(metric: str, live: Mapping[str, Sequence[float]], simulated: Mapping[s
     """Compare the order of policies by a positive metric, smaller is better, given its values of every run.
 
     The noise is relative, and one for all policies: the standard deviation of the logarithm within policies, pooled.
-    Two policies are told apart if their means differ by more than its 95 % t-limit (a least significant difference,
+    Two policies are distinguished if their means differ by more than its 95 % t-limit (a least significant difference,
     without a correction for many pairs).
     """
     means = {name: float(np.mean(values)) for name, values in live.items()}

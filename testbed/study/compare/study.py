@@ -34,7 +34,7 @@ INSIDE, OUTSIDE, NO_BAND = "inside", "outside", "no band"
 class Judged:
     """One statistic of a group: the simulation's error of each run and in the mean, against band and goal.
 
-    `interval` is that of the mean when jobs are drawn anew.
+    `interval` is that of the mean when jobs are resampled.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Group:
 
     @cached_property
     def spread(self) -> Spread | None:
-        """How far turnarounds of repeats are apart."""
+        """The spread of turnarounds between repeats."""
         return spread(table(self.pairs, "live", "turnaround_s"))
 
     @property
@@ -103,7 +103,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """All that `testbed compare` found; `left_out` are runs that were disturbed, `again` copies of a run before."""
+    """The results of `testbed compare`; `left_out` are runs that were disturbed, `again` copies of a run before."""
 
     overheads: str
     groups: tuple[Group, ...]
@@ -132,7 +132,7 @@ class Study:
 def study(
     runs: Sequence[LiveRun], overheads: Overheads | None, *, limits: Limits | None = None, keep_disturbed: bool = False
 ) -> Study:
-    """Examine runs, then pair what is left with simulations, and judge it.
+    """Examine runs, then pair the others with simulations, and judge them.
 
     `overheads` of None are the mean penalty that each run measured itself. With `keep_disturbed` only runs in which
     a job did not end well are left out. Raises `UserError` and `RunError` as `pair` and `examine` do.

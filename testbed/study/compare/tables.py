@@ -73,7 +73,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def jobs_table(group: Group, most: int) -> Table:
-    """Return a row a job, those with the largest error first: means over runs, live / simulated where two stand."""
+    """Return one row per job, the largest errors first: means over runs, live / simulated in cells with two values."""
     table = _table(
         "Jobs (mean over runs; trace seconds; live and simulated)",
         ("job", "tasks", "run", "start", "sim", "turnaround", "sim", "error", "stretch", "sim", "pre", "sim",

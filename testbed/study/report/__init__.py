@@ -1,1 +1,1 @@
-"""What a person sees of a run: the live display, and tables afterwards."""
+"""The views of a run: the live display, and tables afterwards."""

@@ -1,4 +1,4 @@
-"""How long a command that does nothing takes, from the controller to a node's agent and back."""
+"""The time of a command that does nothing, from the controller to a node's agent and back."""
 
 from __future__ import annotations
 

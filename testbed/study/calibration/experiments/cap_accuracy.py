@@ -1,4 +1,4 @@
-"""How exactly a cap holds: CPU time requested against used, over windows from one period of a cap to a hundred."""
+"""The accuracy of caps: CPU time requested against used, over windows from one period of a cap to a hundred."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -85,10 +85,10 @@ class CapAccuracy(Experiment):
         return first_progress_s(lab) + _SETTLE_S + _for_s(float(condition["longest_window_s"]))
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation a window: `used_cores` is the median over all windows of that length.
+        """Return one observation per window: `used_cores` is the median over all windows of that length.
 
         `worst_error_frac` and `p95_error_frac` are errors of single windows, of either sign, in parts of the guest's
-        virtual CPUs (as `cap_frac` is); `windows` overlap. `read_back_cores` is the cap as the node tells it.
+        virtual CPUs (as `cap_frac` is); `windows` overlap. `read_back_cores` is the cap as the node reads it back.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus, longest_s = int(condition["vcpus"]), float(condition["longest_window_s"])
@@ -123,7 +123,7 @@ class CapAccuracy(Experiment):
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
         """Return errors of used against requested CPU time, in percentage points of the CPUs of the guest.
 
-        An observation is the median over the windows of a trial; the worst window of all stands beside them.
+        An observation is the median over the windows of a trial; the worst window of all is shown beside them.
         """
         found = Quantities(trials)
         sizes: dict[float, Column] = {}

@@ -1,4 +1,4 @@
-"""How soon a guest uses what a new cap allows, after the command that sets it."""
+"""The delay from the command that sets a cap until a guest uses what the cap allows."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class CapResponse(Experiment):
         return (6.0 if lab.able("whole") else 1.0) + _watch_s()
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation a change of the cap that was followed; raises `RunError` if none was.
+        """Return one observation per change of the cap that the guest followed; raises `RunError` if none was.
 
         `command_s` is from the begin of the command to its end, by the node's agent; `response_s`, from that begin on,
-        is defined by `calibration.watched.response_s`. `changes` says how many there were in the trial, so that those
-        which were never followed are not lost; `read_back_cores` is the new cap as the node tells it.
+        is defined by `calibration.watched.response_s`. `changes` says how many there were in the trial, so that changes
+        which were never followed are not lost; `read_back_cores` is the new cap as the node reads it back.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         vcpus = int(condition["vcpus"])
@@ -150,7 +150,7 @@ def _watch_s() -> float:
 
 
 def _lost(rows: list[Row]) -> str:
-    """Say how many changes were never seen to be followed, so that those which were do not stand for all."""
+    """Note how many changes were never observed to be followed, so that the others do not represent all."""
     changes = {row.trial: row.number("changes") for row in rows}
     done = sum(int(count) for count in changes.values() if count is not None)
     lost = done - len(rows)

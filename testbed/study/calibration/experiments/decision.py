@@ -1,4 +1,4 @@
-"""How long policies take to decide, on this controller, in the form of their code that a run would use."""
+"""The time that policies take to decide, on this controller, in the form of their code that a run would use."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Decision(Experiment):
         return 0.02 + int(condition["nodes"]) / 500
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Do one trial; what it decides on is the same in each. The first decision is thrown away."""
+        """Do one trial; its view is the same in each. The first decision is discarded."""
         if can_load():
             use_compiled()  # as a run does that finds the machine code; at once if it was done before
         name, period_s = str(condition["policy"]), lab.scenario.period_s
@@ -165,7 +165,7 @@ def moment(name: str, period_s: float, jobs: int, nodes: int) -> tuple[ClusterVi
         **{name: getattr(come, name)[:-1] for name in _ROWS},
         task_node=come.task_node[: -int(tasks[-1])],
     )
-    ids = () if periodic else tuple(before.job_id.tolist())  # at a pass all jobs are mapped anew, whenever they came
+    ids = () if periodic else tuple(before.job_id.tolist())  # a pass maps all jobs again, whenever they were submitted
     decided = policy.decide(before, Event(submitted=ids, periodic=periodic))
     runs = np.append(decided.yield_frac > 0.0, False)
     task_node = come.task_node.copy()

@@ -1,4 +1,4 @@
-"""How long small orders take: new caps, hold, release."""
+"""Durations of small commands: new caps, hold, release."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""What experiments with several guests share: what fits a lab, work side by side, and what a job felt of a pause.
+"""Common parts of experiments with several guests: sizes that fit a lab, work side by side, and felt time of a pause.
 
-What a job felt of an interruption is the time that its own count of work cannot explain:
+The felt time of an interruption is the time that the job's own count of work cannot explain:
 
     felt_s = (T2 - T1) - (u2 - u1) / rate - pause_s
 
-where (T1, u1) and (T2, u2) are two moments at which a report of `u` units is seen, before the interruption and well
+where (T1, u1) and (T2, u2) are two moments at which a report of `u` units arrives, before the interruption and well
 after it, and `rate` is that of the same guest in the window right before. Its error: programs report twice a second,
-each time exactly what was done by then, but a report is seen up to `EDGE_S` late, which shifts both moments alike on
+each time exactly what was done by then, but a report arrives up to `EDGE_S` late, which shifts both moments alike on
 average; a cap grants time in periods of 100 ms, so that `rate`, over `WINDOW_S` and more, and the work after the pause
 are each known to a part of a period: together about 0.1 s under a low cap, either way, in one trial. CPU time that
 others took from the guest in only one of the two comes on top; a guest whose cap is far below a core is best protected
 from that (without any interruption, on a machine that was busy otherwise, in eight tries each, a guest seemed to feel
--0.2 to 0.4 s at a cap of 0.25 cores, and -1.5 to 0.1 s at a cap of one core). A `rate` that changes for good
-is told as if it were felt.
+-0.2 to 0.4 s at a cap of 0.25 cores, and -1.5 to 0.1 s at a cap of one core). A `rate` that changes for good counts as
+felt time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_CONCURRENT = 4
 WINDOW_S = 1.4
 SETTLE_S = 1.0
 EDGE_S = 0.02  # a poll and its round trip
-_MOST_MIB = 2048  # on one node at once: more takes long, and what is fitted goes on linearly
+_MOST_MIB = 2048  # on one node at once: more takes long, and fits extrapolate linearly
 _LEAST_MIB = 64
 _MOST_CORES = 1.0
 
@@ -60,7 +60,7 @@ def most_mib(lab: LabFacts, concurrent: int) -> int:
 def levels_mib(lab: LabFacts, concurrent: int, count: int) -> list[int]:
     """Return up to `count` memory sizes in equal ratios from the smallest to the largest that fit; none if none fits.
 
-    They are at least a quarter apart, as closer ones tell nothing.
+    They are at least a quarter apart, as closer ones add no information.
     """
     least, most = least_mib(lab), most_mib(lab, concurrent)
     if most < least:
@@ -105,7 +105,7 @@ def first_progress_s(lab: LabFacts) -> float:
 
 
 def lab_of(lab: Lab) -> LabFacts:
-    """Return what is known of an open lab."""
+    """Return the data of an open lab."""
     return LabFacts(lab.scenario, lab.facts)
 
 
@@ -134,7 +134,7 @@ async def group(specimens: Sequence[LabJob]) -> AsyncIterator[tuple[LabJob, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job was before an interruption, and where: `rate` units/s until `units` at `at_s`."""
+    """The rate and the progress of a job before an interruption: `rate` units/s until `units` at `at_s`."""
 
     rate: float
     at_s: float

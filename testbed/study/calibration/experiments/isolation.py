@@ -1,4 +1,4 @@
-"""What neighbours cost a guest that keeps its cap: caches and memory bandwidth are shared although the CPU is not."""
+"""The cost of neighbours for a capped guest: caches and memory bandwidth are shared although the CPU is not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Isolation(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """As many neighbours as fit, a single one with greater caps, and none, which tells what can be resolved.
+        """As many neighbours as fit, a single one with greater caps, and none, which shows the resolution.
 
         All caps together fit the cores of a node, and all guests its memory.
         """
@@ -62,7 +62,7 @@ class Isolation(Experiment):
         """Return one observation: `alone_units_per_s` is the mean of the rates before neighbours came and after.
 
         `drift_frac` is how much greater the second was than the first. `relative_used` is the CPU time used next to
-        neighbours relative to alone: it tells a share that shrank from work that slowed.
+        neighbours relative to alone: it distinguishes a smaller share from slower work.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         cap_cores, neighbours = float(condition["cap_frac"]), int(condition["neighbours"])

@@ -1,4 +1,4 @@
-"""How long guests take from one node to another while they work, and what they feel of it."""
+"""The time of live migrations from one node to another, and the felt time of guests."""
 
 from __future__ import annotations
 

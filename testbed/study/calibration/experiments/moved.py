@@ -1,4 +1,4 @@
-"""What experiments that take guests from the first node to the second have in common: their conditions and guests."""
+"""Common parts of experiments that move guests from the first node to the second: their conditions and guests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs an MPI job to be saved, all ranks at one consistent point, and restored, moved or not."""
+"""The cost of saving an MPI job, all ranks at one consistent point, and of restoring it, moved or not."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -64,7 +64,8 @@ class MpiSaveRestore(Experiment):
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
         """Do one trial; one observation of the job, whose phases end with its slowest guest.
 
-        What the job felt is told by the progress of its first task; `pause_s` holds the transfer of images if it moved.
+        The felt time of the job comes from the progress of its first task; `pause_s` holds the transfer of images if it
+        moved.
         """
         tasks, count = int(condition["tasks"]), len(lab.facts)
         nodes = placed(tasks, count)

@@ -42,15 +42,15 @@ _PARALLEL_ITERATION_S = 0.02
 _TALKING_ITERATION_S = 0.005
 _TALKING_BYTES = 65536
 _MOST_TASKS = 4
-# iterations in a window, at least: guests of their own kernel tell how far they are at any time, in whole iterations;
-# others tell it at the end of one
+# iterations in a window, at least: guests of their own kernel report their progress at any time, in whole iterations;
+# others report it at the end of one
 _WHOLE_ITERATIONS = 20
 _ITERATIONS = 10
 _SHAPE = ("kind", "tasks", "topology", "message_bytes", "iteration_s")
 
 
 class Proportionality(Experiment):
-    """One fresh job a trial, taken through all yields in a random order, between two looks at its dedicated rate."""
+    """A fresh job per trial, taken through all yields in a random order, between two samples of its dedicated rate."""
 
     name = "proportionality"
     about = "rate of progress against yield, of serial and of MPI jobs"
@@ -62,9 +62,9 @@ class Proportionality(Experiment):
         return why_no_caps(lab)
 
     def conditions(self, lab: LabFacts, *, quick: bool) -> list[Observation]:
-        """A serial job; MPI jobs with a task a node, that compute most of the time, or exchange many messages.
+        """A serial job; MPI jobs with one task per node, that compute most of the time, or exchange many messages.
 
-        Topologies are told apart from three nodes on: two ranks are neighbours in all of them.
+        Topologies differ from three nodes on: two ranks are neighbours in all of them.
         """
         tasks = min(_MOST_TASKS, len(lab.facts))
         found = [_condition("serial", 1, "none", 0, _SERIAL_ITERATION_S)]
@@ -86,11 +86,11 @@ class Proportionality(Experiment):
         return start_s + sum(looks_s) + len(looks_s) * (SETTLE_S + 0.3)
 
     async def trial(self, lab: Lab, condition: Condition) -> list[Observation]:
-        """Return one observation a yield. All tasks have the same cap; the slowest one's rate counts.
+        """Return one observation per yield. All tasks have the same cap; the slowest one's rate counts.
 
         `dedicated_units_per_s` is the mean of the rates at yield 1 before and after all others, in the same job;
         `drift_frac` is how much greater the second was than the first. Yield 1 is also measured in between, as the
-        others are: its `relative_rate` tells what this experiment can resolve. `used_cores` is of the slowest task.
+        others are: its `relative_rate` shows the resolution of this experiment. `used_cores` is of the slowest task.
         """
         facts = LabFacts(lab.scenario, lab.facts)
         serial = condition["kind"] == "serial"

@@ -1,4 +1,4 @@
-"""What it costs a guest to be saved and restored on its node: the rescheduling penalty, measured [RR 5.1]."""
+"""The cost of saving a guest and restoring it on its node: the rescheduling penalty, measured [RR 5.1]."""
 
 # ruff: noqa: RUF001 - signs of mathematics, for people to read
 

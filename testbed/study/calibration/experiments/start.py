@@ -1,4 +1,4 @@
-"""How long a job takes from the order to start it until all its tasks progress; the papers take that to be nothing."""
+"""The time from the order to start a job until all its tasks progress; the papers assume none."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Start(Experiment):
         return found
 
     def assumptions(self, quantities: Quantities) -> Mapping[str, Assumption]:
-        """Judge starts relative to the shortest turn-around time that the bounded stretch tells from others."""
+        """Judge starts relative to the shortest turn-around time that the bounded stretch distinguishes."""
         deviations = []
         for condition, some in by_condition(quantities.trials, "memory_mib", "tasks", "concurrent"):
             ready = column(some, "ready_s")

@@ -1,4 +1,4 @@
-"""How long images of saved guests take from one node to another."""
+"""The time for which images of saved guests are copied from one node to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a guest costs a program, with and without a cap: native, guest, capped guest, as in Figure 3 of [DPS]."""
+"""The cost of a guest for a program, with and without a cap: native, guest, capped guest, as in Figure 3 of [DPS]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several checks need: waiting for a condition, CPU use from samples, files and processes of this machine."""
+"""Helpers of several checks: waiting for a condition, CPU use from samples, files and processes of this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def most_cores(cap_cores: float) -> float:
 
 
 def is_local(lab: LabUnderTest, node: NodeUnderTest) -> bool:
-    """Whether a node's files and processes can be looked at from here."""
+    """Whether a node's files and processes can be inspected from here."""
     folder = lab.image_folder(node)
     return folder is not None and folder.is_dir()
 
@@ -61,8 +61,8 @@ def files_of(folder: Path, guests: Sequence[str]) -> list[Path]:
 def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psutil.Process]:
     """Return the processes on this machine that are a guest of a node of this very lab.
 
-    A virtual machine tells its guest's name in its command line. The processes below the node's agent, which tells the
-    lab's folder in its own, are guests, too: no check has others on a node meanwhile.
+    A virtual machine has its guest's name in its command line. The processes below the node's agent, whose command line
+    has the lab's folder, are guests, too: no check has others on a node meanwhile.
     """
     folder = str(local_images(lab, node))
     found = []
@@ -73,7 +73,7 @@ def processes_of(lab: LabUnderTest, node: NodeUnderTest, guest: str) -> list[psu
                 found.append(process)
             elif traits_in(node.facts).guests_are_children and "node_agent" in words and folder in words:
                 found += process.children(recursive=True)
-        except psutil.Error:  # it has ended just now
+        except psutil.Error:  # the process has just ended
             continue
     return found
 

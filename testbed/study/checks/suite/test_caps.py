@@ -67,7 +67,7 @@ def test_a_cap_follows_its_changes(
 def test_a_cap_is_kept_over_save_and_restore(
     guest: Callable[..., BlockingLabJob], node: NodeUnderTest, lab: LabUnderTest, doubt: Doubt
 ) -> None:
-    """A restored guest is under its cap from its first moment, not only once somebody sets it again.
+    """A restored guest is under its cap from its first moment, not only once it is set again.
 
     Broken by: Xen, where libvirt's save and restore reset cap and weight to none; a restore that lets the guest run
     before its cap is set.

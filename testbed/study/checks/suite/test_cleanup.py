@@ -20,7 +20,7 @@ def test_a_stopped_job_leaves_no_guest_and_no_image(
 ) -> None:
     """A job that was saved, restored, saved again and stopped leaves neither process nor file.
 
-    Broken by: a stop that forgets the image of an earlier save; a hypervisor that was told to vanish and did not.
+    Broken by: a stop that forgets the image of an earlier save; a hypervisor that was ordered to exit and did not.
     """
     folder = local_images(lab, node)
     with guest() as job:
@@ -41,7 +41,7 @@ def test_a_released_lease_leaves_no_guest(
 ) -> None:
     """A controller that goes without stopping its job: the node's agent destroys the guest.
 
-    Broken by: agents that wait for the word of a controller that has ended; locks that never expire.
+    Broken by: agents that wait for a command of a controller that has ended; locks that never expire.
     """
     local = is_local(lab, node)
     job = guest().__enter__()  # and never left: the lab that could stop it will be another
@@ -50,5 +50,5 @@ def test_a_released_lease_leaves_no_guest(
     assert running or not local, "a running job is a process of this machine"
     with lab.away():
         assert until(lambda: not still_there(running), GONE_WITHIN_S), still_there(running)
-    # of a node that is elsewhere its agent alone can tell
+    # on another machine only the node's agent can check
     assert until(lambda: job.name not in {found.guest for found in lab.guests_on(node)}, GONE_WITHIN_S)

@@ -15,7 +15,7 @@ from testbed.study.checks.lab import LabUnderTest, NodeUnderTest
 pytestmark = pytest.mark.hypervisor()
 PAUSE_S = 3.0
 WINDOW_S = 2.0
-TOLD_S = 0.5  # how old what a guest told of itself may be
+TOLD_S = 0.5  # the greatest age of a guest's report
 APART_FRAC = 0.25  # two clocks over a window of a loaded machine, each read when a message came
 
 
@@ -25,7 +25,7 @@ def sample(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob) -> Guest
 
 
 def worked_s(found: GuestSample) -> float:
-    """Return how long the program has worked by the clock that it sees, in seconds."""
+    """Return how long the program has worked by its own clock, in seconds."""
     if found.supersteps is None:
         pytest.skip("the program does not tell how long it worked by its own clock")
     return found.supersteps.compute_s + found.supersteps.comm_s

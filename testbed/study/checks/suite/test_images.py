@@ -30,7 +30,7 @@ def reference_of(path: Path) -> ImageRef:
 
 
 def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJob, folder: Path) -> bool:
-    """Save a job, and kill what runs its guest as soon as a part of the image is written; whether it came to that."""
+    """Save a job, and kill what runs its guest as soon as a part of the image is written; whether it was killed."""
     running = processes_of(lab, node, job.name)
     assert running, "a running job is a process of this machine"
     with ThreadPoolExecutor(max_workers=1) as beside:
@@ -44,7 +44,7 @@ def kill_in_the_middle(lab: LabUnderTest, node: NodeUnderTest, job: BlockingLabJ
         for process in running:
             try:
                 process.kill()
-            except psutil.Error:  # it has ended by itself
+            except psutil.Error:  # the process has ended by itself
                 continue
         error = saving.exception()
     if error is not None and not isinstance(error, TestbedError):

@@ -18,9 +18,9 @@ WORK_S = 8.0  # more than it gets to do before it is saved for the second time
 def test_memory_is_intact_over_save_and_restore(guest: Callable[..., BlockingLabJob], node: NodeUnderTest) -> None:
     """The guest's memory comes back as it was, twice.
 
-    Its program fills its memory with words that it can compute again, digests all of them with its work at the end, and
-    the node's agent, which has computed the same beside, compares. Broken by: a save that does not wait for the disk
-    and is restored from a torn file; pages that a hypervisor writes from a stale bitmap of dirty ones.
+    Its program fills its memory with values that it can compute again, digests all of them with its work at the end,
+    and the node's agent, which has computed the same beside, compares. Broken by: a save that does not wait for the
+    disk and is restored from a torn file; pages that a hypervisor writes from a stale bitmap of dirty ones.
     """
     with guest(work_s=WORK_S) as job:
         job.start()

@@ -22,7 +22,7 @@ def _with_mpi(driver: DriverUnderTest) -> None:
 
 
 def test_an_mpi_job_survives_a_coordinated_save(guest: Callable[..., BlockingLabJob], lab: LabUnderTest) -> None:
-    """Ranks on all nodes under test are saved at one point, restored where they were, and come to the right result.
+    """Ranks on all nodes under test are saved at one point, restored where they were, and produce the right result.
 
     Their messages are in the checksum: one that was lost, doubled or reordered shows. Broken by: a save of one member
     after the other, which leaves a message in a connection that the image of its receiver does not know.

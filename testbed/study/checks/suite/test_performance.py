@@ -22,8 +22,8 @@ def test_how_fast_guests_start_save_and_restore(
 ) -> None:
     """From the order to the first progress, for a new guest and for a saved one; and a save until it is durable.
 
-    Broken by: QEMU that is probed anew for every guest (54 s a start); a page cache that is written back only when the
-    disk is told to; a hypervisor's own limit on the speed of a save.
+    Broken by: QEMU that is probed again for every guest (54 s per start); a page cache that is written back only on a
+    flush; a hypervisor's own limit on the speed of a save.
     """
 
     def trial() -> dict[str, float]:

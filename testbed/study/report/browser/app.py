@@ -19,7 +19,7 @@ FOLLOWER: web.AppKey[Follower] = web.AppKey("follower", Follower)
 
 
 class _Asset:
-    """One file of the page, read once: what is served is fixed when the server begins."""
+    """One file of the page, read once: its content is fixed when the server begins."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self._body = body

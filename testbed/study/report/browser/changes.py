@@ -1,4 +1,4 @@
-"""What goes to the browser: a whole page at first, then only what has changed since."""
+"""The data for the browser: a whole page at first, then only changes."""
 
 from __future__ import annotations
 

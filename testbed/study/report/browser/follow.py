@@ -22,7 +22,7 @@ _BACK_BYTES = 4 << 20  # of the points that were written before
 
 @dataclass(slots=True)
 class Reading:
-    """What a look at the files has brought. `again` says that the journal is another than before."""
+    """The result of one poll of the files. `again` says that the journal is another than before."""
 
     manifest: Mapping[str, Any] | None = None
     journal: list[bytes] = field(default_factory=list)
@@ -67,7 +67,7 @@ class RunFeed:
         self.page = Page(RunState(path.name))
 
     def feed(self, reading: Reading) -> bool:
-        """Take what was read; return whether there may be more."""
+        """Apply the data that were read; return whether there may be more."""
         if reading.again:
             self.page = Page(RunState(self.files.path.name))
         state = self.page.state
@@ -87,9 +87,9 @@ def pieces(reading: Reading, lines: int = 200) -> Iterator[Reading]:
 
 
 class Follower:
-    """Looks at the run that `choose` names, four times a second, and publishes what has changed.
+    """Polls the run that `choose` names, four times a second, and publishes changes.
 
-    `choose` is asked at each look, so that a newer run takes over; None while there is no run yet.
+    `choose` is called at each poll, so that a newer run takes over; None while there is no run yet.
     """
 
     def __init__(self, choose: Callable[[], Path | None]) -> None:

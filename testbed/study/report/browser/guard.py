@@ -1,4 +1,4 @@
-"""Who may see the page, and what a browser may do with it."""
+"""Access to the page, and what a browser may do with it."""
 
 from __future__ import annotations
 

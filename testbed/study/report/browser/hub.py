@@ -22,7 +22,7 @@ def event_text(event: str, event_id: str, data: Mapping[str, Any]) -> bytes:
 
 
 class Subscription:
-    """What one browser has not got yet: at most `QUEUE_MESSAGES`; with more it is to get the whole page anew."""
+    """Updates that one browser has not had yet: at most `QUEUE_MESSAGES`; with more it gets the whole page again."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -78,10 +78,10 @@ class Subscription:
 
 
 class Hub:
-    """Publishes updates, and whole pages to those who need one: `make_snapshot` makes it.
+    """Publishes updates, and whole pages to browsers that need one: `make_snapshot` makes it.
 
-    The id of an event is that of the process and the number of the update. A browser that comes back with one that is
-    still remembered gets only what it missed.
+    The id of an event is that of the process and the number of the update. A browser that reconnects with an id that is
+    still kept gets only the updates that it missed.
     """
 
     def __init__(self, make_snapshot: Callable[[], Mapping[str, Any]]) -> None:

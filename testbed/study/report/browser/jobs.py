@@ -86,7 +86,7 @@ def _row(job: JobHistory, task: int) -> GuestRow:
 
 
 def done_frac(history: History) -> float:
-    """Share of all work that is done, as of the last decision; 0 for a journal that does not tell the work.
+    """Share of all work that is done, as of the last decision; 0 for a journal without the work.
 
     Work is tasks * CPU need * dedicated run time of each job.
     """

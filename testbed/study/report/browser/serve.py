@@ -1,4 +1,4 @@
-"""Serves the page until somebody ends it."""
+"""Serves the page until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def address(host: str, port: int) -> str:
 async def serve(
     choose: Callable[[], Path | None], host: str, port: int, token: str | None, tell: Callable[[str], None]
 ) -> None:
-    """Serve the page of the run that `choose` names; `tell` gets the address, once it can be opened.
+    """Serve the page of the run that `choose` names; `tell` gets the address once the server accepts connections.
 
     Ends on Ctrl-C or SIGTERM, after the streams are closed. Raises `UserError` if the address cannot be had.
     """
@@ -57,7 +57,7 @@ async def _until_told(follower: Follower) -> None:
     try:
         await asyncio.wait([following, stopping], return_when=asyncio.FIRST_COMPLETED)
         if following.done():
-            following.result()  # it ends by an error only
+            following.result()  # this task ends by an error only
     finally:
         for task in (following, stopping):
             task.cancel()

@@ -87,7 +87,7 @@ class RunState:
         self.changed_names.update(self.names)
 
     def feed_line(self, line: bytes) -> None:
-        """Take one line of the journal, without its break; what cannot be read is said, and left out."""
+        """Take one line of the journal, without its break; a line that cannot be read is reported and left out."""
         if not line.strip():
             return
         try:
@@ -138,11 +138,11 @@ class RunState:
         return node < len(self.history.nodes) and self.history.nodes[node].drained
 
     def use(self, node: int) -> NodeUse | None:
-        """What a node reported last."""
+        """The last report of a node."""
         return self.telemetry.by_node.get(self.names[node]) if node < len(self.names) else None
 
     def eta_s(self) -> float | None:
-        """Wall seconds to the end if work goes on at its mean rate so far; None when nothing can be said."""
+        """Wall seconds to the end if work goes on at its mean rate so far; None if there is no estimate."""
         if self.state != "running" or self.zero_t_s is None:
             return None
         return self.board.eta_s(self.since_zero_s(self.last_t_s))

@@ -1,4 +1,4 @@
-"""What nodes and guests report each second, from line protocol: the last sample of each, and the cores it used."""
+"""The reports of nodes and guests, from line protocol: the last sample of each, and the cores it used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Telemetry:
         self.by_node: dict[str, NodeUse] = {}
 
     def feed(self, line: bytes) -> str | None:
-        """Take one line; return the name of the node that it is about, None for all others and what is no point."""
+        """Take one line; return the name of the node that it is about, None for other points and for invalid lines."""
         if not line.startswith((b"node,", b"guest,")):
             return None
         try:

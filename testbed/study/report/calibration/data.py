@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What figures of one experiment are made of: all trials, and the calibration that was made of them."""
+    """The data of one experiment's figures: all trials, and the calibration from them."""
 
     experiment: str
     trials: Trials
@@ -51,11 +51,11 @@ class Measured:
         return having(rows_of(self.trials, self.experiment), *names)
 
     def absent(self, name: str, title: str, reason: str = "") -> Absent:
-        """Return what stands in place of a figure that cannot be drawn; without a reason it is found in the trials."""
+        """Return the text in place of a figure that cannot be drawn; without a reason it comes from the trials."""
         return Absent(name, title, reason or self.why_not())
 
     def why_not(self) -> str:
-        """Say in a line why there is nothing to draw of this experiment."""
+        """Return one line on why this experiment has nothing to draw."""
         skipped = self.trials.begin.get("skipped")
         if isinstance(skipped, dict) and self.experiment in skipped:
             return f"Not measured: {self.experiment} was left out on this lab: {skipped[self.experiment]}."
@@ -98,7 +98,7 @@ def trials_of(rows: Iterable[Row]) -> Ints:
 
 
 def groups(rows: Iterable[Row], *names: str) -> dict[tuple[Value, ...], list[Row]]:
-    """Return rows by the values of these names, in their order: numbers before words."""
+    """Return rows by the values of these names, in their order: numbers before texts."""
     found: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.at(*names), []).append(row)
@@ -174,14 +174,14 @@ def spread(count: int) -> Floats:
 
 
 def count_words(rows: Sequence[Row]) -> str:
-    """Say how many observations of how many trials there are."""
+    """Return the numbers of observations and trials as text."""
     trials = len({row.trial for row in rows})
     own = "observation" if len(rows) == 1 else "observations"
     return f"n = {trials:,} trial{'s' * (trials != 1)}" + (f", {len(rows):,} {own}" if len(rows) != trials else "")
 
 
 def interval_words(found: Interval, unit: str, digits: int = 3) -> str:
-    """Say a value with its interval and unit."""
+    """Return a value with its interval and unit as text."""
     value = figure_words(found.value, digits)
     if not (isfinite(found.low) and isfinite(found.high)):
         return f"{value} {unit}".strip()
@@ -195,7 +195,7 @@ def figure_words(value: float, digits: int = 3) -> str:
 
 
 def listed(series: Sequence[Series], unit: str) -> str:
-    """Say medians of series, of many only the least and the greatest one: the table of quantities has them all."""
+    """Format medians of series, of many only the least and the greatest: the table of quantities has them all."""
     chosen = [(one.label, one.middle) for one in series]
     if len(chosen) > _MOST_LISTED:
         ranked = sorted(chosen, key=lambda one: one[1].value)
@@ -204,7 +204,7 @@ def listed(series: Sequence[Series], unit: str) -> str:
 
 
 def percent(value: Value | float) -> str:
-    """Say a fraction in percent."""
+    """Return a fraction in percent as text."""
     return f"{100.0 * float(value):.3g} %" if isinstance(value, (int, float)) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The lines of a calibration's fits, as its quantities tell them, with the 95 % band that the trials support.
+"""The lines of a calibration's fits, from its quantities, with the 95 % band that the trials support.
 
 The lines are those of the file. A band is the bootstrap over whole trials of the same estimator (Theil and Sen over
 memory, at the saturation that was found), pointwise in memory.
@@ -76,7 +76,7 @@ def lines_of(
 
 
 def law_words(calibration: Calibration, name: str, condition: Mapping[str, Value], levels: Sequence[int]) -> str:
-    """Say a fit: "1.0 s + m / 300 MiB/s", for each number of tasks at once where those differ; empty without one."""
+    """Format a fit: "1.0 s + m / 300 MiB/s", for each number of tasks at once where those differ; empty without one."""
     found = []
     for level in (0, *levels):
         law = _law(calibration, name, {**condition, "concurrent": level} if level else condition)

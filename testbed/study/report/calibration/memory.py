@@ -34,7 +34,7 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1)), "-.")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A duration over memory, observed as `observed`; `name` is that of its fit, `law` the fit in words."""
+    """A duration over memory, observed as `observed`; `name` is that of its fit, `law` the fit as text."""
 
     name: str
     observed: str
@@ -122,7 +122,7 @@ def _close_up(axes: Axes, phase: Phase, calibration: Calibration) -> float:
     if values.max() <= _WILD * most_s:
         return 1.07 * float(values.max())
     top_s = 1.25 * most_s
-    for value_s in np.sort(values).tolist():  # words above what is within, nothing just beyond
+    for value_s in np.sort(values).tolist():  # labels for all values inside, none for one just outside
         top_s = max(top_s, 1.14 * value_s) if value_s <= 1.12 * top_s else top_s
     for (memory_mib,), own in groups(
         [row for row in wild if (row.number(observed) or 0.0) > top_s], "memory_mib"

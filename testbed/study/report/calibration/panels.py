@@ -1,4 +1,4 @@
-"""What the figures of a calibration have in common: sizes, panels beside or below each other, dots and intervals."""
+"""Common parts of the figures of a calibration: sizes, panels beside or below each other, dots and intervals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def panels(figure: Figure, count: int, *, across: int, height_in: float, sharey:
 
 
 def legend_above(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put the legend of one of the axes above all of them; one column on narrow screens if the words are long."""
+    """Put the legend of one of the axes above all of them; one column on narrow screens if the labels are long."""
     from matplotlib.collections import PathCollection  # noqa: PLC0415  # only to draw
 
     handles, labels = axes.get_legend_handles_labels()

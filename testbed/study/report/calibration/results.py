@@ -1,4 +1,4 @@
-"""What experiments show on the page of a calibration, checked: one that fails costs its own figures and no others."""
+"""The figures of experiments on a calibration's page, checked: an experiment's failure affects its own figures."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _checked_name(experiment: str, figure: object) -> str:
 
 
 def _guarded(experiment: str, figure: Chart | Absent) -> Chart | Absent:
-    """Return a chart whose drawing cannot end that of the page: what it raises stands in its place."""
+    """Return a chart whose drawing cannot end that of the page: the error that it raises is shown in its place."""
     if isinstance(figure, Absent):
         return figure
     draw = figure.draw

@@ -53,7 +53,7 @@ def outliers_table(calibration: Calibration) -> Table | None:
 
 
 def failed_table(trials: Trials) -> Table | None:
-    """Return the trials that failed, each with its reason, None if none did; also those done well later are told."""
+    """Return the trials that failed, each with its reason, None if none did; also those that succeeded later."""
     failed = [outcome for outcome in trials.outcomes if outcome.error is not None]
     if not failed:
         return None
@@ -95,7 +95,7 @@ def experiments_table(trials: Trials) -> Table:
 
 
 def nodes_table(trials: Trials) -> Table | None:
-    """Return the facts of every node, None where the trials tell none."""
+    """Return the facts of every node, None if the trials have none."""
     nodes = _table(trials.begin.get("nodes"))
     if not nodes:
         return None

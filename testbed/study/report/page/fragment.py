@@ -20,7 +20,7 @@ LEFT, RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
 def text_html(text: str, most_chars: int = _MOST_CHARS) -> str:
-    """Return a text of anybody as HTML: one line, without control characters, escaped."""
+    """Return an untrusted text as HTML: one line, without control characters, escaped."""
     return escape(printable(text, most_chars))
 
 

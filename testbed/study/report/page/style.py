@@ -1,4 +1,4 @@
-"""How figures look, and how one becomes a file or a piece of a page: the same figure gives the same bytes."""
+"""The style of figures, and their output as files or pieces of a page: the same figure gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe-Ito: told apart with any kind of colour vision.
+# Okabe-Ito: distinct under any kind of colour vision.
 ORANGE: Final = "#E69F00"
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
@@ -82,8 +82,8 @@ _RC: Final[dict[Any, Any]] = {
 class Chart:
     """One figure: `draw` fills an empty one of any width; `name` is that of its files and its place in a page.
 
-    `caption` says what is measured, its unit, and of how many; `alt` the same in short, to a reader who does not see
-    it. A wide chart takes the width of the page, and is drawn once more for narrow screens.
+    `caption` says what is measured, its unit, and of how many; `alt` the same in short, for screen readers. A wide
+    chart takes the width of the page, and is drawn once more for narrow screens.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Chart:
 
     @property
     def width_in(self) -> float:
-        """Its width where it stands alone."""
+        """Its width if it is alone in a row."""
         return WIDE_IN if self.wide else HALF_IN
 
     def figure(self, width_in: float | None = None) -> Figure:
@@ -185,7 +185,7 @@ def write_chart(chart: Chart, folder: Path, form: str) -> Path:
 
 
 def _round(tag: re.Match[str]) -> str:
-    """Shorten the numbers in a tag to hundredths of a point, less than can be seen."""
+    """Shorten the numbers in a tag to hundredths of a point, which is invisible."""
     return re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0])
 
 

@@ -12,7 +12,7 @@ MOST_ROWS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under columns; the first `texts` columns are words, the others numbers."""
+    """Rows under columns; the first `texts` columns are text, the others numbers."""
 
     name: str
     title: str

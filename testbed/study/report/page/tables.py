@@ -175,7 +175,7 @@ def scenario_text(run: RunFacts) -> str | None:
 
 
 def groups_table(groups: Sequence[Group]) -> Table:
-    """Which runs are repeats of one another."""
+    """A table of the runs that are repeats of one another."""
     rows = tuple(
         (group.policy, group.runs[0].scenario, str(group.runs[0].seed), ", ".join(run.name for run in group.runs),
          str(len(group.runs)))
@@ -210,7 +210,7 @@ def bands_table(groups: Sequence[Group], metrics: Sequence[str]) -> Table | None
 
 
 def verdicts_table(found: Sequence[Verdict]) -> Table | None:
-    """Policies against noise bands in words, None without any."""
+    """Policies against noise bands as text, None without any."""
     if not found:
         return None
     rows = tuple(

@@ -1,1 +1,1 @@
-"""What a run did, as facts, stories, schedules and figures."""
+"""One run as facts, stories, schedules and figures."""

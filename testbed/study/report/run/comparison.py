@@ -47,7 +47,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A metric of another policy against the noise band of one, in words."""
+    """A metric of another policy against the noise band of one, as text."""
 
     metric: str
     unit: str
@@ -125,7 +125,7 @@ def verdicts(groups: Sequence[Group], metrics: Sequence[str]) -> list[Verdict]:
 
 
 def _words(band: Band, values: Sequence[float]) -> tuple[str, bool]:
-    """Say where values lie; only a whole group beyond the band is told from noise."""
+    """Return the position of values as text; only a whole group beyond the band differs from noise."""
     within = sum(band.holds(value) for value in values)
     if within == len(values):
         return "inside the noise band: not told from it", True

@@ -1,4 +1,4 @@
-"""The difference of two schedules of the same jobs: who ran when and where in one, and not in the other.
+"""The difference of two schedules of the same jobs: the times and nodes at which a job ran in one and not in the other.
 
 Positive shifts mean that the first schedule is later, as a measured one is against its simulation.
 """
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between the schedules `first` and `second`.
+    """The differences between the schedules `first` and `second`.
 
     `both_task_s`, `first_only_task_s` and `second_only_task_s` sum seconds of tasks (trace time) that ran at the same
     time on the same node in both schedules, or in one only.
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def agreement_frac(self) -> float:
-        """What ran in both at once in one place, over what ran in either; 1 if nothing ran in any."""
+        """Task seconds that both ran at the same time on the same node, over those that either ran; 1 if none ran."""
         either = self.both_task_s + self.first_only_task_s + self.second_only_task_s
         return self.both_task_s / either if either > 0.0 else 1.0
 

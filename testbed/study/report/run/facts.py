@@ -1,4 +1,4 @@
-"""What a run directory says about its run, complete or not, read in one pass without holding its journal."""
+"""The facts of a run, complete or not, from its directory: read in one pass without holding its journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAY_LACK = frozenset({"run_time_s", "start_time_s", "end_time_s", "stretch", "v
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A row of jobs.csv: trace seconds, `penalty_s` in wall seconds; None where it did not come to that."""
+    """A row of jobs.csv: trace seconds, `penalty_s` in wall seconds; None for a step that the job did not reach."""
 
     job_id: int
     submit_time_s: float
@@ -96,7 +96,7 @@ class RunFacts:
 
     @property
     def tag(self) -> str:
-        """What tells this run from every other, empty if unknown."""
+        """The identity of this run, empty if unknown."""
         return str(self.manifest.get("run_tag") or (self._begin and self._begin.run_tag) or "")
 
     @property
@@ -173,7 +173,7 @@ class RunFacts:
         return {job.job_id: job for job in self.jobs}
 
     def summary_so_far(self) -> dict[str, Any]:
-        """Return summary.json with the codes of failures, or what stands in for it before the controller wrote it."""
+        """Return summary.json with the codes of failures, or its substitute before the controller wrote it."""
         codes = {"failure_codes": {job: reason.code for job, reason in self.failed.items()}} if self.failed else {}
         if self.summary is not None:
             return {**self.summary, **codes}
@@ -222,7 +222,7 @@ def read_facts(path: Path, *listeners: Listener) -> RunFacts:
     """Read a run directory; `listeners` get every event of the journal, in order.
 
     A run without summary.json or jobs.csv, as a killed controller leaves it, has jobs as far as its journal knows
-    them. Raises `UserError` for what is no run directory, or is broken.
+    them. Raises `UserError` for a folder that is no run directory, or a broken one.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory")
@@ -274,12 +274,12 @@ def _job(row: Mapping[str, str], history: History, path: Path) -> JobRow:
 
 
 def _jobs_of(history: History) -> list[JobRow]:
-    """Return the jobs that the journal speaks of: all of the trace, or those submitted if it does not tell that."""
+    """Return the jobs in the journal: all of the trace, or those submitted if it has no trace."""
     return [_row_of(history.jobs[job_id]) for job_id in sorted(history.jobs)]
 
 
 def _row_of(job: JobHistory) -> JobRow:
-    """Return the row that jobs.csv would have, but for the stretch; what is not measured yet costs nothing."""
+    """Return the row that jobs.csv would have, but for the stretch; costs that are not measured yet are 0."""
     return JobRow(
         job_id=job.job,
         submit_time_s=job.submit_trace_s or 0.0,

@@ -1,4 +1,4 @@
-"""What a preemption or a migration cost, against the memory that it moved [RR 5.1 assumes 300 s whatever it is]."""
+"""The cost of a preemption or a migration against the memory that it moved [RR 5.1 assumes 300 s for any]."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -42,7 +42,7 @@ def _of_kind(found: Sequence[Rescheduling], reason: str, mechanism: str) -> list
 
 
 def fit_words(fit: Fit | None, what: str) -> str:
-    """Say a fit in a sentence: a + m / rate, a constant, or nothing to fit."""
+    """Return a fit as a sentence: a + m / rate, a constant, or nothing to fit."""
     if fit is None:
         return f"No line is fitted to those {what}: fewer than {LEAST_DISTINCT} distinct points."
     n = f"n = {fit.count} of {fit.clusters} jobs; 95 % bootstrap over jobs"

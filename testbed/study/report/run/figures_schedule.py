@@ -1,4 +1,4 @@
-"""The Gantt charts of a page: of a run, of what it is held against, and their difference."""
+"""The Gantt charts of a page: of a run, of the schedule that it is compared with, and their difference."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 

@@ -1,4 +1,4 @@
-"""How the bounded stretch is spread over jobs, of one run or of several."""
+"""The distribution of the bounded stretch over jobs, of one run or of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes did against what the jobs wanted of them, over time [RR Figure 2]."""
+"""Utilisation of the nodes against the demand of the jobs, over time [RR Figure 2]."""
 
 # ruff: noqa: RUF001 - signs of mathematics and dashes, for people to read
 
@@ -46,7 +46,7 @@ def _steps(begins: Floats, ends: Floats, heights: Floats, times: Floats) -> Floa
 def utilisation(facts: RunFacts, schedule: Schedule) -> Utilisation | None:
     """Return demand and useful CPU of a run, None if no job was submitted in it.
 
-    Demand is the sum of tasks * CPU need over jobs between submission and end, or the end of what is known. Useful is
+    Demand is the sum of tasks * CPU need over jobs between submission and end, or the last known moment. Useful is
     the sum of yield * CPU need over tasks while they run or migrate live, and nothing else: the journal's states.
     """
     last_s = schedule.to_trace_s(schedule.end_s)
@@ -82,7 +82,7 @@ def _coarse(times: Floats, values: Iterable[Floats]) -> tuple[Floats, list[Float
 
 
 def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
-    """Return demand and useful CPU over trace time, the difference shaded, normalised underutilisation in words."""
+    """Return demand and useful CPU over trace time, the difference shaded, normalised underutilisation as text."""
     found = utilisation(facts, schedule)
     nodes = max(len(facts.node_names), schedule.nodes)
     if found is None or nodes == 0:
@@ -116,7 +116,7 @@ def figure_utilisation(facts: RunFacts, schedule: Schedule) -> Chart | Absent:
 
 
 def _words(facts: RunFacts, found: Utilisation, nodes: int) -> str:
-    """Say the normalised underutilisation, by yields and by measured work."""
+    """Return the normalised underutilisation as text, by yields and by measured work."""
     done = [job for job in facts.jobs if job.state == "done" and job.run_time_s and job.end_time_s is not None]
     if len(done) != len(facts.jobs) or not facts.complete:
         return "Normalised underutilisation is not stated: not every job of this run was done."

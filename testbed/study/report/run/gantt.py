@@ -139,7 +139,7 @@ def legend(figure: Figure, kinds: set[str]) -> None:
 
 
 def _visible_kinds(lanes: Lanes, end_s: float) -> set[str]:
-    """Return the kinds of pieces that are long enough to be seen."""
+    """Return the kinds of pieces that are long enough to be visible."""
     pieces = (piece for bar in (*lanes.in_memory, *lanes.saved) for piece in bar.pieces)
     return {piece.kind for piece in pieces if end_of(piece) - piece.begin_s > end_s * 1e-3}
 

@@ -24,7 +24,7 @@ ORDER = "order"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: wall seconds `t_s` since the run began, trace seconds, a kind, and what belongs to it.
+    """One event: wall seconds `t_s` since the run began, trace seconds, a kind, and its facts.
 
     Nodes in `facts` are names. An operation stands where it began, and its facts grow when it ends.
     """
@@ -57,7 +57,7 @@ class WaitSpan:
 
 @dataclass(slots=True)
 class Story:
-    """What the journal tells of one job.
+    """The data of one job in the journal.
 
     `state` is the last state that the journal has: coming, submitted, running, paused, resumed, moving, done or failed.
     `waits` lasts to the journal's end if `waits_for` is not None. `work_s` is what it had done, in dedicated trace

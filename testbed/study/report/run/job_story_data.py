@@ -11,7 +11,7 @@ from testbed.study.report.run.job_waits import Wait
 def as_data(report: JobReport) -> dict[str, object]:
     """Return the facts of a story; times are wall seconds since the run began unless a name says trace.
 
-    `reason` is null unless the job failed. `waits_for` is what it waits for at the journal's end, else null.
+    `reason` is null unless the job failed. `waits_for` names what the job waits for at the journal's end, else null.
     """
     story, row, run = report.story, report.row, report.run
     return {

@@ -25,14 +25,14 @@ class JobReport:
 
     @property
     def work_s(self) -> float:
-        """What it had done, in dedicated trace seconds: of jobs.csv, where the run has ended."""
+        """The work that the job had done, in dedicated trace seconds: from jobs.csv, if the run has ended."""
         return max(self.story.work_s, self.row.virtual_time_s or 0.0)
 
 
 def read_job_report(path: Path, job: int) -> JobReport:
     """Read the story of a job, whether its run is complete, killed or going on.
 
-    Raises `UserError` for what is no run directory, for one that is broken, and for a job that it does not have.
+    Raises `UserError` for a folder that is no run directory, a broken one, and a job that it does not have.
     """
     manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     nodes = manifest.get("nodes")
@@ -56,7 +56,7 @@ def _waits(manifest: Mapping[str, Any], nodes: Mapping[str, Any]) -> Waits:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers in a few words: 1 to 3, 5, 7."""
+    """Return sorted numbers as short text: 1 to 3, 5, 7."""
     parts: list[str] = []
     first = 0
     for index, number in enumerate(numbers):

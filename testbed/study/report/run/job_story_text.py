@@ -12,7 +12,7 @@ from testbed.study.report.run.job_story_event import SHORTEST_WAIT_S, megabytes,
 from testbed.study.report.run.job_story_reader import JobReport
 from testbed.study.report.run.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, OPERATOR, POLICY
 
-_MERGED = frozenset({"progress", "ended", "done"})  # tasks tell these side by side
+_MERGED = frozenset({"progress", "ended", "done"})  # all tasks report these
 _UNDER_WAY = {
     "start": "is being started",
     "cap": "runs, and its caps are being set,",
@@ -52,7 +52,7 @@ def clock(trace_s: float) -> str:
 
 
 def merged(events: Sequence[Event]) -> Iterator[Event]:
-    """Return events with what the tasks of a job tell one after the other as one event, at the time of the last."""
+    """Return events with successive reports of a job's tasks merged into one event, at the time of the last."""
     held: Event | None = None
     for event in events:
         same = event.kind == GUEST and event.facts["event"] in _MERGED

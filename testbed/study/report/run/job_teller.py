@@ -40,7 +40,7 @@ _Told: TypeAlias = (
 )
 _OfJob: TypeAlias = _Told | events.Job | events.Intent | events.Outcome | events.Retry
 _TOTALS = frozenset({"t_s", "trace_s", "elapsed_s", "waited_s"})
-_KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "node", "nodes"})  # told by other means
+_KEPT_KEYS = frozenset({"t_s", "trace_s", "kind", "job", "source", "target", "node", "nodes"})  # reported elsewhere
 
 
 class Teller:
@@ -57,12 +57,12 @@ class Teller:
         self._decisions = 0
         self._left_out = 0  # decisions in a row that left the job out without an event
         self._told_out = False  # whether the last event of a decision was that it leaves the job out
-        self._nodes: list[dict[str, Any]] = []  # what nodes did since the last decision
+        self._nodes: list[dict[str, Any]] = []  # events of nodes since the last decision
         self._away: list[events.Node] = []  # events of nodes that are away, until the job's first entry
         self._stayed: list[int] = []  # jobs whose live migration did not succeed since the last decision
 
     def take(self, event: events.Known, history: History) -> None:
-        """Take the next event and the state after it."""
+        """Apply the next event and the state after it."""
         story, job = self.story, history.jobs.get(self.story.job)
         if not story.ended:
             story.t_s, story.trace_s = event.t_s, event.trace_s
@@ -104,7 +104,7 @@ class Teller:
         return story
 
     def _leave_operation(self, t_s: float) -> None:
-        """Note of an operation whose end the journal does not tell for how long it was under way."""
+        """Note of an operation without an end in the journal for how long it was under way."""
         if self.story.operation is not None:
             self.story.operation.facts["under_way_s"] = t_s - self.story.operation.t_s
 
@@ -141,7 +141,7 @@ class Teller:
         return None if target is None else {"nodes": self._names(target.nodes), "yield_frac": target.yield_frac}
 
     def _causes(self, trigger: events.Trigger, history: History) -> dict[str, Any]:
-        """Return what the decision answered: the event, and what the journal has told since the decision before."""
+        """Return the causes of the decision: its event, and the journal's entries since the decision before."""
         jobs = history.jobs
         return {
             "submitted": [job for job in trigger.submitted if job not in jobs or jobs[job].decisions <= 1],
@@ -220,7 +220,7 @@ class Teller:
         self.story.operation = None
 
     def _told(self, event: _Told) -> None:
-        """Take an event as it is, with nodes by name."""
+        """Add an event as it is, with nodes by name."""
         entry = plain(event)
         numbered = [key for key in ("source", "target", "node") if key in entry]
         named: dict[str, Any] = dict(zip(numbered, self._names([entry[key] for key in numbered]), strict=True))

@@ -1,4 +1,4 @@
-"""What keeps a job from the operation that it needs next, as the history of its run has it."""
+"""The reason for which a job waits for its next operation, from the history of its run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITS = {
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a job waits for: one of `WAITS`, before the operation `verb` (empty for `POLICY`).
+    """The wait of a job: one of `WAITS`, before the operation `verb` (empty for `POLICY`).
 
     `nodes` are the nodes that are away or whose memory is held, `jobs` the jobs that hold it; `behind` is the verb of
     the job's own operation under way.
@@ -45,7 +45,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a decision wants of a job: its nodes, sorted, as tasks are interchangeable, and the yield."""
+    """The intent of a decision for a job: its nodes, sorted, as tasks are interchangeable, and the yield."""
 
     nodes: tuple[int, ...]
     yield_frac: float
@@ -71,7 +71,7 @@ def held(job: JobHistory) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What jobs of a run wait for.
+    """The waits of the jobs of a run.
 
     `memory_mib` by node, empty if the run has no manifest: then every node holds tasks up to 1. `live` says whether
     the scenario migrates live.

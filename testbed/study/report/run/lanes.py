@@ -1,4 +1,4 @@
-"""Where the bars of a Gantt chart go: on each node tasks side by side in its memory, saved ones on a shelf below.
+"""The places of bars in a Gantt chart: on each node tasks side by side in its memory, saved ones on a shelf below.
 
 [RR] lets tasks share a CPU, but never memory: the shares of a node's memory that its tasks hold add up to at most 1 at
 any time. So a bar as high as its task's memory has a place of its own as long as the task is there, whatever yield.
@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from testbed.study.report.run.schedule import ENDED, IN_MEMORY, RUN, SAVE, Schedule, Span
 
 GONE = "paused"  # not a span: the time between a save and what follows, in which the policy did not want the job
-_SMALLEST = 0.04  # share of a node's row below which a bar could not be seen
+_SMALLEST = 0.04  # share of a node's row below which a bar is invisible
 _UNKNOWN = 0.25
 _HAIR = 1e-9
 _MANY = 300  # stays on a node: more are placed in the order of their begins alone
@@ -105,7 +105,7 @@ def _stays(spans: Iterable[Span]) -> Iterable[tuple[Span, ...]]:
 
 
 def height_of(schedule: Schedule, span: Span) -> float:
-    """Return the height of a task: the share of a node's memory that it needs, but enough to be seen."""
+    """Return the height of a task: the share of a node's memory that it needs, but enough to be visible."""
     facts = schedule.jobs.get(span.job)
     share = facts.mem_req_frac if facts is not None else math.nan
     return _UNKNOWN if math.isnan(share) else max(share, _SMALLEST)

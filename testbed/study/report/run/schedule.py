@@ -41,7 +41,7 @@ ENDED = frozenset({DONE, FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What task `task` of a job did on `node`; wall seconds since the replay began, `end_s` None while it lasts.
+    """A span of task `task` of a job on `node`; wall seconds since the replay began, `end_s` None while it lasts.
 
     `yield_frac` is its cap over its CPU need: 0 while it is saved, copied or waits.
     """
@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(slots=True)
 class JobFacts:
-    """What is known of a job now: wall seconds since the replay began, NaN for what was not told yet.
+    """The known data of a job: wall seconds since the replay began, NaN for unknown ones.
 
     `start_s` is when the policy first chose to run it. `penalty_s` sums the measured penalties of the reschedulings
     that are complete.

@@ -26,7 +26,7 @@ _MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longe
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDecision:
-    """What one decision left running, at `time_s` trace seconds: by job id, the nodes of its tasks and its yield.
+    """The jobs that run after one decision, at `time_s` trace seconds: by job id, the nodes of its tasks and its yield.
 
     Nodes are numbers from 0. Tasks of a job are interchangeable: nodes are a multiset, in no order that means
     anything. Jobs that do not run are not in it.
@@ -121,7 +121,7 @@ class _Spans:
         self._now: dict[int, Placement] = {}
 
     def take(self, new: Placement) -> None:
-        """Take what a decision changed: the spans of the job before it end."""
+        """Apply the changes of a decision: earlier spans of the job end."""
         now = self._now.get(new.row)
         if now is not None:
             self._close(now, new.time_s)

@@ -1,6 +1,6 @@
 """When every task of a run was where, at which yield: spans, made of the states of its jobs.
 
-What the kinds of spans mean is told in `testbed.study.report.run.schedule`.
+`testbed.study.report.run.schedule` says what the kinds of spans mean.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Timeline:
 
     @property
     def open(self) -> list[Span]:
-        """Return the spans that last now, at most one a task."""
+        """Return the spans that last now, at most one per task."""
         return list(self._open.values())
 
     @property
@@ -100,15 +100,15 @@ class Timeline:
 
     @property
     def jobs(self) -> dict[int, JobFacts]:
-        """Return what is known of the jobs that were submitted."""
+        """Return the known data of the jobs that were submitted."""
         return {job.job: self._facts(job) for job in self._jobs.values() if job.phase is not Phase.COMING}
 
     def schedule(self, name: str = "measured") -> Schedule:
-        """Return what is known by now as a schedule."""
+        """Return the spans so far as a schedule."""
         return Schedule(name, self.until_now(), self.jobs, self.nodes, self.node_names, self.time_scale, self.now_s)
 
     def take(self, event: events.Known, history: History) -> None:
-        """Take an event and the state after it; events before the replay begins change nothing."""
+        """Apply an event and the state after it; events before the replay begins change nothing."""
         if isinstance(event, events.Replay):
             self._end()
             self.ended, self._jobs, self._standstill = False, history.jobs, history.standstill

@@ -1,1 +1,1 @@
-"""What a terminal shows of runs: the live display, and tables afterwards."""
+"""The views of runs in a terminal: the live display, and tables afterwards."""

@@ -63,11 +63,11 @@ class LiveDisplay:
         self._live.__exit__(kind, error, trace)
 
     def line(self, trace_s: float, text: str) -> None:
-        """Take one event into the list of the last ones."""
+        """Add one event to the list of the last ones."""
         self._lines.append(f"[{clock(trace_s)}] {text}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """Take the picture that the next redrawing shows."""
+        """Set the picture that the next redraw shows."""
         self._picture = snapshot
 
 

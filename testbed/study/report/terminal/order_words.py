@@ -1,4 +1,4 @@
-"""Orders of the operator in words, for every view of a run."""
+"""Orders of the operator as text, for every view of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def order_text(order: str, node: str | None) -> str:
 
 
 def text_of_order(event: events.Order | events.ClockStarted) -> str:
-    """Return an entry of the journal about orders in words."""
+    """Return an entry of the journal about orders as text."""
     if isinstance(event, events.Order):
         return order_text(event.order, event.node)
     return f"trace time goes on, after it stood still for {event.stood_still_s:.1f} s"

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from testbed.control.snapshot import GuestPicture, NodePicture, OperationPicture, Snapshot
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; black and yellow do not show on every terminal.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; black and yellow do not show on every terminal.
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 _FEWEST_EVENTS = 3
 _MOST_OPERATIONS = 6
-_NARROW = 90  # columns below which the guests of a node are told by its bar alone
+_NARROW = 90  # columns below which only a bar shows the guests of a node
 _USED, _UNUSED, _NOTHING = "█", "░", "·"
 
 
@@ -134,7 +134,7 @@ def _guest(guest: GuestPicture) -> str:
 
 
 def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[RenderableType]:
-    """The nodes, one a row; of more than `rows` the last row counts the rest."""
+    """The nodes, one per row; of more than `rows` the last row counts the rest."""
     shown = nodes if len(nodes) <= rows else nodes[: rows - 1]
     wide = width >= _NARROW
     bar_width = max(10, min(40, width // 3))

@@ -1,4 +1,4 @@
-"""What a query gives, as a table to look at, as text or as a file."""
+"""The result of a query as a table on the terminal, as text or as a file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def print_rows(frame: pl.DataFrame) -> None:
     for row in _plain(frame.head(_SHOWN_ROWS)).rows():
         shown.add_row(*(_cell(value) for value in row))
     console = wide_console()
-    if not console.is_terminal:  # nobody has to fold what goes into a file
+    if not console.is_terminal:  # lines of a file need no folding
         needed = Measurement.get(console, console.options.update(width=_WIDEST), shown).maximum
         console.width = max(console.width, needed)
     console.print(shown, markup=False, highlight=False)
