@@ -36,14 +36,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
-_LISTENED_CHARS = 65_536  # of all lines that whoever started a process hears
+_LISTENED_CHARS = 65_536  # of all lines passed to the starter of a process
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
 
 
 class State(StrEnum):
-    """What a guest is at, as it is told in samples."""
+    """The state of a guest, as reported in samples."""
 
     BOOTING = "booting"
     WAITING = "waiting"  # for its MPI job to begin
@@ -56,9 +56,9 @@ class State(StrEnum):
 
 
 class VirtualGuest:
-    """A domain and what is known of it. When it ends by itself, `forget` is called first, then the end is told.
+    """A domain and its known state. When it ends by itself, `forget` is called first, then the end is reported.
 
-    Its virtual CPUs are uncapped while it boots and fills its memory: that is the machine's work, not the task's.
+    Its virtual CPUs are uncapped while it boots and fills its memory, as this is the machine's work, not the task's.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VirtualGuest:
         self._listened_chars = 0
         self._exits = Exits()
         self._said: list[str] = []
-        self._progress_due = True  # a host has attached, or the program was let go: the first progress since is told
+        self._progress_due = True  # after an attach or a release of the program, the first progress is reported
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
         self._recovery = Recovery(self._loop.time(), platform.timeouts)
@@ -91,8 +91,8 @@ class VirtualGuest:
         self._looked = True  # the hypervisor answered the last `look`
         self._attaching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._late: DriverEvent | None = None  # an end that was told while it was leaving
-        self.created = False  # it has a domain here: what is told of one before that is of an earlier life
+        self._late: DriverEvent | None = None  # an end that was reported while it was leaving
+        self.created = False  # it has a domain here: earlier events belong to a previous domain of that name
         self.leaving = False  # a save, a migration or a stop explains that the domain stops
 
     # --- its domain
@@ -107,7 +107,7 @@ class VirtualGuest:
         return await self._hypervisor.on_domain(self.name, deadline_s or self._timeouts.call_s, function)
 
     async def attach(self, deadline_s: float) -> None:
-        """Open the control channel and catch up with what the guest told meanwhile."""
+        """Open the control channel and read the guest's frames of the meantime."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
         self._progress_due = True
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
@@ -135,7 +135,7 @@ class VirtualGuest:
         await self._order("go", [])
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
-        """Start a process in the guest; `listen` hears its first lines. Returns its process id in the guest."""
+        """Start a process in the guest; `listen` gets its first lines. Returns its process id in the guest."""
         self._listen = listen or self._listen
         self._exits.starts()
         pid = (await self._order("run", [("arg", word) for word in argv])).count("pid")
@@ -159,7 +159,7 @@ class VirtualGuest:
     # --- its cap
 
     async def set_cap(self, cap_cores: float) -> float:
-        """Set the cap, or keep it for later; return the one in force as the kernel has it."""
+        """Set the cap, or keep it for later; return the one in force in the kernel."""
         async with self._end_told():
             self._cap.wanted_cores = cap_cores
             return await (self._cap.apply() if self.state in (State.RUNNING, State.HELD) else self._cap.in_force())
@@ -180,7 +180,7 @@ class VirtualGuest:
             self.state = State.HELD
 
     async def release(self) -> None:
-        """Let it go on; what it told meanwhile is caught up with beside that."""
+        """Let it continue; frames of the meantime are read in the background."""
         self._must_be(State.RUNNING, State.HELD)
         if self.state is State.HELD:
             await self.on_domain(_resume)
@@ -190,7 +190,7 @@ class VirtualGuest:
             self.attach_beside()
 
     def attach_beside(self) -> None:
-        """Open the control channel without having anybody wait for it."""
+        """Open the control channel in the background."""
         if self._attaching is None or self._attaching.done():
             self._attaching = self._loop.create_task(self._attach_beside(), name=f"attach to {self.name}")
 
@@ -218,7 +218,7 @@ class VirtualGuest:
     async def save(self, image: Path) -> float:
         """Write the held guest to `image` and let it vanish here; returns the seconds that the hypervisor took.
 
-        On failure the guest is held still, or ENDED if the hypervisor has lost it.
+        After a failure the guest is still held, or ENDED if the hypervisor has lost it.
         """
         self._must_be(State.HELD)
         self.state, self.leaving = State.SAVING, True
@@ -236,7 +236,7 @@ class VirtualGuest:
         return elapsed_s
 
     async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
-        """Return whether it was written all the same; else the guest is held again, if it is here."""
+        """Return whether it was written despite the abort; else the guest is held again, if it is here."""
         if await self.abort(saving, self._timeouts.call_s) and not saving.cancelled() and saving.exception() is None:
             return True
         if await self._come_back(State.HELD):
