@@ -122,7 +122,7 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """A live migration that succeeded, as measured by the hypervisor; an emulated guest is stopped for its whole duration."""
+    """A live migration that succeeded, as measured by the hypervisor; an emulated guest is stopped throughout."""
 
     bytes: int
     elapsed_s: float
@@ -169,7 +169,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
-        """Destroy the leftovers of a killed agent with this budget; return a description of each. `open` also does this.
+        """Destroy the leftovers of a killed agent with this budget; return a description of each. `open` does so, too.
 
         Call it only on a driver that is not open, without a live agent of that node. With `dry_run` nothing is
         destroyed.

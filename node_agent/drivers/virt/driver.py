@@ -281,7 +281,7 @@ class LibvirtDriver(Driver):
             if self._platform.aborts_saves:
                 saving.cancel()
                 await asyncio.wait((saving,))
-                if saving.cancelled() or saving.exception() is not None:  # else it was written before it could be aborted
+                if saving.cancelled() or saving.exception() is not None:  # else it was written before the abort
                     self._saves.pop(guest, None)
             raise
         except BaseException:
