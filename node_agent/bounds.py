@@ -74,7 +74,7 @@ class Bounds:
             self._say("memory", "left", found_mib, self._most_mib)
 
     def refusal(self, action: AnyAction) -> str | None:
-        """Return why a command is refused now, or None; commands that end, save or release a guest are always accepted."""
+        """Return why a command is refused now, or None; commands that end, save or release a guest never are."""
         if not self._beyond_mib or not isinstance(action, _NEW_WORK):
             return None
         return (

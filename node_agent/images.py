@@ -46,7 +46,7 @@ class ImageStore:
         return self.folder / image
 
     def verify(self, image: ImageRef) -> None:
-        """Read an image; raises `ImageLostError` if it differs from the saved one, `DriverError` if it is unreadable."""
+        """Read an image; raises `ImageLostError` if it is not the saved one, `DriverError` if it is unreadable."""
         try:
             with self.path(image.image).open("rb") as file:
                 found = _digest_so_far(file).hexdigest()

@@ -65,7 +65,7 @@ class LeaseWatch:
                 await self._run_out()
 
     async def _run_out(self) -> None:
-        """The lease ran out: its holder may be away for good, or come back and go on."""
+        """The lease ran out: its holder may be gone, or may return and continue."""
         loss = self._guard.on_controller_loss
         why = f"the lease ran out, on_controller_loss = {loss}"
         if loss == "keep":

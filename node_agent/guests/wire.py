@@ -158,7 +158,7 @@ def _decode(line: bytes) -> Frame | None:
 
 
 class Reader:
-    """Turns a byte stream into frames; `skipped` counts bytes or lines outside frames. Memory stays bounded for any input.
+    """Turns a byte stream into frames; `skipped` counts the rest. Memory stays bounded for any input.
 
     `overhear` gets each line that is no frame: damaged ones, and kernel output on a console.
     """

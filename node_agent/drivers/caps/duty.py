@@ -91,7 +91,7 @@ class DutyCaps:
             process.signal(stop=False)
         else:
             process.settle(now_s)
-            if was_s is None or was_s >= process.most_cores:  # no budget was counted before: grant the rest of this period
+            if was_s is None or was_s >= process.most_cores:  # no budget so far: grant the rest of this period
                 process.budget_s = cap_cores * (PERIOD_S - now_s % PERIOD_S)
             process.look_s = now_s
         if self._timer is None:

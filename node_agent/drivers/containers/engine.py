@@ -161,7 +161,7 @@ class Engine:
             raise
 
     async def checkpoint(self, container: str, folder: Path) -> Path:
-        """Write a container's processes to a folder by CRIU and let them continue; return the folder of the files in it."""
+        """Write a container's processes to a folder by CRIU and let them continue; return the files' folder in it."""
 
         def write() -> None:
             order = {"CheckpointID": _CHECKPOINT, "CheckpointDir": str(folder), "Exit": False}

@@ -225,7 +225,7 @@ class ProcessGuest:
                 self._saved = False
 
     async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
-        """Have `write` write the guest's processes as they are, then end them; after a failure the guest is still held."""
+        """Have `write` write the guest's processes, then end them; after a failure the guest is still held."""
         self._must_be(State.HELD)
         await self._check_connected()
         self.state = State.SAVING

@@ -71,7 +71,7 @@ class Listener(Protocol):
 
 
 class Hypervisor:
-    """One libvirt daemon; `root` is the path of its file system, which differs from ours if it has a mount namespace."""
+    """One libvirt daemon; `root` is the path of its file system, not ours if it has a mount namespace."""
 
     def __init__(self, uri: str, listener: Listener, root: Path = Path("/"), keepalive_s: int = 5) -> None:
         self.uri = uri

@@ -80,7 +80,7 @@ class Migration:
         self._told.set()
 
     async def run(self) -> MigrationReport:
-        """Migrate; after a failure the guest runs here as before, or its state is ENDED because it is not here any more."""
+        """Migrate; after a failure the guest runs here as before, or its state is ENDED if it is not here any more."""
         guest, begin_s = self._guest, self._loop.time()
         guest.depart()
         moving = asyncio.ensure_future(guest.on_domain(self._migrate, self._budget_s + 30.0))

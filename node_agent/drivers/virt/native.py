@@ -98,7 +98,7 @@ class NativePrograms:
         self._records.remove()
 
     def _argv(self, program: str, *arguments: str) -> list[str]:
-        """Return the command line of a program with the image's own loader and libraries, independent of this machine's."""
+        """Return the command line of a program with the image's own loader and libraries, not this machine's."""
         path = str(self._root / program)
         if program == "bin/eatcpu":  # linked statically
             return [path, *arguments]
@@ -157,7 +157,7 @@ class _Rank:
             raise DriverError(f"control socket {path}: expected a path of at most {LONGEST_PATH} bytes")
         fields = "".join(f"{name}={value}\n" for name, value in task_fields(spec))
         (self._folder / "task").write_text(fields, encoding="utf-8")
-        (self._folder / "meminfo").write_text("MemAvailable: 0 kB\n", encoding="ascii")  # so that it allocates no ballast
+        (self._folder / "meminfo").write_text("MemAvailable: 0 kB\n", encoding="ascii")  # so there is no ballast
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -188,7 +188,7 @@ class _Rank:
     def spawn(
         self, argv: list[str], more: Mapping[str, str] = MappingProxyType({}), inherits: Sequence[int] = ()
     ) -> None:
-        """Start its process, which ends with this one; `more` adds to its environment, `inherits` are its descriptors."""
+        """Start its process, which ends with this one; `more` adds to its environment, `inherits` are descriptors."""
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C", "DFRS_RUN": str(self._folder),
             "DFRS_MEMINFO": str(self._folder / "meminfo"),
@@ -218,7 +218,7 @@ class _Rank:
         connection, _ = await loop.sock_accept(self._listener)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         self.pid = int(_PEER.unpack(peer)[0])
-        with contextlib.suppress(ProcessLookupError):  # it may have ended already: its last messages are still to be read
+        with contextlib.suppress(ProcessLookupError):  # it may have ended: its last messages are still to be read
             self._pidfd = os.pidfd_open(self.pid)
         self._records.add(self.pid)
         said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")

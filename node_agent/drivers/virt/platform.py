@@ -55,7 +55,7 @@ class Vcpus(Protocol):
         """Refresh the sample of `seen`."""
 
     def seen(self) -> DomainSample:
-        """Return the last sample without blocking; raises `OSError`, `ValueError` or `DriverError` if the domain has gone."""
+        """Return the last sample at once; raises `OSError`, `ValueError` or `DriverError` for a domain that has gone."""
 
 
 class Platform(Protocol):
@@ -67,7 +67,7 @@ class Platform(Protocol):
     shared: bool  # whether agents of several nodes may use one hypervisor, each with its own domains
     heavy_at_once: int  # how many domains may be created, saved or restored at the same time
     aborts_saves: bool  # whether a save in progress can be aborted
-    keepalive_s: int  # interval of keepalive messages to libvirt; the connection is closed after three without an answer
+    keepalive_s: int  # interval of libvirt's keepalive; three without an answer close the connection
     boot_s: float  # about how long a small guest takes to start; known once it is open
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Recovery:
                 self._worked_s = now_s
 
     def told(self, now_s: float, units: int) -> float:
-        """Take a report of its work; return the duration of its silence if it was attached to again meanwhile, else 0."""
+        """Take a report of its work; return the duration of its silence if it was attached to again, else 0."""
         silent_s = now_s - self._told_s if self._outstanding else 0.0
         self._outstanding = False
         self.expected(now_s)

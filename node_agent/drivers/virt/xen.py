@@ -122,7 +122,7 @@ def _cpu_s(domain: libvirt.virDomain) -> float:
 
 
 class Xen:
-    """See `Platform`. A hypervisor belongs to one agent: a domain made on another node still names that node after a restore here."""
+    """See `Platform`. A hypervisor belongs to one agent, as a domain restored here still names its first node."""
 
     hypervisor = "xen"
     consoles = CONSOLES
