@@ -81,7 +81,7 @@ class GuestEvents:
         await tell(self._driver_events, self._verifier, publish, self._gone)
 
     async def _publish(self, bus: Bus, event: bytes) -> None:
-        """Publish an event, however long the outbox is full; an event that cannot be published is logged and dropped."""
+        """Publish an event, however long the outbox is full; an unpublishable event is logged and dropped."""
         while True:
             try:
                 await bus.publish(self._topic, event)

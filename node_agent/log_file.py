@@ -1,4 +1,4 @@
-"""The agent's log on standard error, bounded where that is a file, so that no remote party can fill the disk through it.
+"""The agent's log on standard error, bounded where that is a file, so that no remote party can fill the disk.
 
 A service manager bounds its own log of standard error.
 """

@@ -14,7 +14,7 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def drop_cached(path: Path) -> None:
-    """Evict a file, so that the next read is from its disk; raises `OSError`. No effect on a tmpfs, which is only pages.
+    """Evict a file, so that the next read is from its disk; raises `OSError`. No effect on a tmpfs, which is all pages.
 
     Pages that are not on the disk yet, or that are mapped, would stay, so the file is made durable first.
     """
@@ -27,7 +27,7 @@ def drop_cached(path: Path) -> None:
 
 
 def cached_frac(path: Path) -> float | None:
-    """Return the part of a file's pages that are in memory; None if the kernel does not report it, or the file has no pages.
+    """Return the part of a file's pages that are in memory; None if that is unknown, or the file has no pages.
 
     The kernel reports it only to users who may write to the file (mincore(2)).
     """

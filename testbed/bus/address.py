@@ -20,7 +20,7 @@ _PORTS = {_PLAIN: 1883, _SECURE: 8883, _INSECURE: 1883}
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker. With `tls` its certificate is checked; `tls_dir` has the trusted ones and our own (`testbed.bus.tls`)."""
+    """A broker. With `tls` its certificate is checked; `tls_dir` has trusted ones and our own (`testbed.bus.tls`)."""
 
     host: str
     port: int = 1883

@@ -137,7 +137,7 @@ async def connect(
         """Delivers messages at once: messages in aiomqtt's own queue would be lost when a connection breaks."""
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
-            if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all queued messages as retained
+            if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all queued ones as retained
                 _log.warning("%s: a retained message is ignored: none is due there", printable(item.topic.value, 200))
             else:
                 deliver(item.topic.value, bytes(item.payload))

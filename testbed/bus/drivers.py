@@ -34,7 +34,7 @@ def traits_of(driver: str) -> DriverTraits:
         return _UNKNOWN
     try:
         declared = point.load().traits
-    except (ImportError, AttributeError):  # a plug-in with dependencies that only its nodes have, or without declarations
+    except (ImportError, AttributeError):  # a plug-in without declarations, or with dependencies of its nodes only
         return _UNKNOWN
     return declared if isinstance(declared, DriverTraits) else _UNKNOWN
 

@@ -55,7 +55,7 @@ class Vcpus(Protocol):
         """Refresh the sample of `seen`."""
 
     def seen(self) -> DomainSample:
-        """Return the last sample at once; raises `OSError`, `ValueError` or `DriverError` for a domain that has gone."""
+        """Return the last sample at once; raises `OSError`, `ValueError` or `DriverError` if the domain has gone."""
 
 
 class Platform(Protocol):

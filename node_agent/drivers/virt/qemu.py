@@ -81,7 +81,7 @@ class Qemu:
         return parsed(qemu_texts(image).domain).findtext("name", "")
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """See `Platform.restore`. libvirt runs programs named in a file when it reads it, so the file is checked first."""
+        """See `Platform.restore`. Reading a file makes libvirt run programs named in it, so it is checked first."""
         own, texts = ET.fromstring(self.domain_xml(spec, node)), qemu_texts(image)  # noqa: S314  # our own
         found = parsed(texts.domain)
         check_same(own, found, re.escape(_emulator(connection, own.get("type", ""))), elsewhere=True)
