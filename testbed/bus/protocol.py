@@ -86,7 +86,7 @@ class Bus(Protocol):
         """
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
-        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker has acknowledged.
+        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker acknowledges.
 
         All handlers of a bus are called one at a time in the order of arrival: a slow one delays those behind it, and
         one that waits for another message blocks forever. An exception in a handler is only logged. A message may come

@@ -168,7 +168,7 @@ class Responder:
         if run is not None:
             run.cancelled = True
             run.interrupt()
-        elif self._journal.get(target) is None:  # the Cancel overtook its command, or the command was never sent: it must not begin now
+        elif self._journal.get(target) is None:  # the command is late, or was never sent: it must not begin
             self._journal.finish(self._reply(id=target, status="cancelled", error="cancelled before it began"))
         return self._reply(id=command_id, status="done", result={"running": run is not None})
 

@@ -29,7 +29,7 @@ class ListedContext(ssl.SSLContext):
     _read: tuple[int, int, int] | None = None
 
     def follow(self, path: Path) -> None:
-        """Refuse from now on the certificates on the list at `path`, if it exists; raises `UserError` if it is invalid."""
+        """Refuse from now on certificates on the list at `path`, if it exists; raises `UserError` if it is invalid."""
         self._path = path
         if not path.exists():
             return

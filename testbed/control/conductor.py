@@ -99,7 +99,7 @@ class Conductor:
         await self.executor.close()
 
     async def _until_checked(self) -> None:
-        """Wait for results that are still being checked; results that are not reported in time stay unchecked, which is journalled."""
+        """Wait for results that are still being checked; those that are not reported in time are journalled."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECKED_WITHIN_S):
                 while any(live.state.unchecked for live in self.cluster.jobs.values()):

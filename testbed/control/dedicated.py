@@ -35,7 +35,7 @@ class Shape:
 
 
 def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
-    """Return a job to measure for each shape: of the median size of its kind, at most one task per node, little memory."""
+    """Return a job to measure for each shape: median size of its kind, at most one task per node, little memory."""
     by_shape: dict[Shape, list[Job]] = {}
     for job in jobs:
         by_shape.setdefault(Shape.of(job), []).append(job)

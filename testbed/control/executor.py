@@ -93,7 +93,7 @@ class Executor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = 0
         self._room = RoomLedger(len(self._memory_mib))
-        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: its recorded operation without room
+        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: the recorded lack of room
 
     @property
     def flights(self) -> tuple[Flight, ...]:
@@ -332,7 +332,7 @@ class Executor:
         return PAUSE if stays and self._cluster.history.standstill.hold else MIGRATION
 
     def _close_rescheduling(self, live: LiveJob) -> None:
-        """The job has progressed after an interruption: its penalty is known, and its images are not needed any more."""
+        """The job has progressed after an interruption: its penalty is known, and its images are obsolete."""
         present = _back(live)
         if present is None or present.back_s is None or not live.advances:
             return

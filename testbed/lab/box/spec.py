@@ -1,4 +1,4 @@
-"""What a lab in a box consists of, and the name and place of each of its parts."""
+"""Specification of a lab in a box: its parts, with their names and paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORE_ROOT = Path("/var/lib/dfrs-testbed")
 
 
 def prefix(lab: str) -> str:
-    """Return what the names of all parts of a lab begin with."""
+    """Return the prefix of the names of all parts of a lab."""
     return f"dfrs-{lab}-"
 
 
