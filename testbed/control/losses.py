@@ -19,8 +19,9 @@ from testbed.run.phases import Phase
 
 
 class Losses:
-    """Jobs on a suspect node wait. Jobs that ran on a lost node, or under an agent that is gone, fail or start again. A saved job waits for a node with its images for as long as other work is left. `hear` listens to the
-    ledger.
+    """Jobs on a suspect node wait. Jobs that ran on a lost node, or under an agent that is gone, fail or start again.
+
+    A saved job waits for a node with its images for as long as other work is left. `hear` listens to the ledger.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Losses:
         self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
-        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has no such node."""
+        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has none."""
         found, nodes = [], self._cluster.history.nodes
         for image in live.state.images:
             holders = [node for node, name in sorted(live.state.image_holders) if name == image.name]

@@ -150,7 +150,7 @@ async def _line(client: socket.socket) -> bytes:
 
 
 def send(run: Path, request: Request) -> Answer:
-    """Give an order to the controller of a run, and return its answer once the effect is in place, or after the timeout.
+    """Give an order to the controller of a run, and return its answer once the effect is in place or after the timeout.
 
     Raises `NoControllerError` if no controller takes orders there, or it ends before it answers.
     """

@@ -317,7 +317,7 @@ class Recorder:
         self.point("migration", tags, fields)
 
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
-        """The cap in force of the guest of `tags` (node, job, task) differs from the expected one; -1 if there was none."""
+        """The cap in force of the guest of `tags` (node, job, task) differs from the expected one; -1 for no cap."""
         self.point("cap_drift", tags, {"found_cores": found_cores, "expected_cores": expected_cores})
         self.say_of(
             tags["node"],

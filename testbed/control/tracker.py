@@ -241,7 +241,7 @@ class Tracker:
             self._recorder.point("superstep", tags, fields)
 
     def _note_unsent(self, node: Node, record: Telemetry) -> None:
-        """Journal the samples that a node dropped and the messages that it could not send, since the last such entry."""
+        """Journal the samples that a node dropped and the messages that it could not send, since the last entry."""
         key = node.index, record.boot
         if key not in self._unsent and len(self._unsent) >= _MOST_BOOTS:
             return

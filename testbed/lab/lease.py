@@ -1,4 +1,4 @@
-"""The controller's hold on a lab: taken before anything is commanded, renewed, and given back."""
+"""The controller's lease of a lab: taken before the first command, renewed, and released."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseTakenError(RunError):
-    """Somebody else ended this controller's lease while it drove the lab."""
+    """Another controller ended this controller's lease while it drove the lab."""
 
     def __init__(self, lab: str, by: str) -> None:
         self.lab = lab
@@ -37,7 +37,7 @@ class LeaseTakenError(RunError):
 
 
 def holder_name() -> str:
-    """Return what this process is called as the holder of a lease: user, host and process."""
+    """Return this process's name as the holder of a lease: user, host and process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -59,9 +59,9 @@ async def hold_lease(
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
     With `force` the other's lease is ended first, in the name of the controller `party` of our certificate, whereupon
-    agents destroy its guests. A lease of a controller that died is taken over once its time has run out. The lease is
-    renewed at every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that.
-    `LeaseTakenError` ends the block when somebody else takes the lab.
+    agents destroy its guests. A lease of a dead controller is taken over once it has expired. The lease is renewed at
+    every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that. `LeaseTakenError`
+    ends the block when another controller takes the lab.
     """
     own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY)
     guard = LeaseGuard(asyncio.get_running_loop().time)
@@ -73,7 +73,7 @@ async def hold_lease(
             async with asyncio.timeout(ttl_s / 3):
                 await away.wait()
                 away.clear()
-                await bus.connected.wait()  # to a broker that may have forgotten what it retained
+                await bus.connected.wait()  # to a broker that may have lost its retained messages
                 await asyncio.sleep(RETAINED_PATIENCE_S)  # until a lease that it did retain is heard
 
     async def renew() -> None:

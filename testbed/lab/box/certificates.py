@@ -1,4 +1,4 @@
-"""Certificates of a lab in a box: the hypervisors of its nodes authenticate each other with them for live migrations."""
+"""Certificates of a lab in a box: its nodes' hypervisors authenticate each other with them for live migrations."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Hierarchies:
 
     @property
     def kind(self) -> Literal["v1", "hybrid", "v2"]:
-        """The version that controls CPU time; `hybrid` is version 1 with version 2 beside it, without a CPU controller."""
+        """The version that controls CPU time; `hybrid` is version 1 beside version 2 without a CPU controller."""
         if "cpu" in self.v1:
             return "v1" if self.v2 is None else "hybrid"
         return "v2"
