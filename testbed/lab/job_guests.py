@@ -90,7 +90,7 @@ class JobGuests:
         return self.specs[0].memory_mib
 
     def image_names(self, number: int) -> tuple[str, ...]:
-        """Names of the images of its save of this number, by task: unique per save, so that a delayed delete of older images cannot remove them."""
+        """Names of the images of its save of this number, by task: a delayed delete of older images cannot hit them."""
         return tuple(f"{guest}-s{number}.img" for guest in self.guests)
 
     def taken_over(self, task: int) -> None:

@@ -74,7 +74,7 @@ async def hold_lease(
                 await away.wait()
                 away.clear()
                 await bus.connected.wait()  # to a broker that may have lost its retained messages
-                await asyncio.sleep(RETAINED_PATIENCE_S)  # until a lease that it did retain is heard
+                await asyncio.sleep(RETAINED_PATIENCE_S)  # until a retained lease is received
 
     async def renew() -> None:
         while not lost:
@@ -82,7 +82,7 @@ async def hold_lease(
             if not lost:
                 try:
                     await own.publish()
-                except BusError as error:  # the next one may find room, and the lease lasts for three
+                except BusError as error:  # the next renewal may succeed, and the lease lasts for three
                     _log.warning("the lease of lab %s is not renewed: %s", lab, error)
 
     async with ended_by() as end:
@@ -119,7 +119,7 @@ async def hold_lease(
 
 
 class _Own:
-    """Our own lease, and what we say on the bus about it and about those of others."""
+    """Our own lease, and our messages about it and about other leases."""
 
     def __init__(
         self, bus: Bus, lab: str, token: str, ttl_s: float, on_controller_loss: OnControllerLoss, party: str
@@ -157,7 +157,7 @@ async def _take(own: _Own, guard: LeaseGuard, news: asyncio.Event, *, force: boo
         await _heard(lab, news, lambda: guard.lease is None or guard.lease.digest != other.digest)
     _check_free(lab, guard)
     await own.publish()
-    if other is not None:  # for an agent that came in between, and heard the retained record of the other alone
+    if other is not None:  # for an agent that connected in between, and received only the other's retained record
         await own.end_other(other)
         await own.publish()
     await _heard(lab, news, lambda: guard.lease is not None)
@@ -165,7 +165,7 @@ async def _take(own: _Own, guard: LeaseGuard, news: asyncio.Event, *, force: boo
 
 
 def _check_free(lab: str, guard: LeaseGuard, but: str = "") -> None:
-    """Raise `UserError` if somebody holds the lab, `but` the lease of this digest."""
+    """Raise `UserError` if the lab is held, except by the lease with the digest `but`."""
     lease = guard.lease
     if lease is not None and lease.digest != but:
         raise UserError(

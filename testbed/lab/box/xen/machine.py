@@ -63,7 +63,7 @@ class XenMachine(ProcessPart):
         make_overlay(self._disk, state.disk, "qcow2")
         process = self._start(image, shape, self._disk, state)
         self._wait_running(process, _LOADED_WITHIN_S)
-        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # a loaded machine takes a moment to answer on the network again
+        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # after a load, the network needs a moment
             raise RunError(f"{self.name}: nobody can log in{last_line(self._console)}")
         dom0.become(hardware_address(self.node, inside=True))
         if not wait_until(dom0.answers, _ANSWER_WITHIN_S):

@@ -87,7 +87,7 @@ def _depends(name: str, pattern: str) -> str:
 
 
 def _sources() -> list[str]:
-    """Return the machine's Debian repositories, one sources.list line each; third-party ones have no packages for a node."""
+    """Return the machine's Debian repositories, one line of a list each; no node needs packages of third parties."""
     told = run(
         *("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)"),
         "Created-By: Packages",
