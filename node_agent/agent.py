@@ -107,7 +107,7 @@ class AgentConfig:
 
     @property
     def budget(self) -> NodeBudget:
-        """What its driver may use."""
+        """The budget of its driver."""
         return NodeBudget(
             self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
         )  # fmt: skip

@@ -54,7 +54,7 @@ def compare_claims(
 
 
 def _compare(claim: Claim, given_up: Callable[[], bool]) -> tuple[str, str]:
-    """Return why a job's result is wrong, and why it was not compared; both are empty if it is right."""
+    """Return why a job's result is wrong, or else why it was not compared; both are empty if it is right."""
     if (name := claim.specs[0].program.name) not in installed():
         return "", f"program {name!r} is not installed where the controller runs"
     for spec in claim.specs:

@@ -190,7 +190,8 @@ class Driver(ABC):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
 
-        While the guest is made, held or saved it has no cap: the new cap is kept for later, and its full size returned.
+        While a guest is uncapped (made, held, saved) the cap is kept for later, and the most that it can use is
+        returned.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.5
 _LIMIT_EVERY_S = 60.0
 LATE_NS = 2 * 10**9  # a sample that arrives later counts as delayed
-_LOOKS_A_SILENCE = 4  # at the clock
+_LOOKS_A_SILENCE = 4  # checks of the clock during `silence_s`
 _STALL_LOOKS = 2  # checks of delay after which the controller counts as having been stopped
 _MOST_BOOTS = 8  # lives of an agent whose clocks are kept
 

@@ -163,7 +163,7 @@ class MpiExchange:
                 break
             for node, error in tuple(failures.items()):
                 if not isinstance(error, DeadlineError | NoAnswerError):
-                    _log.warning("guest %s: %s", guest, error)  # its node is lost, which is reported to its job separately
+                    _log.warning("guest %s: %s", guest, error)  # its node is lost, which its job learns separately
                     del failures[node]
             if not failures:
                 return

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Nodes(Protocol):
-    """The fleet's interface for operations: it calls `on_mpi_barrier` and `on_guest_event` with a node and its event."""
+    """The fleet's interface for operations; it calls `on_mpi_barrier` and `on_guest_event` with node and event."""
 
     on_guest_event: Callable[[int, GuestReport], None]
     on_mpi_barrier: Callable[[int, GuestReport], None]
@@ -40,7 +40,7 @@ class Nodes(Protocol):
 
 
 class ReplyError(RunError):
-    """A node's reply to a command is malformed or absurd; `node`, `action`, `path`, `found` and `expected` are the details."""
+    """A node's reply to a command is malformed or absurd; details: `node`, `action`, `path`, `found`, `expected`."""
 
     def __init__(self, node: str, action: AnyAction, path: str, found: object, expected: str) -> None:
         self.node = node

@@ -43,7 +43,7 @@ class Look:
 
     at_s: float
     counted_s: float
-    """What all CPUs have counted, over their number."""
+    """The sum of all CPUs' counters, divided by their number."""
     idle_s: float
     steal_s: float
 

@@ -64,7 +64,7 @@ class DriverSuite:
 
     @pytest.fixture
     def accuracy(self, request: pytest.FixtureRequest) -> Iterator[Accuracy]:
-        """Yield the accuracy checks: failures on an idle machine; on a busy one each figure out of bounds is a warning."""
+        """Yield the accuracy checks: they fail on an idle machine; on a busy one they only warn."""
         found = Accuracy(request.node.nodeid)
         yield found
         for line in found.not_judged:

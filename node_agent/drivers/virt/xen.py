@@ -55,7 +55,7 @@ def dom0_weight(cores: float, for_guests_cores: float, vcpus: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Guests:
-    """How guests run here, known once the driver is open."""
+    """The way in which guests run here, known once the driver is open."""
 
     kernel: Path
     initramfs: Path

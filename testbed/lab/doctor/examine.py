@@ -78,5 +78,5 @@ def _safely(name: str, check: Check) -> Iterable[Finding]:
         return list(check())
     except UserError as error:
         return [Finding(name, "error", str(error))]
-    except Exception as error:  # noqa: BLE001  # a machine that is sick in a way that nobody thought of
+    except Exception as error:  # noqa: BLE001  # an unforeseen fault of the machine
         return [Finding(name, "error", f"the check itself failed: {type(error).__name__}: {error}")]

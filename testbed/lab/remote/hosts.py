@@ -143,7 +143,7 @@ class Head(_Table):
 
 
 class Hosts(_Table):
-    """All machines of a lab. `known_hosts` has their keys, `identity` is our own key; by default those of ssh's user."""
+    """All machines of a lab. `known_hosts` has their keys, `identity` is our own; by default those of ssh's user."""
 
     lab: Name
     broker: Broker

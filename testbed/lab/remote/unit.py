@@ -12,7 +12,7 @@ from testbed.lab.remote.hosts import Host
 _RUNTIME = "/run/"
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
 
-_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # characters that systemd takes literally, but for the percent sign
+_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # literal for systemd, but for the percent sign
 
 _UNIT = """# Written by the testbed; change it by `systemctl edit dfrs-agent`.
 [Unit]

@@ -175,7 +175,7 @@ class Authority:
         _write(folder / "cert.pem", _cert_bytes(cert))
 
     def revoke(self, party: Party, name: str = "") -> Revoked:
-        """Revoke every certificate that a party ever got, and put the list into the folders of all parties that check it.
+        """Revoke every certificate that a party ever got, and put the list into the folders of all that check it.
 
         Idempotent: a repetition only adds missing entries. Raises `UserError` for a party that has no certificate.
         """

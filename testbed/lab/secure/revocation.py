@@ -25,7 +25,7 @@ from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 
 LOG = "issued.jsonl"
-_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a list dated in the future refuses everybody
+_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a future list refuses everybody
 _SECOND = dt.timedelta(seconds=1)
 
 

@@ -81,7 +81,7 @@ class Dom0:
         (self._folder / "port").write_text(f"{ssh_port}\n", encoding="ascii")
 
     def command(self, words: str) -> list[str]:
-        """Return the command line that runs shell words in it."""
+        """Return the command line that runs a shell command in it."""
         try:
             port = (self._folder / "port").read_text(encoding="ascii").strip()
         except OSError as error:
@@ -99,7 +99,7 @@ class Dom0:
         ]
 
     def ask(self, words: str, timeout_s: float = _ASK_WITHIN_S) -> str:
-        """Run shell words in it and return what they print."""
+        """Run a shell command in it and return its output."""
         try:
             return run(*self.command(words), timeout_s=timeout_s)
         except CommandError as error:
