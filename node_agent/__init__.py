@@ -1,1 +1,1 @@
-"""The agent of one node: it does what the controller commands, through a driver, and reports what it sees."""
+"""The agent of one node: executes the controller's commands through a driver and reports measurements."""

@@ -1,4 +1,4 @@
-"""What an agent's driver can do here: the protocols that it implements, less what it lacks on this machine."""
+"""Capabilities of an agent's driver: the protocols that it implements, less those that this machine cannot support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent: commands from the bus to the driver, and what guests do back to the bus."""
+"""The agent: passes commands from the bus to the driver, and guest events from the driver to the bus."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What a node is told when its agent starts."""
+    """Settings of a node, given when its agent starts."""
 
     lab: str
     node: str
@@ -107,7 +107,7 @@ class AgentConfig:
 
     @property
     def budget(self) -> NodeBudget:
-        """What its driver may use."""
+        """The budget of its driver."""
         return NodeBudget(
             self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Agent:
         self._locks: dict[str, asyncio.Lock] = {}
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
-        self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
+        self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
         self._verifies = False
         self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone)
@@ -152,7 +152,7 @@ class Agent:
         self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
-        """Let `run` come to its end."""
+        """Make `run` return."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -174,7 +174,7 @@ class Agent:
             facts = self._facts(found, capabilities)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
-                await self._driver.close()  # before the bus: the farewell then says the truth
+                await self._driver.close()  # before the bus: the farewell message is then true
         finally:
             await asyncio.shield(self._leave())
 
@@ -300,7 +300,7 @@ class Agent:
         self._events.put_failed(guest, why, FailureCode.LEASE_LOST)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
-        """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
+        """Without a controller, destroy all guests; with `pause`, hold and keep them for inspection.
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
@@ -311,7 +311,7 @@ class Agent:
                 task.cancel()
             await asyncio.wait(doing)
         self._tickets.clear()
-        if not pause:  # before anything that takes time: who drives next may save soon
+        if not pause:  # before anything slow: the next controller may save soon
             self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
         guests = sorted(there - self._orphans)
@@ -344,14 +344,14 @@ class Agent:
             return await self._perform(action)
         self._doing.add(task)
         try:
-            await self._events.ends.again()  # before an answer that a guest is not here
+            await self._events.ends.again()  # before a reply that a guest is not here
             return await self._perform(action)
         finally:
             self._doing.discard(task)
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
-        if guest is None or isinstance(action, MpiPass):  # which a join, or a save, of that guest waits for
+        if guest is None or isinstance(action, MpiPass):  # a join or a save of that guest waits for these actions
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
         async with lock:
@@ -461,7 +461,7 @@ class Agent:
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:  # an answer that was lost: it is asked for again
+        if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
         self._reserve(spec)

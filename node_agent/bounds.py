@@ -37,7 +37,7 @@ def rss_mib() -> float:
 
 
 class Bounds:
-    """Looks at this agent's memory and log; `most_mib` of 0 is no bound.
+    """Checks this agent's memory and log; `most_mib` of 0 is no bound.
 
     `relieve` drops what the agent can do without. `report` takes the events.
     """
@@ -49,12 +49,12 @@ class Bounds:
         self._most_mib = most_mib
         self._report = report
         self._read_mib = read_mib
-        self._beyond_mib = 0.0  # what it has, while it is beyond the bound
+        self._beyond_mib = 0.0  # its memory, while it exceeds the bound
         self._relieved_s = float("-inf")
         self._turns = turns()
 
     def look(self, now_s: float) -> None:
-        """Act on what is found; called once for each sample, `now_s` by the loop's clock."""
+        """Check both and act on the result; called once per sample, `now_s` by the loop's clock."""
         if (full := turns()) != self._turns:
             self._turns = full
             self._say("log", "reached", MOST_BYTES / _MIB, MOST_BYTES / _MIB)
@@ -74,7 +74,7 @@ class Bounds:
             self._say("memory", "left", found_mib, self._most_mib)
 
     def refusal(self, action: AnyAction) -> str | None:
-        """Say why a command is not begun now, or None; what ends, saves or lets go of a guest always is."""
+        """Return why a command is refused now, or None; commands that end, save or release a guest never are."""
         if not self._beyond_mib or not isinstance(action, _NEW_WORK):
             return None
         return (
@@ -91,7 +91,7 @@ class Bounds:
 
 
 def _give_back() -> None:
-    """Collect what nobody holds any more, and give free pages back to the system."""
+    """Collect unreferenced objects, and return free pages to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # of glibc alone
         ctypes.CDLL(None).malloc_trim(0)

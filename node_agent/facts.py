@@ -1,4 +1,4 @@
-"""What a node is: its machine, its budget, and what its driver found."""
+"""Facts of a node: its machine, its budget, and its driver's findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.bus.messages import NodeFacts
 
 
 def cpu_model() -> str:
-    """Return the processor's name, as the kernel tells it."""
+    """Return the processor's name, as reported by the kernel."""
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -35,7 +35,8 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts that an agent announces.
 
-    `image_port` is where it serves images, 0 if nowhere; `image_free_mib` the room for images, None without a limit.
+    `image_port` is the port of its image server, 0 without one; `image_free_mib` the room for images, None without a
+    limit.
     """
     return NodeFacts(
         cpus=budget.cpus,

@@ -1,6 +1,6 @@
 """Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it.
 
-Events wait while too much waits for the broker: they are few, and a run without one of them goes wrong.
+Events wait while the outbox is full: they are few, and a run that misses one of them fails.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class GuestEvents:
-    """Takes what happens to guests by `put`, and publishes it as events of the node once the bus is open.
+    """Takes events of guests by `put`, and publishes them as events of the node once the bus is open.
 
     `gone(guest)` is called for a guest that has ended, before its end is published. `refused` counts how often a full
-    outbox took no event.
+    outbox refused an event.
     """
 
     def __init__(self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None]) -> None:
@@ -43,11 +43,11 @@ class GuestEvents:
         self._driver_events: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
     def put(self, driver_event: DriverEvent) -> None:
-        """Take what has happened, also before there is a bus."""
+        """Take an event, also before the bus is open."""
         self._driver_events.put_nowait(driver_event)
 
     def put_failed(self, guest: str, why: str, code: FailureCode) -> None:
-        """Take that the agent itself has ended a guest."""
+        """Take the event that the agent itself has ended a guest."""
         detail: dict[str, object] = {"reason": why, "code": code.value}
         self.put(DriverEvent(guest, "failed", time.monotonic_ns(), detail))
 
@@ -62,7 +62,7 @@ class GuestEvents:
         bus.on_lost = lost
 
     async def run(self, bus: Bus, listener: Listener) -> None:
-        """Publish what happens, until cancelled."""
+        """Publish events until cancelled."""
 
         async def publish(driver_event: DriverEvent) -> None:
             event = GuestEvent(
@@ -81,7 +81,7 @@ class GuestEvents:
         await tell(self._driver_events, self._verifier, publish, self._gone)
 
     async def _publish(self, bus: Bus, event: bytes) -> None:
-        """Publish an event, however long the outbox is full; one that can never be published is logged and left out."""
+        """Publish an event, however long the outbox is full; an unpublishable event is logged and dropped."""
         while True:
             try:
                 await bus.publish(self._topic, event)
@@ -103,9 +103,9 @@ async def tell(
     publish: Callable[[DriverEvent], Awaitable[None]],
     gone: Callable[[str], None],
 ) -> None:
-    """Publish what happens, in its order, until cancelled; `gone(guest)` is called first for a guest that has ended.
+    """Publish events in order until cancelled; `gone(guest)` is called first for a guest that has ended.
 
-    The end of a guest whose result is still being checked is told as `ended`, and as `done` or `failed` afterwards.
+    The end of a guest whose result is still being checked is published as `ended`, and later as `done` or `failed`.
     """
     checks: set[asyncio.Task[None]] = set()
 

@@ -1,4 +1,4 @@
-"""Commands that write images: each has room before it begins, and gives it back when it is over."""
+"""Commands that write images: each reserves room before it begins, and releases the reservation at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ImageOrders:
         self._fetcher = fetcher
 
     async def hold(self, action: Hold, memory_mib: int) -> int | None:
-        """Hold a guest, with room for the image that it is to be saved to, if there is one to be.
+        """Hold a guest; if it is to be saved, reserve room for its image first.
 
         Returns what `Saves.hold` does.
         """
@@ -43,7 +43,7 @@ class ImageOrders:
             raise
 
     async def save(self, action: Save, memory_mib: int) -> SaveReport:
-        """Save a held guest; without room nothing is written, or nothing is left of it."""
+        """Save a held guest; without room nothing is written, or a partial image is deleted."""
         report = await self._save(action, memory_mib)
         self._stores.note(action.image, report.digest)
         return report
@@ -59,7 +59,7 @@ class ImageOrders:
 
     @contextlib.contextmanager
     def _room_for(self, holder: str, image: str, mib: int) -> Iterator[None]:
-        """Keep room for an image while it is written; one that did not fit all the same is deleted."""
+        """Reserve room for an image while it is written; an image that did not fit despite that is deleted."""
         self._room.reserve(holder, image, mib)
         try:
             yield
@@ -72,7 +72,7 @@ class ImageOrders:
             self._room.release(holder)
 
     async def fetch(self, action: FetchImage) -> dict[str, object]:
-        """Copy an image from another node, which has said how large it is: no larger than its guest can make it."""
+        """Copy an image from another node, of the announced size, which must be possible for its guest."""
         image = action.image
         most = most_image_bytes(action.memory_mib)
         if action.memory_mib and image.bytes > most:

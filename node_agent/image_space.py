@@ -1,4 +1,4 @@
-"""Room for images on a node's disk: what the disk and the budget leave, less what saves under way will take."""
+"""Room for images on a node's disk: free space within the budget, less the reservations of saves in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.bus.no_room import NoRoomError
 from testbed.errors import TestbedError
 
 _MIB = 1 << 20
-# What programs (`node_agent.programs.image`), the kernel and hypervisors print when an image did not fit.
+# Messages of programs (`node_agent.programs.image`), the kernel and hypervisors when an image did not fit.
 _FULL = ("MiB to write, ", os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -28,10 +28,10 @@ class _Reservation:
 
 
 class ImageSpace:
-    """The room for images in a store: reservations of saves and transfers under way, and the sizes of images.
+    """The room for images in a store: reservations of saves and transfers in progress, and the sizes of images.
 
-    `budget_mib` limits the sum of all images; 0 is no budget. `stands_for_more` says that images are some bytes that
-    stand for as many as their reports say, as those of virtual guests: then only the budget limits them.
+    `budget_mib` limits the sum of all images; 0 is no budget. With `stands_for_more`, images are small files that
+    represent the size in their reports, as for simulated guests: then only the budget limits them.
     """
 
     def __init__(self, store: ImageStore, budget_mib: int = 0) -> None:
@@ -42,14 +42,14 @@ class ImageSpace:
         self.stands_for_more = False
 
     def free_mib(self) -> int | None:
-        """Return the room in MiB, None without any limit; what is being written counts once it is complete."""
+        """Return the room in MiB, None without any limit; a file that is being written counts once it is complete."""
         free = self._free()
         return None if free is None else max(0, free) // _MIB
 
     def reserve(self, holder: str, image: str, mib: int) -> None:
-        """Keep room for an image until `release` or `written`; raises `NoRoomError` if there is not enough.
+        """Reserve room for an image until `release` or `written`; raises `NoRoomError` if there is not enough.
 
-        A holder has one reservation: a second one takes the place of the first.
+        A holder has one reservation: a second one replaces the first.
         """
         self.release(holder)
         free = self._free(image)
@@ -69,7 +69,7 @@ class ImageSpace:
         self._sizes[image] = size
 
     def refusal(self, image: str, mib: int, reason: str) -> NoRoomError:
-        """Return the error of an image that had room when it was begun, and did not fit all the same."""
+        """Return the error of an image that had room at its beginning, and still did not fit."""
         return self._error(image, mib, self.free_mib() or 0, f": {reason}")
 
     def _error(self, image: str, needed_mib: int, free_mib: int, more: str = "") -> NoRoomError:
@@ -77,7 +77,7 @@ class ImageSpace:
         return NoRoomError(image, f"{self._store.folder}{budget}{more}", needed_mib, free_mib)
 
     def _free(self, coming: str = "") -> int | None:
-        """Return the room in bytes as if nothing of `coming` and of what is under way were written yet."""
+        """Return the room in bytes as if no byte of `coming` and of other writes in progress were written yet."""
         under_way = {coming, *(each.image for each in self._reserved.values())}
         limits = []
         with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
-"""What killed agents left: guests and whatever else their driver knows, images, folders, control groups.
+"""Leftovers of killed agents: guests and other resources of their driver, images, folders, control groups.
 
-`python -m node_agent.leftovers` does it for a cleanup: it reads a `Sweep` a line, and answers each with a `Swept`.
+`python -m node_agent.leftovers` removes them for a cleanup: it reads one `Sweep` per line, and answers each with a
+`Swept`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DRIVER_S = 120.0
 
 
 async def remove(claim: Claim, *, dry_run: bool) -> Swept:
-    """Remove what is left of an agent that lives no more; with `dry_run` only look."""
+    """Remove the leftovers of a dead agent; with `dry_run` only list them."""
     there: list[str] = []
     failed: list[tuple[str, str]] = []
     try:
@@ -52,7 +53,7 @@ async def remove(claim: Claim, *, dry_run: bool) -> Swept:
 
 
 def _files(claim: Claim) -> list[Path]:
-    """Return its folders if nobody is to use them again, else the images in them."""
+    """Return its folders if they are not to be used again, else the images in them."""
     images = Path(claim.image_dir)
     if claim.ephemeral:
         return [path for path in (Path(claim.state_dir), images) if path.is_dir() and not path.is_symlink()]
@@ -63,7 +64,7 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
         with contextlib.suppress(OSError):
-            path.parent.rmdir()  # where nothing else is in it
+            path.parent.rmdir()  # if it is empty
     else:
         path.unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
-"""Whether finished jobs ended with the checksums of their work: `python -m node_agent.result_checks`, for a controller.
+"""Checks of finished jobs' checksums: `python -m node_agent.result_checks`, for a controller.
 
-What a task without messages comes to is known within a millisecond for each worker, that of a rank takes some 30 µs a
-message. So all jobs without messages are compared first, then whole parallel jobs, in an order that no node can
-foresee, as far as the time goes. What was not compared is told.
+The expected checksum of a task without messages takes a millisecond per worker, that of a rank about 30 µs per message.
+So all jobs without messages are compared first, then whole parallel jobs, in an order that no node can predict, until
+the time is used up. Jobs that were not compared are reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from node_agent.verifier import work_out
 from testbed.bus.messages import GuestSpec
 from testbed.bus.results import Claim, Comparison, Verdicts
 
-_MESSAGE_S = 40e-6  # to work out what a rank receives in a message, and for each byte of it
+_MESSAGE_S = 40e-6  # to compute a message that a rank receives, and for each byte of it
 _BYTE_S = 1e-9
 _draw = SystemRandom()
 
@@ -33,7 +33,7 @@ def compare_claims(
     now_s: Callable[[], float] = time.monotonic,
     shuffle: Callable[[list[Claim]], None] = _draw.shuffle,
 ) -> Verdicts:
-    """Work out what jobs must come to and compare, all ranks of each, until `budget_s` have passed by `now_s`."""
+    """Compute and compare the jobs' checksums, all ranks of each, until `budget_s` have passed by `now_s`."""
     ends_s = now_s() + budget_s
     drawn = list(claims)
     shuffle(drawn)
@@ -54,7 +54,7 @@ def compare_claims(
 
 
 def _compare(claim: Claim, given_up: Callable[[], bool]) -> tuple[str, str]:
-    """Return why a job's result is wrong, and else why it was not compared; both are empty if it is right."""
+    """Return why a job's result is wrong, or else why it was not compared; both are empty if it is right."""
     if (name := claim.specs[0].program.name) not in installed():
         return "", f"program {name!r} is not installed where the controller runs"
     for spec in claim.specs:
@@ -73,7 +73,7 @@ def _compare(claim: Claim, given_up: Callable[[], bool]) -> tuple[str, str]:
 
 
 def _cost_s(spec: GuestSpec) -> float:
-    """Estimate the seconds that it takes to work out what a task comes to, but for its work, which is cheap."""
+    """Estimate the seconds to compute a task's expected checksum, without the cheap part for its work."""
     program = spec.program
     if program.ranks == 1:
         return 0.0
@@ -83,7 +83,7 @@ def _cost_s(spec: GuestSpec) -> float:
 
 
 def main() -> None:
-    """Compare what standard input says, and print the verdicts."""
+    """Compare the claims on standard input, and print the verdicts."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Comparison)
     sys.stdout.buffer.write(msgspec.json.encode(compare_claims(asked.claims, asked.budget_s)))
 

@@ -1,4 +1,4 @@
-"""Telemetry on its way out: in order, kept until the broker has acknowledged it, however long the bus is away."""
+"""Sending of telemetry: in order, and kept until the broker has acknowledged it, however long the bus is away."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from testbed.bus.telemetry import Telemetry
 
 ACK_S = 5.0  # without an acknowledgement the bus counts as away
 LATE_PER_S = 200.0  # a node that comes back must not drown the others
-_BATCH = 20  # on their way at once; the bus keeps their order
-_LOOK_S = 0.1  # whether the connection is still there
+_BATCH = 20  # in flight at once; the bus keeps their order
+_LOOK_S = 0.1  # interval of checks of the connection
 _LISTENS_WITHIN_S = 15.0
 
 
 class Listener:
-    """Whether the controller can be expected to hear what is published.
+    """Whether published messages can be expected to reach the controller.
 
-    After an outage an agent may be back at the broker before the controller is. A broker that has kept the
-    controller's session keeps what is published for it; one that has lost it acknowledges, and throws away. A lease
-    that is heard on a new connection says that all is well: either the broker has kept what it knew, or the controller
-    is back, which subscribes before it publishes.
+    After an outage an agent may be back at the broker before the controller is. A broker that has kept the controller's
+    session queues messages for it; one that has lost the session acknowledges and discards them. A lease received on a
+    new connection shows that messages will arrive: either the broker has kept its state, or the controller is back,
+    which subscribes before it publishes.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -46,7 +46,7 @@ class Listener:
         self._sure.clear()
 
     async def ready(self) -> None:
-        """Wait for the bus, and for a lease if there was one; that not longer than 15 s, as nobody may drive."""
+        """Wait for the bus, and if there was a lease for another one, at most 15 s, as there may be no controller."""
         while not self._bus.connected.is_set():
             self.lost()
             await self._bus.connected.wait()
@@ -58,7 +58,7 @@ class Listener:
 
 
 class Post:
-    """Publishes samples on `topic` in order, at QoS 1; those that must wait do it in `backlog`."""
+    """Publishes samples on `topic` in order, at QoS 1; samples that must wait go to `backlog`."""
 
     def __init__(self, bus: Bus, topic: str, backlog: Backlog, listener: Listener) -> None:
         self._bus = bus
@@ -72,11 +72,11 @@ class Post:
         """Take a sample."""
         self._fresh.append(sample)
         if self._backlog:
-            self.set_aside()  # behind those that wait
+            self.set_aside()  # behind the waiting ones
         self._news.set()
 
     async def run(self) -> None:
-        """Publish until cancelled; what is not acknowledged by then is left in the backlog."""
+        """Publish until cancelled; unacknowledged samples are left in the backlog."""
         try:
             while True:
                 if self._backlog:
@@ -110,7 +110,7 @@ class Post:
             self._listener.lost()
 
     def set_aside(self) -> None:
-        """Move what waits in memory to the backlog."""
+        """Move waiting samples from memory to the backlog."""
         while self._fresh:
             self._backlog.append(encode(msgspec.structs.replace(self._fresh.popleft(), late=True)))
 
@@ -127,6 +127,6 @@ class Post:
                 _, waiting = await asyncio.wait(waiting, timeout=_LOOK_S)
         finally:
             for task in waiting:
-                task.cancel()  # the bus must not send it by itself once it is back: who should hear it may not be
+                task.cancel()  # the bus must not send it by itself once it is back: the controller may not be back yet
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         return all(outcome is None for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""Saved guests as files: on the disk almost as soon as the hypervisor has written them, and with a digest."""
+"""Saved guests as files: flushed to the disk while the hypervisor writes them, and with a digest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SYNC_EVERY_S = 0.1
 
 @contextlib.asynccontextmanager
 async def written_back(path: Path) -> AsyncIterator[None]:
-    """Have the disk follow what the block writes to `path`, so that little is left to wait for at its end."""
+    """Flush `path` to the disk while the block writes to it, so that little is left to flush at its end."""
     follower = asyncio.create_task(_follow(path), name=f"write back {path.name}")
     try:
         yield
@@ -36,7 +36,7 @@ async def _follow(path: Path) -> None:
 
 
 async def seal(path: Path, written_s: float) -> SaveReport:
-    """Digest an image (XXH3-128, hexadecimal), which was written in `written_s`, and have all of it on the disk."""
+    """Digest an image (XXH3-128, hexadecimal) that was written in `written_s`, and flush all of it to the disk."""
     begin_s = time.monotonic()
     (size, digest), *_ = await asyncio.gather(
         asyncio.to_thread(_digest, path), asyncio.to_thread(_sync, path), asyncio.to_thread(_sync, path.parent)

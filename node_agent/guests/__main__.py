@@ -1,6 +1,6 @@
-"""`python -m node_agent.guests FOLDER`: make beside the current image there what agents make of it.
+"""`python -m node_agent.guests FOLDER`: make the files that agents derive from the current image there, beside it.
 
-The folder is then for agents that cannot write to it.
+This is for agents that cannot write to the folder.
 """
 
 import sys

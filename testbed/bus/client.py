@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 class MqttBus(QueueingBus):
     """A `Bus` at an MQTT broker.
 
-    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id
-    while it is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
+    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id while it
+    is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
     connection is made within `connect_timeout_s` or entering raises `BusError`; later losses only lead to new
     connections. At most `outbox_limit` QoS 1 messages wait; one that is not acknowledged within `ack_timeout_s` makes
-    the connection count as lost. Closing gives what still waits `close_timeout_s`.
+    the connection count as lost. At closing, waiting messages have `close_timeout_s`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MqttBus(QueueingBus):
             await self._close()
             raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
         except BaseException:
-            await self._close()  # it may have been announced as online already
+            await self._close()  # its presence may have been published already
             raise
         return self
 
@@ -146,7 +146,7 @@ class MqttBus(QueueingBus):
                 self.on_lost()
                 in_peace = self._presence is None or self._parted
                 await disconnect(client, in_peace=in_peace, for_good=in_peace and self._ending and self._end_session)
-            if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them
+            if self._ending:  # a simultaneous loss has hidden the cancellation: a task group reports only one of them
                 return
             why = self._comebacks.lost(self.client_id, taken_over=client.taken_over)
             if why:
@@ -181,7 +181,7 @@ class MqttBus(QueueingBus):
                 self.connected.set()
         except* aiomqtt.MqttError as losses:
             _log.warning("bus %s: connection to %s lost: %s", self.client_id, self.address, _cause(losses))
-        except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
+        except* Exception:  # noqa: BLE001  logged; any error leads to a new connection
             _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
 
     async def _send(self, client: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Drivers by name, before an agent of theirs runs: which are installed here, and what each declares of itself."""
+"""Drivers by name, without a running agent: the installed ones and their declared traits."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def _drivers(_path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
 
 
 def traits_of(driver: str) -> DriverTraits:
-    """Return what a driver declares; the defaults for one that is not installed here, as on nodes elsewhere."""
+    """Return a driver's declared traits; the defaults for a driver that is installed only on other nodes."""
     point = drivers().get(driver)
     if point is None:
         return _UNKNOWN
     try:
         declared = point.load().traits
-    except (ImportError, AttributeError):  # a plug-in that needs what is on its nodes alone, or that declares nothing
+    except (ImportError, AttributeError):  # a plug-in without declarations, or with dependencies of its nodes only
         return _UNKNOWN
     return declared if isinstance(declared, DriverTraits) else _UNKNOWN
 
 
 def traits_in(facts: NodeFacts) -> DriverTraits:
-    """Return what the driver of a node declares; agents of earlier versions sent its name alone."""
+    """Return the traits of a node's driver; agents of earlier versions sent only its name."""
     return traits_of(facts.driver) if facts.traits is None else facts.traits
 
 
 def recorded_traits(facts: Mapping[str, Any]) -> DriverTraits:
-    """Return what the driver of a node declared, by the facts in a run's manifest, also an old one."""
+    """Return the traits of a node's driver from the facts in a run's manifest, also an old one."""
     try:
         return msgspec.convert(facts["traits"], DriverTraits)
     except (KeyError, msgspec.ValidationError):

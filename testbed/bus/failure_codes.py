@@ -1,4 +1,4 @@
-"""Why a job failed, as one of a few codes: written where the failure is known, and the same in every part."""
+"""Codes of a job's failure: set where the failure is detected, and the same in all parts of the testbed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BY_VALUE = {code.value: code for code in FailureCode}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed: a code for programs, and a text for people."""
+    """The reason of a job's failure: a code for programs and a text for people."""
 
     code: FailureCode
     text: str
 
 
 def known_code(told: object) -> FailureCode | None:
-    """Return the code that another program reported, None for nothing or for what this version does not know."""
+    """Return the code that another program reported, None without one or for a code unknown to this version."""
     return _BY_VALUE.get(told) if isinstance(told, str) else None

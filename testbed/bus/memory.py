@@ -13,7 +13,7 @@ from testbed.bus.topics import matches
 
 
 class MemoryHub:
-    """What a broker is: retained messages, and the sessions of its clients."""
+    """The broker's state: retained messages, and the sessions of its clients."""
 
     def __init__(self) -> None:
         self.retained: dict[str, Message] = {}
@@ -40,7 +40,7 @@ class MemoryHub:
         return self._sessions.setdefault(client_id, _Session())
 
     def take(self, message: Message) -> None:
-        """Retain a message if it asks for that, and hand it to everyone subscribed."""
+        """Retain a message if its flag is set, and deliver it to all subscribers."""
         if message.retain and message.payload:
             self.retained[message.topic] = message
         elif message.retain:
@@ -49,11 +49,11 @@ class MemoryHub:
             for pattern, qos in session.patterns.items():
                 if matches(pattern, message.topic):
                     session.put(message, min(qos, message.qos))
-                    break  # one copy a client: its handlers are found by topic
+                    break  # one copy per client: its handlers are found by topic
 
 
 class _Session:
-    """What the hub knows of a client id: it outlives connections, and keeps QoS 1 messages in between."""
+    """The hub's session of a client id: it outlives connections, and keeps QoS 1 messages in between."""
 
     def __init__(self) -> None:
         self.patterns: dict[str, int] = {}
@@ -131,7 +131,7 @@ class MemoryBus(QueueingBus):
         self.connected.set()
 
     def lose(self) -> None:
-        """Be cut off: the hub publishes `lost` in this client's name."""
+        """Lose the connection: the hub publishes `lost` in this client's name."""
         self._detach()
         self.on_lost()
         self._session.dropped = self

@@ -1,4 +1,4 @@
-"""Messages on their way out: in order, bounded, kept until acknowledged."""
+"""Outgoing messages: in order, bounded, kept until acknowledged."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Outbox:
         self._changed.set()
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Take back a parcel that was not sent; one that was is sent until it is acknowledged."""
+        """Remove an unsent parcel; a sent one is repeated until it is acknowledged."""
         if parcel not in self._sent and parcel in self._waiting:
             self._waiting.remove(parcel)
             self._changed.set()
 
     def rewind(self) -> None:
-        """After a loss of the connection, let what was not acknowledged be sent again, before the rest."""
+        """After a loss of the connection, let unacknowledged parcels be sent again, before the rest."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._changed.set()
@@ -77,11 +77,11 @@ class Outbox:
             await self._changed.wait()
 
     def fail(self, error: BusError) -> None:
-        """Raise `error` in everyone who still waits."""
+        """Raise `error` in all tasks that still wait."""
         for parcel in (*self._sent, *self._waiting):
             if not parcel.delivered.done():
                 parcel.delivered.set_exception(error)
-                parcel.delivered.exception()  # nobody may wait for it, and that is no mistake
+                parcel.delivered.exception()  # possibly no task awaits it, which is no error
         self._sent.clear()
         self._waiting.clear()
         self._changed.set()

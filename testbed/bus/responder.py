@@ -1,4 +1,4 @@
-"""Commands over the bus, seen from an agent: acknowledge, do each once, answer."""
+"""Commands over the bus, the agent's side: acknowledge, execute each once, answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.bus.version import PROTOCOL, other_controller
 from testbed.errors import FailureCode, TestbedError, shown
 
-MOST_PENDING_REPLIES = 1000  # that wait for the broker: a tenth of what a bus keeps, so that events have room
+MOST_PENDING_REPLIES = 1000  # waiting for the broker: a tenth of a bus's queue, so that events have room
 MOST_PENDING_BYTES = 16 << 20
 _CLOSE_TIMEOUT_S = 2.0
-_HONEST_REPEATS = 4  # of a command that was answered: a controller that hears no answer gives up after as many tries
-_REPEATS_KEPT = 1000  # ids of answered commands that came again
+_HONEST_REPEATS = 4  # of an answered command: a controller without an answer gives up after this many tries
+_REPEATS_KEPT = 1000  # ids of answered commands that were repeated
 _AGENT_ENDS = "interrupted: the agent is ending", FailureCode.NODE_LOST.value
 
 _log = logging.getLogger(__name__)
@@ -42,29 +42,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A command under way. `cancelled` tells a Cancel from the end of the agent."""
+    """A command in progress. `cancelled` distinguishes a Cancel from the end of the agent."""
 
     task: asyncio.Task[None] | None = None
     handling: bool = False
     cancelled: bool = False
 
     def interrupt(self) -> None:
-        """Cancel the handler; if it was not begun, the task will see that by itself and still answer."""
+        """Cancel the handler; if it has not begun, the task detects that and still answers."""
         if self.task is not None and self.handling:
             self.task.cancel()
 
 
 class Responder:
-    """Does the commands sent to one node; open inside `async with`.
+    """Executes the commands sent to one node; open inside `async with`.
 
-    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
-    side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
-    (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
-    `refuse(command)` returns why a command must not be done (its lease), or None. What is refused or cannot be read is
-    noted in `acts`. Closing cancels what runs.
+    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run concurrently, begun
+    in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel (`cancelled`); a
+    `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it. `refuse(command)`
+    returns why a command must not be done (its lease), or None. Refused and unreadable commands are noted in `acts`.
+    Closing cancels running commands.
 
-    At most 1000 replies and 16 MiB of them wait for the broker. What is beyond is lost, counted in `lost_replies`, and
-    remembered in the journal as any: whoever waits for it asks again.
+    At most 1000 replies and 16 MiB of them wait for the broker. Further ones are lost, counted in `lost_replies`, and
+    kept in the journal, so that a repeated command gets its reply.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Responder:
 
     async def _take(self, topic: str, payload: bytes) -> None:
         if not self._open:
-            return  # not acknowledged: its sender will find out
+            return  # not acknowledged: its sender will detect that
         try:
             command = decode(Command, payload, topic)
         except BadRecordError as error:
@@ -131,7 +131,7 @@ class Responder:
         self._answer(command.reply_to, self._receive(command))
 
     def _receive(self, command: Command) -> Reply:
-        """Begin what is new, and return what can be said at once."""
+        """Begin a new command, and return the immediate reply."""
         answered = self._journal.get(command.id)
         if answered is not None:
             self._repeated(command)
@@ -152,7 +152,7 @@ class Responder:
         return accepted
 
     def _repeated(self, command: Command) -> None:
-        """Note a command that somebody sends again and again although it was answered; it is not done again."""
+        """Note a command that is repeated many times although it was answered; it is not executed again."""
         if command.id not in self._repeats and len(self._repeats) >= _REPEATS_KEPT:
             self._repeats.clear()
         count = self._repeats[command.id] = self._repeats.get(command.id, 0) + 1
@@ -168,7 +168,7 @@ class Responder:
         if run is not None:
             run.cancelled = True
             run.interrupt()
-        elif self._journal.get(target) is None:  # overtook its command, or that never left: it must not begin now
+        elif self._journal.get(target) is None:  # the command is late, or was never sent: it must not begin
             self._journal.finish(self._reply(id=target, status="cancelled", error="cancelled before it began"))
         return self._reply(id=command_id, status="done", result={"running": run is not None})
 
@@ -222,7 +222,7 @@ class Responder:
         if full or len(self._sending) >= MOST_PENDING_REPLIES:
             self._lose(reply.id, f"{len(self._sending)} replies wait for the broker already")
             return
-        # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
+        # Not awaited: an answer may wait long for the broker, and commands continue meanwhile. Order is kept.
         self._pending_bytes += len(payload)
         task = asyncio.create_task(self._publish(reply_to, reply.id, payload), name=f"reply {reply.id}")
         self._sending.add(task)

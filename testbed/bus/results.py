@@ -1,4 +1,4 @@
-"""Results of finished jobs, and what comparing them with the jobs' work says: records of controller and agents."""
+"""Results of finished jobs and the verdicts of their verification: records of controller and agents."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Claim:
 
 @dataclass(slots=True)
 class Verdicts:
-    """How many jobs came to what their work comes to; which did not, or were not compared, with the reason."""
+    """The number of jobs with the right result; the wrong and the unchecked ones, with the reason."""
 
     right: int = 0
     wrong: dict[int, str] = field(default_factory=dict)
     unchecked: dict[int, str] = field(default_factory=dict)
 
     def summary(self) -> dict[str, object]:
-        """Return what summary.json says of it: ids of jobs by verdict."""
+        """Return the entry for summary.json: ids of jobs by verdict."""
         return {"right": self.right, "wrong": self.reasons(), "unchecked": self.unchecked_jobs()}
 
     def reasons(self) -> dict[str, str]:
@@ -43,7 +43,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `python -m node_agent.result_checks` reads, as JSON; it prints `Verdicts`."""
+    """The input of `python -m node_agent.result_checks`, as JSON; it prints `Verdicts`."""
 
     claims: tuple[Claim, ...]
     budget_s: float

@@ -1,7 +1,7 @@
-"""Suspicious acts: what a node, or somebody in its name, did that no honest one does; counted, and reported together.
+"""Suspicious acts: acts in a node's name that no honest node commits; counted, and reported together.
 
-An attacker chooses how often it acts, so one report tells of all acts since the last. The first comes at once, the
-next a second later at the earliest; while acts go on, the pauses grow to ten seconds.
+An attacker chooses how often it acts, so one report covers all acts since the last. The first comes at once, the next a
+second later at the earliest; while acts go on, the pauses grow to ten seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from testbed.errors import TestbedError, printable
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0
-_MOST_CHARS = 200  # of what an act is told with
+_MOST_CHARS = 200  # of an act's description
 _MOST_KEYS = 1000  # nodes and kinds between two reports
 _SHOWN = 3
 FILE = "suspicious-acts.jsonl"  # in the work folder of an agent
 _MOST_FILE_BYTES = 1 << 20
-SOMEBODY = "somebody"  # a node that cannot be named, as several may write where it wrote
+SOMEBODY = "somebody"  # an unidentified node, as several may write to that topic
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def told(acts: Sequence[Act]) -> str:
 
 
 def plain(acts: Iterable[Act]) -> list[dict[str, object]]:
-    """Return acts as they are written down."""
+    """Return acts in their journal form."""
     return [
         {"node": act.node, "kind": act.kind.value, "what": act.what, "unix_s": round(act.unix_s, 3), "count": act.count}
         for act in acts
@@ -100,7 +100,7 @@ def warn(acts: Sequence[Act]) -> None:
 class ActLog:
     """Collects acts and hands them to `report`, at once or after a pause, which doubles as long as acts go on.
 
-    Without a running loop what is held back waits for the next act, or for `flush`.
+    Without a running loop, acts that are held back wait for the next act or for `flush`.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class ActLog:
         self._now_s = now_s
         self._unix_s = unix_s
         self._held: dict[tuple[str, ActKind], Act] = {}
-        self._next_s: float | None = None  # no report before; None: none was made yet
+        self._next_s: float | None = None  # no report before this time; None: no report was made yet
         self._pause_s = FIRST_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None
-        self.counts: dict[tuple[str, ActKind], int] = {}  # of all that was noted
+        self.counts: dict[tuple[str, ActKind], int] = {}  # of all acts so far
 
     def note(self, node: str, kind: ActKind, what: object) -> None:
-        """Take note of one act."""
+        """Record one act."""
         key = node, kind
         if key not in self.counts and len(self.counts) >= _MOST_KEYS:
             key = SOMEBODY, kind
@@ -130,14 +130,14 @@ class ActLog:
         self.counts[key] = self.counts.get(key, 0) + 1
         wait_s = 0.0 if self._next_s is None else self._next_s - self._now_s()
         if wait_s <= 0:
-            self._pause_s = FIRST_PAUSE_S  # nobody did anything for a whole pause
+            self._pause_s = FIRST_PAUSE_S  # no act during a whole pause
             self.flush()
         elif self._timer is None:
             with contextlib.suppress(RuntimeError):  # no loop runs
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self.flush)
 
     def flush(self) -> None:
-        """Report what is held back."""
+        """Report the acts that are held back."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -166,7 +166,7 @@ class ActFile:
             _log.warning("%s: suspicious acts are not kept: %s", self.path, error.strerror)
 
     def read(self, since_unix_s: float = 0.0) -> list[Act]:
-        """Return the acts from a Unix time on, oldest first; what cannot be read is passed over."""
+        """Return the acts from a Unix time on, oldest first; unreadable lines are skipped."""
         found: list[Act] = []
         for path in (self._older, self.path):
             with contextlib.suppress(OSError):
@@ -175,7 +175,7 @@ class ActFile:
 
 
 def acts_in(lines: Iterable[bytes]) -> list[Act]:
-    """Return the acts of lines that have one each; others are passed over."""
+    """Return the acts of lines that have one each; other lines are skipped."""
     found = []
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -198,7 +198,7 @@ def summed(acts: Iterable[Act]) -> list[Act]:
 
 
 class SuspiciousError(TestbedError):
-    """A message that is not taken for what it says; `kind` is why."""
+    """A message that is not accepted; `kind` is the reason."""
 
     def __init__(self, kind: ActKind, what: str) -> None:
         self.kind = kind

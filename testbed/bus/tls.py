@@ -1,7 +1,7 @@
-"""TLS 1.3 with certificates at both ends, from a party's folder (`testbed.lab.secure.authority` says what is in it).
+"""TLS 1.3 with certificates at both ends, from a party's folder (described in `testbed.lab.secure.authority`).
 
-Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl: whoever is on
-it is refused. The list is read again for a new connection when it has changed.
+Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl, which are
+refused. A changed list is read again for the next connection.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 class ListedContext(ssl.SSLContext):
     """A context for connections with parties of a lab; see `follow`.
 
-    A list that replaced another counts from the next connection on, without a restart of whoever holds the context.
+    A new list applies from the next connection on, without a restart of the process.
     """
 
     _path: Path | None = None
     _read: tuple[int, int, int] | None = None
 
     def follow(self, path: Path) -> None:
-        """Refuse from now on who is on the list at `path`, if there is one; raises `UserError` if it is none."""
+        """Refuse from now on certificates on the list at `path`, if it exists; raises `UserError` if it is invalid."""
         self._path = path
         if not path.exists():
             return
@@ -55,7 +55,7 @@ class ListedContext(ssl.SSLContext):
             if _state(self._path) != self._read:
                 self._load()
         except FileNotFoundError:
-            return  # the list that was read last goes on counting
+            return  # the last list that was read stays in force
         except (OSError, ssl.SSLError) as error:
             _log.warning("%s: cannot be read, the list before it goes on counting: %s", self._path, error)
 
@@ -63,7 +63,7 @@ class ListedContext(ssl.SSLContext):
         if self._path is None:
             return
         state = _state(self._path)
-        self.load_verify_locations(cafile=self._path)  # of two lists of one authority OpenSSL takes the newer
+        self.load_verify_locations(cafile=self._path)  # of two lists of one authority OpenSSL uses the newer
         self.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
         self._read = state
 
@@ -81,7 +81,7 @@ def tls_folder(given: Path | None) -> Path | None:
 
 
 def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContext:
-    """Return what a connection is made with, to who has a certificate of an authority in the file `trusts`.
+    """Return the context for connections to parties with a certificate of an authority in the file `trusts`.
 
     Without a folder that is any authority that this machine trusts, and we show no certificate. Raises `UserError`.
     """
@@ -95,10 +95,10 @@ def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContex
 
 
 def server_context(folder: Path, trusts: str = "peers.pem") -> ssl.SSLContext:
-    """Return what connections are accepted with, from who has a certificate of an authority in the file `trusts`."""
+    """Return the context to accept parties with a certificate of an authority in the file `trusts`."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder / trusts)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # a session that is resumed is not checked against the revocation list
+    context.num_tickets = 0  # a resumed session is not checked against the revocation list
     _load(context, folder)
     return context
 

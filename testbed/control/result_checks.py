@@ -1,11 +1,11 @@
-"""Whether done jobs ended with the checksums of their work, which the controller has worked out and compared itself.
+"""Checks of done jobs' checksums, which the controller computes and compares itself.
 
-Agents compare beside their guests and tell a wrong result at once; what they tell is their word. The controller
-compares after the last job has ended, when it takes no core from a measurement, and not all of them: a command of the
-agents' package, which knows what programs compute, does so here in a process of its own (`node_agent.result_checks`).
+Agents compare while their guests run and report a wrong result at once, but an agent may lie. The controller compares
+as many as time permits after the last job has ended, when this takes no core from a measurement. A command of the
+agents' package, which has the programs' code, does so in a separate process (`node_agent.result_checks`).
 
-A checksum shows that a task's work was done wrong, or that its node did not work it out. Whoever works it out without
-doing the work has the right one: that shows in the rate of the work alone (`testbed.control.work_rates`).
+A wrong checksum shows that a task's work was done wrong or not at all. A node can also compute the right checksum
+without the work: only the rate of the work shows that (`testbed.control.work_rates`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def check_results(jobs: Iterable[LiveJob], capabilities: Collection[Sequen
     try:
         said, _ = await child.communicate(msgspec.json.encode(Comparison(tuple(claims), budget_s)))
         return msgspec.json.decode(said, type=Verdicts)
-    except msgspec.MsgspecError as error:  # it was killed, or a program that is a plug-in ended it
+    except msgspec.MsgspecError as error:  # it was killed, or a plug-in program ended it
         reason = f"the comparison ended with exit code {child.returncode}"
         _log.warning("%s: %s", reason, error)
         return Verdicts(unchecked=dict.fromkeys((claim.job_id for claim in claims), reason))

@@ -1,4 +1,4 @@
-"""From the cluster at the end of a run to jobs.csv and summary.json."""
+"""Results of a run, from the cluster's final state: jobs.csv and summary.json."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
 
 
 def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
-    """Return what the operator's pauses took: they are no reschedulings, and no part of the metrics."""
+    """Return the duration of the operator's pauses, which are no reschedulings and not part of the metrics."""
     saves = [each for live in cluster.jobs.values() for each in live.state.interruptions if not each.is_rescheduling]
     costs = [each.so_far_s for each in saves if each.complete]
     return {

@@ -1,5 +1,5 @@
-"""What any process needs of its machine: whole files, locks, the identity of processes, the installed interpreter.
+"""Services of the machine for any process: whole files, locks, the identity of processes, the interpreter.
 
-Also what the packages `testbed` and `node_agent` leave there for each other. Both share it, and it imports nothing else
-of either.
+Also the files that the packages `testbed` and `node_agent` leave there for each other. Both import this package, and it
+imports nothing else of either.
 """

@@ -1,7 +1,7 @@
-"""What others on its machine know of an agent: the log line of one that serves, and its claim, a file.
+"""An agent's public traces on its machine: the log line of a serving agent, and its claim, a file.
 
-An agent claims its node for as long as it lives. A claim of one that lives no more tells a cleanup which driver to ask
-for guests that are left, and where its files are.
+An agent claims its node for as long as it lives. The claim of a dead agent gives a cleanup the driver of its remaining
+guests and the paths of its files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """An agent. `ephemeral`: its folders go with it; else only what is in them of guests."""
+    """An agent. `ephemeral`: its folders are removed with it; else only the guests' files in them."""
 
     lab: str
     node: str
@@ -52,14 +52,14 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether this very agent runs."""
+        """Whether this agent runs."""
         return self.boot == boot_id() and start_ticks(self.pid) == self.started_ticks
 
 
 def folder() -> Path:
-    """Return where the claims of this user's agents are; it survives a restart of the machine, as images do.
+    """Return the folder of this user's claims; it survives a restart of the machine, as images do.
 
-    DFRS_CLAIMS_DIR in the environment says otherwise.
+    DFRS_CLAIMS_DIR in the environment overrides it.
     """
     if given := os.environ.get("DFRS_CLAIMS_DIR"):
         return Path(given)
@@ -70,7 +70,7 @@ def folder() -> Path:
 
 
 def claims() -> list[tuple[Path, Claim]]:
-    """Return all claims with their files, in the order of their names; what cannot be read is passed over."""
+    """Return all claims with their files, in the order of their names; unreadable ones are skipped."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(folder().glob("*.json")):
@@ -83,15 +83,15 @@ def claims() -> list[tuple[Path, Claim]]:
 
 @contextlib.contextmanager
 def claimed(claim: Claim) -> Iterator[None]:
-    """Claim a node inside the block; a block that fails leaves the claim, as it may leave something behind.
+    """Claim a node inside the block; a failed block leaves the claim, as it may leave guests or files behind.
 
-    Claims of dead agents with the same folder end with that of their successor, which has removed what they left.
+    Claims of dead agents with the same folder end with the claim of their successor, which has removed their leftovers.
     """
     path = folder() / claim.file
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(path, msgspec.json.encode(claim), durable=False)
-    except OSError as error:  # the lab works without: only a cleanup would miss it
+    except OSError as error:  # the lab works without a claim, which only a cleanup reads
         _log.warning("%s: %s: what this agent leaves if it is killed will not be found", path, error.strerror)
     yield
     path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """The line that answers it: what was there and went, and what could not be removed, with the reason."""
+    """The line that answers it: removed leftovers, and those that could not be removed, with the reason."""
 
     there: list[str]
     failed: list[tuple[str, str]]

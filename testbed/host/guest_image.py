@@ -1,7 +1,7 @@
-"""The guest image of virtual machines as it lies on a machine: `testbed.lab.guest_image` builds it, agents boot it.
+"""The guest image of virtual machines on a machine's disk: `testbed.lab.guest_image` builds it, agents boot it.
 
-A cache folder holds one folder an image, named by the key of its ingredients, with `vmlinuz`, `initramfs` and
-`manifest.json`; the link `current` points to the one that was built or asked for last.
+A cache folder holds one folder per image, named by the key of its ingredients, with `vmlinuz`, `initramfs` and
+`manifest.json`; the link `current` points to the one that was built or requested last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BUILD = "testbed image build"
 
 
 class GuestImageError(Exception):
-    """There is no image, or it does not fit; whoever asked for it tells its user so."""
+    """There is no image, or it does not fit; the caller reports it to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def default_cache() -> Path:
 
 
 def own_fingerprints() -> dict[str, str]:
-    """Return those of what is our own in the image: an agent of another release does not fit it."""
+    """Return the fingerprints of our own parts of the image: an agent of another release does not fit it."""
     sources = {
         f"source {path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(SOURCES.iterdir())
@@ -61,7 +61,7 @@ def current(cache: Path | None = None) -> GuestImage:
 
 
 def read(folder: Path) -> GuestImage:
-    """Return the image in a folder; raises `GuestImageError` if it is damaged, or that of another release."""
+    """Return the image in a folder; raises `GuestImageError` if it is damaged, or from another release."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
     for name, output in manifest["outputs"].items():
         if (folder / name).stat().st_size != output["bytes"]:

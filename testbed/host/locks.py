@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; return whether nobody else holds it. Raises `OSError`."""
+    """Lock an open file or folder until it is closed; return False if it is locked already. Raises `OSError`."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -19,7 +19,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock(path: Path, *, folder: bool = False) -> int:
-    """Wait for the lock of a lock file, which is made, or of a folder; return what to close. Raises `OSError`."""
+    """Wait for the lock of a lock file, which is made, or of a folder; return its descriptor. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_WRONLY | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

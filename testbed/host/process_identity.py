@@ -1,4 +1,4 @@
-"""Which process an id means: ids come again, so a process is its id, its start, and the boot of the machine."""
+"""Identity of processes: ids are reused, so a process is its id, its start, and the boot of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def stat_fields(folder: Path) -> list[str]:
-    """Return the fields of a process or thread from its state on, by its folder in /proc; none if it is not there."""
+    """Return the fields of a process or thread from its state on, by its folder in /proc; none if it does not exist."""
     try:
         text = (folder / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -15,10 +15,10 @@ def stat_fields(folder: Path) -> list[str]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, or None if there is none of that id.
+    """Return when a process started, in clock ticks since boot, or None if no process has that id.
 
-    One that has ended and waits for its parent is none. One of which only the first thread has ended is still there:
-    the others have its files, locks and sockets.
+    A zombie does not count. A process whose first thread alone has ended still counts: the other threads have its
+    files, locks and sockets.
     """
     fields = stat_fields(Path(f"/proc/{pid}"))
     ended = not fields or fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
@@ -26,5 +26,5 @@ def start_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Return the name of the machine's life since its last boot."""
+    """Return the id of the machine's last boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

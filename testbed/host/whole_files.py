@@ -1,4 +1,4 @@
-"""Files that are there whole, or as they were before."""
+"""Atomic writes: a file is complete, or unchanged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def draft_of(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a path beside `path`: the file that the block makes there takes the name of `path` at its end.
+    """Yield a path beside `path`: the file that the block makes there is renamed to `path` at its end.
 
-    If the block fails, `path` stays as it was and the draft is deleted. Without `durable` the content may be lost when
+    If the block fails, `path` stays unchanged and the draft is deleted. Without `durable` the content may be lost when
     the machine loses power. Raises `OSError`.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        draft.unlink(missing_ok=True)  # of a process of the same number that was killed
+        draft.unlink(missing_ok=True)  # of a killed process with the same id
         yield draft
         if durable:
             descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)

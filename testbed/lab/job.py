@@ -1,4 +1,4 @@
-"""One job on live nodes, taken through its operations by hand, and what each of them took."""
+"""One job on live nodes, with manual operations and the measured cost of each."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MIB = float(1 << 20)
 class LabJob:
     """A job of one or several tasks, one guest for each; `Lab.job` makes it, and `start` starts it.
 
-    As a context it destroys its guests and images at the end, whatever happened. The context raises `RunError` at its
-    end if a guest failed, because what was measured meanwhile means nothing. Every operation returns when it has ended,
-    and raises a `TestbedError` if it failed. A node is named, or given by its index.
+    As a context it always destroys its guests and images at the end. The context raises `RunError` at its end if a
+    guest failed, because measurements taken meanwhile are invalid. Every operation returns when it has ended, and
+    raises a `TestbedError` if it failed. A node is named, or given by its index.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LabJob:
     ) -> None:
         self._live = live
         self._nodes = nodes
-        self._targets: tuple[int, ...] = nodes  # of a migration under way
+        self._targets: tuple[int, ...] = nodes  # of a migration in progress
         self._there = Unrecorded()
         self._job = JobGuests(specs=specs, state=self._there, verified=verified)
         self._images: tuple[ImageRef, ...] = ()
@@ -71,7 +71,7 @@ class LabJob:
 
     @property
     def specs(self) -> tuple[GuestSpec, ...]:
-        """What the nodes are asked for, by task."""
+        """The guests' specifications, by task."""
         return self._job.specs
 
     @property
@@ -86,7 +86,7 @@ class LabJob:
 
     @property
     def cpu_cores(self) -> float:
-        """What each task can use without a cap, in cores."""
+        """The cores that each task can use without a cap."""
         return self.specs[0].cpu_cores
 
     @property
@@ -107,7 +107,7 @@ class LabJob:
             self._check_lived(error)
 
     def _check_lived(self, error: TestbedError | None) -> None:
-        """Raise `RunError` if a guest failed, whether the trial noticed it or not: that is its reason then."""
+        """Raise `RunError` if a guest failed: the failure then is the cause of any other error."""
         failed = [
             f"guest {guest} failed{self._why(guest)}" for guest, end in self._ends.items() if end.event == "failed"
         ]
@@ -160,7 +160,7 @@ class LabJob:
         )  # fmt: skip
 
     async def transfer(self, nodes: Sequence[NodeRef]) -> Transferred:
-        """Copy the images of tasks that move to `nodes`, by task, where `restore` will then look for them."""
+        """Copy the images of tasks that move to `nodes`, by task, from which `restore` will then read them."""
         targets = node_indexes(self._live.names, nodes, len(self.specs))
         begin_s = _now_s()
         self._image_holders.update(zip(targets, (image.image for image in self._images), strict=False))
@@ -171,8 +171,8 @@ class LabJob:
     async def restore(self, *, nodes: Sequence[NodeRef] = (), cold: bool = False, yield_frac: float = 1.0) -> Restored:
         """Create all guests from their images; return when every task has progressed.
 
-        That is where the images are, or on `nodes`, by task: then `transfer` copies images first, and counts for
-        nothing in what is returned. `cold` images are dropped from the page cache before.
+        They are created on the nodes with the images, or on `nodes`, by task: then `transfer` copies the images first,
+        which is not part of the returned times. `cold` images are dropped from the page cache before.
         """
         if nodes:
             await self.transfer(nodes)
@@ -220,10 +220,10 @@ class LabJob:
         limits = scenario.migration
         return LiveMigration(live.fleet, live.operations, scenario.deadlines, limits, targets, self._there.arrive)
 
-    # --- what it does
+    # --- its progress
 
     async def progress(self) -> dict[str, Progress]:
-        """Return how far each guest is, by its name; raises `RunError` for one that is not there."""
+        """Return each guest's progress, by its name; raises `RunError` for a missing guest."""
         found: dict[str, Progress] = {}
         deadline_s = self._live.command_s
         for node in sorted(set(self._nodes)):
@@ -249,13 +249,13 @@ class LabJob:
     async def rate(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.REPORT_S) -> float:
         """Wait `settle_s`, then return work units per second of the slowest task over at least `window_s`.
 
-        Units and seconds are the program's own, between two of its reports, so delays on the way do not matter. Raises
-        `RunError` if a task reports no progress, or an absurd rate.
+        Units and seconds are the program's own, between two of its reports, so transmission delays do not matter.
+        Raises `RunError` if a task reports no progress, or an absurd rate.
         """
         return await rates.rate(self, window_s, settle_s, self._live.command_s)
 
     async def rate_and_use(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.SETTLE_S) -> Rate:
-        """Do so, beginning with the first report after `settle_s`, and sample the CPU time of all tasks meanwhile."""
+        """Like `rate`, from the first report after `settle_s` on; also sample the CPU time of all tasks meanwhile."""
         return await rates.rate_and_use(self._live, self, window_s, settle_s)
 
     async def watch(self, every_s: float, for_s: float, changes: Sequence[tuple[float, float]] = ()) -> Watched:
@@ -267,7 +267,7 @@ class LabJob:
         return await self._live.watch(self._nodes[0], (self.name,), every_s, for_s, caps)
 
     async def edge(self) -> tuple[float, int]:
-        """Wait until the progress of the first task is seen to change; return the controller's time and its units.
+        """Wait until the reported progress of the first task changes; return the controller's time and its units.
 
         Between two edges, the time that its work did not need was lost by the job. Raises `RunError` if there is none
         within the deadline of a command.
@@ -310,8 +310,8 @@ class LabJob:
     def _hear(self, node: int, event: GuestReport) -> None:
         task = self.guests.index(event.guest)
         if node not in (self._nodes[task], self._targets[task]):
-            return  # it has no say about this guest
-        if event.event in ("progress", "done"):  # who was restored just before its end may tell nothing else
+            return  # the event is not from this guest's node
+        if event.event in ("progress", "done"):  # a guest that was restored just before its end may report only `done`
             self._waiting.discard(event.guest)
         if event.event in ("done", "failed"):
             self._ends[event.guest] = event

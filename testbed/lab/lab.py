@@ -28,7 +28,7 @@ ENDLESS_S = 1e6  # of work: a job is stopped before that ends
 
 
 def addresses_of(scenario: Scenario) -> Iterator[str]:
-    """Yield the addresses that guests of a scenario's lab get, one after the other."""
+    """Yield the addresses for guests of a scenario's lab, one after the other."""
     return guest_addresses((scenario.box or BoxTable()).guest_network)
 
 
@@ -67,12 +67,12 @@ class Lab:
 
     @property
     def facts(self) -> tuple[NodeFacts, ...]:
-        """What the nodes are: cores, memory, driver, capabilities, versions."""
+        """Facts of the nodes: cores, memory, driver, capabilities, versions."""
         return self._live.facts
 
     @property
     def core_units_per_s(self) -> float:
-        """How many work units of `eatcpu` a core of the first node did in a second when the lab was opened."""
+        """Work units of `eatcpu` per second of a core of the first node, measured when the lab was opened."""
         return self._core_units_per_s
 
     def job(
@@ -132,7 +132,7 @@ class Lab:
 
     def job_of(self, specs: tuple[GuestSpec, ...]) -> LabJob:
         """Return a job of these guests, on one node after the other; its result is not verified."""
-        # working out what endless work comes to would take CPU time of its own
+        # computing the checksum of endless work would itself take CPU time
         return LabJob(self._live, specs, self._places(len(specs), ()), verified=False)
 
     def _places(self, tasks: int, nodes: Sequence[NodeRef]) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ class Lab:
         return await self.fleet.call(self._live.index(node), action, deadline_s)
 
     async def guests_on(self, node: NodeRef) -> list[GuestSample]:
-        """Return every guest that a node really holds."""
+        """Return every guest that a node actually holds."""
         return list((await ask(self.fleet, self._live.index(node), ListGuests(), Guests, self._live.command_s)).guests)
 
     async def ping(self, node: NodeRef) -> float:
@@ -187,7 +187,7 @@ class Lab:
         return await ask(self.fleet, self._live.index(node), action, NativeRun, seconds + self._live.command_s)
 
     def check(self) -> None:
-        """Raise `RunError` if a node is away: whatever is measured then means nothing."""
+        """Raise `RunError` if a node is away, as measurements are invalid then."""
         away = [f"{node.name} ({node.reason})" for node in self.fleet.nodes if not node.online]
         if away:
             raise RunError(f"nodes away: {', '.join(away)}")

@@ -1,4 +1,4 @@
-"""What a job of a lab works with: leased nodes, operations on them, and their reports."""
+"""The environment of a lab's job: leased nodes, operations on them, and their reports."""
 
 from __future__ import annotations
 

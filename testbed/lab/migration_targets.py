@@ -1,6 +1,6 @@
-"""Where jobs can migrate live to: known from the scenario and the lab in a box, never from what a node says.
+"""Targets of live migrations: taken from the scenario and the lab in a box, never from a node's messages.
 
-A node's word decides only whether it is left out: what a node can do, it says itself.
+A node's messages decide only whether it takes part, as it reports its own capabilities.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from testbed.scenario.schema import NodeTable, Scenario
 
 
 def migration_targets(scenario: Scenario, facts: Mapping[str, NodeFacts]) -> Mapping[int, Destination]:
-    """Return where to send guests for a live migration, by index in `facts` of the nodes that can take part.
+    """Return the destinations of live migrations, by index in `facts` of the nodes that can take part.
 
-    Raises `UserError` for a node that takes guests live, but at no address, or by another transport, that the scenario
-    gives.
+    Raises `UserError` for a node that accepts live migrations, but not at the scenario's address and transport.
     """
     tables = {node.name: node for node in scenario.nodes}
     return {

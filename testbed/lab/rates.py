@@ -1,7 +1,7 @@
-"""How fast a job progresses, by its programs' own count and clocks, and how much CPU time it uses for that.
+"""Rates of a job's progress, by its programs' own counts and clocks, and the CPU time used for it.
 
-Programs report how far they are every half a second or less often, with the time by a clock of their own. CPU time is
-read by the clock of each node. How late the controller hears of either changes nothing.
+Programs report their progress every half a second or less often, with the time of their own clock. CPU time is read
+with the clock of each node. So delays until the controller receives either do not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.05  # each poll costs the nodes CPU time, too
 
 
 class Reporting(Protocol):
-    """What a rate is measured of: guests on nodes, both by task, and their progress by name of the guest."""
+    """The object of a rate measurement: guests on nodes, both by task, and their progress by name of the guest."""
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -34,11 +34,11 @@ class Reporting(Protocol):
         """Names of their nodes."""
 
     async def progress(self) -> dict[str, Progress]:
-        """Read how far each guest is."""
+        """Read the progress of each guest."""
 
 
 async def rate(job: Reporting, window_s: float, settle_s: float, limit_s: float) -> float:
-    """See `LabJob.rate`; nothing but reports is read, and seldom, so that the job has its nodes to itself."""
+    """See `LabJob.rate`; only reports are read, and seldom, so that polling does not disturb the job."""
     await asyncio.sleep(settle_s)
     before = await job.progress()
     after = await _reported(job, before, window_s, limit_s, every_s=REPORT_S, least_s=0.0)
@@ -86,7 +86,7 @@ def _used_cores(watched: Watched, guest: str) -> float:
 async def _both(
     reports: Coroutine[Any, Any, dict[str, Progress]], *watching: Coroutine[Any, Any, Watched]
 ) -> tuple[dict[str, Progress], *tuple[Watched, ...]]:
-    """Run them side by side; the first failure cancels the others."""
+    """Run both in parallel; the first failure cancels the other."""
     failed: TestbedError | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -105,7 +105,7 @@ async def _reported(
 ) -> dict[str, Progress]:  # fmt: skip
     """Return the progress after `by_s` seconds, once each task has reported again since, by its own clock.
 
-    The report is at least `by_s` after that in `since`, or `least_s`. Raises `RunError` for a task that has not
+    The report is at least `by_s` (or `least_s`) after the one in `since`. Raises `RunError` for a task that has not
     reported within `limit_s` after that.
     """
     least_s = by_s if least_s is None else least_s

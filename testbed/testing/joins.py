@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Joins`: guests are members of MPI jobs."""
+"""Tests for drivers that implement `Joins`: guests are members of MPI jobs."""
 
 from __future__ import annotations
 

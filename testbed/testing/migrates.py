@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Migrates`: guests go to another node while they work."""
+"""Tests for drivers that implement `Migrates`: guests migrate to another node while they work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MigratesConformance(DriverSuite):
     """Tests of `node_agent.drivers.protocol.Migrates`."""
 
     def destination(self, node: Node) -> Destination:
-        """Return where guests go that migrate to a node."""
+        """Return the destination of guests that migrate to a node."""
         return Destination(uri=f"null://{node.budget.node}/system", host=node.budget.node, node=node.budget.node)
 
     def test_a_guest_migrates_live_to_the_same_end(self, tmp_path: Path) -> None:

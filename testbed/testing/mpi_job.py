@@ -1,4 +1,4 @@
-"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in whatever drivers they are."""
+"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in one or several drivers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Entered(msgspec.Struct):
 
 
 class MpiJob:
-    """One life of a job: `hear` what its guests do, `join` them."""
+    """One life of a job: `hear` takes the events of its guests, `join` starts their ranks."""
 
     def __init__(self, members: Sequence[tuple[Joins, GuestSpec]]) -> None:
         self.session = os.urandom(8).hex()

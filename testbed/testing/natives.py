@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Natives`: programs run on the node itself, outside guests."""
+"""Tests for drivers that implement `Natives`: programs run on the node itself, outside guests."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 @dataclass
 class Node(Abilities):
-    """A driver that was opened, and all that its guests did."""
+    """An open driver, and all events of its guests."""
 
     driver: Driver
     budget: NodeBudget
@@ -52,7 +52,7 @@ class Node(Abilities):
         return "whole" in self.capabilities
 
     def meter(self, guest: str) -> Meter:
-        """Return a function that reads what a guest used, as an agent does."""
+        """Return a function that reads a guest's usage, as an agent does."""
         return meter_of(self.driver, guest)
 
     async def watch(self, action: Watch) -> Watched:
@@ -62,7 +62,7 @@ class Node(Abilities):
         return msgspec.convert(await watch(action, meters, self.driver.set_cap, in_loop=in_loop), Watched)
 
     def hear(self, driver_event: DriverEvent) -> None:
-        """Take what happened to a guest."""
+        """Take an event of a guest."""
         if driver_event.event == MPI_BARRIER:
             for job in self.mpi_jobs:
                 job.hear(driver_event)
@@ -71,11 +71,11 @@ class Node(Abilities):
         self.news.set()
 
     def events(self, guest: str) -> list[str]:
-        """Return what happened to a guest since `until` returned for it."""
+        """Return the events of a guest since `until` returned for it."""
         return [each.event for each in self.driver_events if each.guest == guest]
 
     async def until(self, guest: str, event: str) -> DriverEvent:
-        """Wait for an event of a guest; forget it and what the guest did before it."""
+        """Wait for an event of a guest; forget it and the guest's earlier events."""
         async with asyncio.timeout(HANG_S):
             while event not in self.events(guest):
                 assert not {"done", "failed"} & set(self.events(guest)), (event, self.driver_events)
@@ -87,7 +87,7 @@ class Node(Abilities):
         return past[-1]
 
     def state(self, guest: str) -> str | None:
-        """Return the state of a guest, None if it is not there."""
+        """Return the state of a guest, None if it does not exist."""
         return next((sample.state for sample in self.driver.sample() if sample.guest == guest), None)
 
     async def caps(self, guest: str) -> tuple[object, object]:
@@ -102,7 +102,7 @@ class Node(Abilities):
         return next(sample.cpu_s for sample in self.driver.sample() if sample.guest == guest)
 
     async def work(self, guest: str, cpu_s: float) -> float:
-        """Wait until a guest has used at least so much more CPU time; return how much."""
+        """Wait until a guest has used at least `cpu_s` more CPU time; return the amount."""
         async with asyncio.timeout(HANG_S):
             begin_s = await self.cpu_s(guest)
             while (used_s := await self.cpu_s(guest) - begin_s) < cpu_s:  # noqa: ASYNC110  # a counter sets no event
@@ -110,11 +110,11 @@ class Node(Abilities):
         return used_s
 
     async def rate(self, guest: str, cpu_s: float) -> float:
-        """Return the work units that a guest does in a second of its CPU time, measured for at least `cpu_s`."""
+        """Return a guest's work units per second of its CPU time, measured for at least `cpu_s`."""
         meter = self.meter(guest)
 
         async def told() -> Reading:
-            """Return a reading from when the guest has just sent its work units."""
+            """Return a reading taken just after the guest has sent its work units."""
             units = meter().units
             await until(lambda: meter().units != units, f"progress of guest {guest}")
             return meter()

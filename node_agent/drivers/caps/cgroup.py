@@ -22,7 +22,7 @@ _EMPTY_WITHIN_S = 1.0
 
 
 class CgroupCaps(ABC):
-    """A group of this agent with a child a guest; versions differ in how groups are made and quotas written."""
+    """A group of this agent with one child per guest; the versions differ in how groups are made and quotas written."""
 
     name = "cgroup"
 
@@ -91,7 +91,7 @@ class CgroupCaps(ABC):
                 self._drop(trial)
 
     def _remove_stale(self) -> None:
-        """Remove groups of agents that were killed: their names end in the process id of an agent that is no more."""
+        """Remove groups of killed agents: their names end in the process id of an agent that no longer exists."""
         for path in self._folder.parent.glob("dfrs-*"):
             pid = path.name.rpartition("-")[2]
             if pid.isdecimal() and not Path("/proc", pid).exists():
@@ -120,7 +120,7 @@ class CgroupCaps(ABC):
             with contextlib.suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
                     (self.home() / "cgroup.procs").write_text(pid, encoding="ascii")
-            time.sleep(0.005)  # in a thread; the kernel tells no event of a group that empties
+            time.sleep(0.005)  # in a thread; the kernel sends no event when a group becomes empty
 
     def _close(self) -> None:
         self._drop(self._folder)
@@ -185,7 +185,7 @@ class CgroupV2Caps(CgroupCaps):
 def read_cap(folder: Path) -> float | None:
     """Return the quota of a group of either version in cores, None without one; raises `OSError`.
 
-    Anybody may have changed the period, too.
+    Another process may have changed the period, too.
     """
     try:
         quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

@@ -10,14 +10,14 @@ from node_agent.drivers.protocol import PREFIX
 
 
 def left_groups(node: str, pid: int) -> list[Path]:
-    """Return the groups that the agent of a node with this process id made; it must live no more."""
+    """Return the groups made by the agent of a node with this process id; that agent must be dead."""
     name = f"{PREFIX}{node}-{pid}"
     points = mount_points(Path("/proc/self/mountinfo").read_text(encoding="utf-8")).values()
     return sorted(found for _, mount in points for found in mount.rglob(name) if found.is_dir())
 
 
 def remove_group(folder: Path) -> bool:
-    """Remove a group with those in it, unless a process is in one; return whether it is gone."""
+    """Remove a group and its subgroups, unless one holds a process; return whether it is gone."""
     inside = [path for path in folder.rglob("*") if path.is_dir()]
     for path in [*sorted(inside, reverse=True), folder]:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which mechanism caps CPU time on this machine: the first that really works."""
+"""Choice of the mechanism that caps CPU time on this machine: the first that passes a trial."""
 
 from __future__ import annotations
 

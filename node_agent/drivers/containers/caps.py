@@ -11,7 +11,7 @@ from node_agent.drivers.containers.engine import Engine
 
 
 class ContainerCaps:
-    """See `Caps`: all that runs in a guest's container is under its cap. `bare` caps what is in no container."""
+    """See `Caps`: all processes in a guest's container are under its cap. `bare` caps processes outside containers."""
 
     name = "docker"
 

@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 class DockerDriver(ProcessDriver):
     """One guest = one container of the engine at `url`, by default the one that the environment or the system names.
 
-    A container sees this machine's programs and libraries read-only, and the folders of its node; it has the guest's
-    memory as its limit, and no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
+    A container has this machine's programs and libraries read-only and the folders of its node. Its memory limit is the
+    guest's memory, and it has no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
     network and shared memory.
 
-    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, where a
-    guest of its own comes back from its own image when the driver opens, those that are alone are saved whole, by CRIU;
-    those of MPI jobs by their programs all the same. CRIU runs as root, and reads what another node wrote: only for
-    nodes that trust each other. The kind of `images` tells which.
+    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, guests
+    outside MPI jobs are saved whole by CRIU, if a trial save and restore succeeds when the driver opens. Guests of MPI
+    jobs are still saved by their programs. CRIU runs as root and reads files that another node wrote: use it only
+    between nodes that trust each other. The kind of `images` states which way is in use.
     """
 
     name = "docker"
@@ -147,7 +147,7 @@ class DockerDriver(ProcessDriver):
         try:
             return await super().save(guest, at, image)
         finally:
-            if there.state is State.HELD:  # it was not saved, and goes on
+            if there.state is State.HELD:  # it was not saved and continues
                 await self._engine.limit_memory(container, there.spec.memory_mib)
 
     async def _write(self, spec: GuestSpec, container: str, image: Path) -> SaveReport:

@@ -1,4 +1,4 @@
-"""The Python programs on the node itself: what this driver's guests are, but for their memory and their cap."""
+"""Python programs on the node itself: like this driver's guests, except for their memory and their cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.protocol import DriverError, DriverEvent, NativeReport
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 
-_RESERVED_MIB = 1024  # hardly any of it is touched; a program's own arrays must fit in
+_RESERVED_MIB = 1024  # hardly any of it is touched; a program's own arrays must fit
 
 Make = Callable[[GuestSpec, float, Callable[[DriverEvent], None]], ProcessGuest]
 
@@ -21,7 +21,7 @@ Make = Callable[[GuestSpec, float, Callable[[DriverEvent], None]], ProcessGuest]
 async def run_native(
     program: ProgramSpec, seconds: float, cap_cores: float, name: str, make: Make, address: str
 ) -> NativeReport:
-    """See `Natives.native`. `make(spec, cap_cores, tell)` makes a guest that nobody else knows of."""
+    """See `Natives.native`. `make(spec, cap_cores, tell)` makes a guest that is not registered elsewhere."""
     ended: dict[str, str] = {}
 
     barriers = NativeBarriers(program.ranks)

@@ -1,4 +1,4 @@
-"""Whether guests run under KVM: tried with a real guest, because /dev/kvm alone does not say that one boots."""
+"""Whether guests run under KVM: tried with a real guest, because /dev/kvm alone does not prove that a guest boots."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
 
 
 async def _boots(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> bool | None:
-    """Whether a guest says hello under KVM; None when libvirt would not even create it."""
+    """Whether a guest sends `hello` under KVM; None when libvirt would not even create it."""
     spec = own_guest(f"{budget.prefix}{budget.node}-kvm-{os.getpid()}"[:63], image.floor_mib)
     xml = domain_xml(spec, budget.node, Machine("kvm", image.kernel, image.initramfs), Place())
     channel = GuestChannel(spec.guest, lambda _frame: None)

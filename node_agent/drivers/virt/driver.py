@@ -1,4 +1,4 @@
-"""The driver of virtual machines: one domain a guest, caps by `vcpu_quota`, whole-memory images, live migration."""
+"""The driver of virtual machines: one domain per guest, caps by `vcpu_quota`, whole-memory images, live migration."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class LibvirtDriver(Driver):
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
     `migration` (tls, tcp), by which other nodes' libvirt reaches this one, without which guests do not migrate live;
     `accel` (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
-    `root`, where the hypervisor's file system is for this process (`/proc/PID/root` of a mount namespace).
+    `root`, the path of the hypervisor's file system for this process (`/proc/PID/root` of a mount namespace).
 
-    `vcpu_quota` caps the virtual CPUs and leaves the emulator's own threads out (0.4 to 1.9 % of a core more); it is
-    used and not `global_quota`, so that a cap is a cap of the task and saves run at the machine's speed.
+    `vcpu_quota` caps the virtual CPUs without the emulator's own threads (0.4 to 1.9 % of a core more). It is used
+    instead of `global_quota`, so that a cap applies to the task only and saves run at the machine's speed.
     """  # noqa: D205  # the summary is a list of options
 
     name = "libvirt"
@@ -122,7 +122,7 @@ class LibvirtDriver(Driver):
 
     @property
     def images(self) -> ImageKind:
-        """See `Saves.images`: the whole memory of a machine, of which the hypervisor checks nothing."""
+        """See `Saves.images`: the whole memory of a machine, which the hypervisor does not check."""
         return ImageKind(self.traits.hypervisor, whole=True, verified=False)
 
     async def close(self) -> None:
@@ -156,7 +156,7 @@ class LibvirtDriver(Driver):
         return [*left, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
 
     async def _sweep(self, *, dry_run: bool = False) -> list[str]:
-        """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
+        """Destroy unknown domains of this node: an earlier agent left them, or they arrived late."""
         budget, hypervisor = self._reached()
         domains = await hypervisor.call(self._timeouts.call_s, _list_owners)
         left = [
@@ -257,7 +257,7 @@ class LibvirtDriver(Driver):
         return await self._get(guest).set_cap(cap_cores)
 
     async def hold(self, guest: str) -> int | None:
-        """See `Saves.hold`: any point will do, as long as no member goes on."""
+        """See `Saves.hold`: any point will do, as long as no member continues."""
         await self._get(guest).hold()
         return None
 
@@ -266,7 +266,7 @@ class LibvirtDriver(Driver):
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Saves.save`. A save that cannot be aborted goes on; a repeated `save` returns its result."""
+        """See `Saves.save`. A save that cannot be aborted continues; a repeated `save` returns its result."""
         del at
         under_way = self._saves.get(guest)
         if under_way is None or under_way[0] != image:
@@ -281,7 +281,7 @@ class LibvirtDriver(Driver):
             if self._platform.aborts_saves:
                 saving.cancel()
                 await asyncio.wait((saving,))
-                if saving.cancelled() or saving.exception() is not None:  # else it was written before it could be
+                if saving.cancelled() or saving.exception() is not None:  # else it was written before the abort
                     self._saves.pop(guest, None)
             raise
         except BaseException:
@@ -300,7 +300,7 @@ class LibvirtDriver(Driver):
             async with self._heavy, written_back(image):
                 written_s = await held.save(image)
         finally:
-            if held.state is State.ENDED:  # else it was not written, and is held still
+            if held.state is State.ENDED:  # else it was not written, and is still held
                 self._forget(held)
         return await seal(image, written_s)
 
@@ -398,17 +398,17 @@ class LibvirtDriver(Driver):
             raise DriverError(f"{unknown(program.name, tuple(PROGRAMS))}; the guest image holds no others")
         return await self._native.run(program, seconds, cap_cores)
 
-    # --- what the hypervisor tells
+    # --- events of the hypervisor
 
     def domain_stopped(self, name: str) -> None:
-        """A domain ended: ours, of itself, if nobody here made it."""
+        """A domain ended: by itself, unless a command of this driver ended it."""
         self._arrived.discard(name)
         guest = self._guests.get(name)
         if guest is not None and guest.created and not guest.leaving:
             self._beside(self._check_end(guest), f"has {name} ended")
 
     async def _check_end(self, guest: VirtualGuest) -> None:
-        """The word may be of an earlier domain of that name: ask."""
+        """Ask the hypervisor, because the event may concern an earlier domain of that name."""
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
             if await hypervisor.find(guest.name, self._timeouts.call_s) is None and not guest.leaving:
@@ -420,7 +420,7 @@ class LibvirtDriver(Driver):
         task.add_done_callback(self._tasks.discard)
 
     def domain_arrived(self, name: str) -> None:
-        """A domain came by migration and runs."""
+        """A domain arrived by migration and runs."""
         if name not in self._guests:
             self._arrived.add(name)
 
@@ -435,7 +435,7 @@ class LibvirtDriver(Driver):
             self._migrations[name].completed(statistics)
 
     def connection_back(self) -> None:
-        """Libvirt is there again: look for domains that ended meanwhile."""
+        """The connection to libvirt is back: check for domains that ended meanwhile."""
         self._beside(self._reconcile(), "reconcile with libvirt")
 
     async def _reconcile(self) -> None:

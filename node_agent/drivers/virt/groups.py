@@ -1,4 +1,4 @@
-"""A domain's virtual CPUs as the kernel sees them: quotas of their control groups (version 1 or 2), and CPU time."""
+"""A domain's virtual CPUs in the kernel's accounting: quotas of their control groups (version 1 or 2), CPU time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VcpuGroups:
 
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
         """See `Vcpus.set_cap`."""
-        # a whole core a virtual CPU is all it can use, and the node's own quota allows no larger one
+        # one core per virtual CPU is all it can use, and the node's own quota allows no larger value
         quota_us = -1 if each_cores >= 1 else max(LEAST_QUOTA_US, round(each_cores * PERIOD_US))
         values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
         domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -48,7 +48,7 @@ class VcpuGroups:
         return sum(int(path.read_text(encoding="ascii").split()[0]) / 1e9 for path in self.times)
 
     def look(self) -> None:
-        """See `Vcpus.look`: files are read when they are asked for."""
+        """See `Vcpus.look`: files are read on demand."""
 
     def seen(self) -> DomainSample:
         """See `Vcpus.seen`."""

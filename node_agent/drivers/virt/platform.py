@@ -1,4 +1,4 @@
-"""What differs between the hypervisors behind libvirt, as the driver and its guests see it."""
+"""The differences between the hypervisors behind libvirt, as an interface for the driver and its guests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from testbed.host.guest_image import GuestImage
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a driver waits, in seconds."""
+    """Timeouts of a driver, in seconds."""
 
     call_s: float = 30.0  # for libvirt
-    boot_s: float = 90.0  # for a guest's first word
+    boot_s: float = 90.0  # for a guest's first frame
     order_s: float = 30.0  # for a guest to answer
     memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
-    silence_s: float = 60.0  # without a beat of a guest whose machine does not work though it should
-    reattach_s: float = 20.0  # without a beat of a guest whose machine works, before it is attached to again
+    silence_s: float = 60.0  # without a beat of a guest whose machine should work and does not
+    reattach_s: float = 20.0  # without a beat of a guest whose machine works, before the next attach
     reattachments: int = 3  # in a row without a new work unit; the next one ends the guest: no progress
 
 
 @dataclass(frozen=True, slots=True)
 class DomainSample:
-    """A domain as it was looked at last: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
+    """The last sample of a domain: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
     and the memory it occupies.
     """  # noqa: D205  # one sentence
 
@@ -52,10 +52,10 @@ class Vcpus(Protocol):
         """Return the CPU time that they have used by now."""
 
     def look(self) -> None:
-        """See to it that `seen` is new."""
+        """Refresh the sample of `seen`."""
 
     def seen(self) -> DomainSample:
-        """Return what was seen last, at once; raises `OSError`, `ValueError` or `DriverError` for what has gone."""
+        """Return the last sample at once; raises `OSError`, `ValueError` or `DriverError` if the domain has gone."""
 
 
 class Platform(Protocol):
@@ -63,18 +63,18 @@ class Platform(Protocol):
 
     hypervisor: str  # its name in URIs of libvirt
     consoles: Path  # the folder of the guests' consoles, on the hypervisor's file system
-    timeouts: Timeouts  # how long to wait for it
-    shared: bool  # whether agents of several nodes may use one hypervisor, each knowing its own domains
+    timeouts: Timeouts  # for calls to it and its guests
+    shared: bool  # whether agents of several nodes may use one hypervisor, each with its own domains
     heavy_at_once: int  # how many domains may be created, saved or restored at the same time
-    aborts_saves: bool  # whether a save that is under way can be given up
-    keepalive_s: int  # how often libvirt is asked whether it lives; given up when it was silent three times in a row
+    aborts_saves: bool  # whether a save in progress can be aborted
+    keepalive_s: int  # interval of libvirt's keepalive; three without an answer close the connection
     boot_s: float  # about how long a small guest takes to start; known once it is open
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
-        """Find out how guests run; returns that as capabilities."""
+        """Determine how guests run; returns this as capabilities."""
 
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
-        """Return the versions of what takes part, by name."""
+        """Return the versions of the software in use, by name."""
 
     def console_path(self, guest: str) -> Path:
         """Return the file that a guest's console is written to."""
@@ -92,7 +92,7 @@ class Platform(Protocol):
         """Write a paused domain to a file, and end it."""
 
     def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
-        """Return the name of the guest in a file; raises an error for one that was not written to its end."""
+        """Return the name of the guest in a file; raises an error for an incomplete file."""
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """Make a saved guest anew, paused and uncapped, as our own domain; `DriverError` if the file has another."""
+        """Restore a saved guest, paused and uncapped, as our own domain; `DriverError` if the file has another."""

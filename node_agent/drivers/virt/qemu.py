@@ -28,7 +28,7 @@ class Qemu:
     consoles = CONSOLES
     timeouts = Timeouts()
     shared = True
-    heavy_at_once = 32  # each is the work of a QEMU of its own
+    heavy_at_once = 32  # a separate QEMU process does the work of each
     aborts_saves = True
     keepalive_s = 5
     boot_s = 6.0  # emulated
@@ -81,7 +81,7 @@ class Qemu:
         return parsed(qemu_texts(image).domain).findtext("name", "")
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """See `Platform.restore`. libvirt runs programs that a file names as soon as it reads it, so we read first."""
+        """See `Platform.restore`. Reading a file makes libvirt run programs named in it, so it is checked first."""
         own, texts = ET.fromstring(self.domain_xml(spec, node)), qemu_texts(image)  # noqa: S314  # our own
         found = parsed(texts.domain)
         check_same(own, found, re.escape(_emulator(connection, own.get("type", ""))), elsewhere=True)

@@ -1,11 +1,11 @@
-"""Xen through libvirt: caps of the credit schedulers, guests that are paravirtual, their control channel a console.
+"""Xen through libvirt: caps by the credit schedulers, paravirtual guests, and a console as their control channel.
 
-Weights let every guest use what its cap allows. The credit scheduler hands out credits each 30 ms, to each domain that
-is awake by its weight, to a capped one at most its cap; and it parks capped virtual CPUs whose credits are used up,
-even beside an idle processor (xen/common/sched/credit.c, csched_acct). So a capped guest gets the smaller of its cap
-and its share by weight, as soon as others are awake: with the weights that hosts use to favour domain 0 that is a
-fraction of its cap. Weights here are proportional to caps, and that of domain 0 to the processors that are not for
-guests: then no share is below its cap while caps fit the node.
+Weights let every guest use its whole cap. Every 30 ms the credit scheduler gives credits to each runnable domain by its
+weight, to a capped one at most its cap. It parks capped virtual CPUs whose credits are used up, even beside an idle
+processor (xen/common/sched/credit.c, csched_acct). So under contention a capped guest gets the smaller of its cap and
+its share by weight. With the weights that hosts use to favour domain 0, this share is a fraction of its cap. Weights
+here are proportional to caps, and domain 0's weight to the processors that are not for guests: then no share is below
+its cap while caps fit the node.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
 from testbed.host.guest_image import GuestImage
 
-CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
+CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if started with --log=guest
 _SCHEDULERS = ("credit", "credit2")
 _PER_CORE = 4096  # weight: fine enough for a cap of 1 %; Xen multiplies it with all credits in 32 bits
-_DOM0_LEAST_CORES = 1 / 4  # where everything was promised to guests: all orders are its work
+_DOM0_LEAST_CORES = 1 / 4  # where all cores are promised to guests: domain 0 executes all orders
 _log = logging.getLogger(__name__)
-# Where distributions install it. Paravirtual guests have none, though libvirt may name it.
+# Paths in distributions. Paravirtual guests have none, though libvirt may name it.
 _EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
 
 
 def guest_weight(cores: float, vcpus: int) -> int:
-    """Return the weight of a guest that may use `cores` of physical CPUs; Xen counts it once a virtual CPU."""
+    """Return the weight of a guest that may use `cores` of physical CPUs; Xen counts it once per virtual CPU."""
     return max(1, math.ceil(_PER_CORE * cores / vcpus))
 
 
@@ -55,16 +55,16 @@ def dom0_weight(cores: float, for_guests_cores: float, vcpus: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Guests:
-    """How guests run here, known once the driver is open."""
+    """The way in which guests run here, known once the driver is open."""
 
     kernel: Path
     initramfs: Path
     scheduler: str
-    most_cores: float  # of all of them: what the node promises
+    most_cores: float  # of all guests: the node's capacity
 
 
 class XenVcpus:
-    """See `Vcpus`: all of it is asked of the hypervisor, which counts CPU time in nanoseconds."""
+    """See `Vcpus`: all values come from the hypervisor, which counts CPU time in nanoseconds."""
 
     def __init__(self, guest: str, hypervisor: Hypervisor, vcpus: int, most_cores: float) -> None:
         self._guest = guest
@@ -122,11 +122,11 @@ def _cpu_s(domain: libvirt.virDomain) -> float:
 
 
 class Xen:
-    """See `Platform`. A hypervisor belongs to one agent: what it made elsewhere still says so after a restore here."""
+    """See `Platform`. A hypervisor belongs to one agent, as a domain restored here still names its first node."""
 
     hypervisor = "xen"
     consoles = CONSOLES
-    # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
+    # an emulated hypervisor on a busy machine is ten times as slow as a real one, but does answer
     timeouts = Timeouts(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
@@ -182,7 +182,7 @@ class Xen:
         return ET.tostring(root, encoding="unicode")
 
     def control_path(self, xml: str) -> Path:
-        """See `Platform.control_path`: the terminal of its console, another one in each life."""
+        """See `Platform.control_path`: the terminal of its console, which changes with every start."""
         source = ET.fromstring(xml).find("devices/console[@type='pty']/source")  # noqa: S314  # the hypervisor's own
         if source is None or not source.get("path"):
             raise DriverError("the domain has no console with a terminal")
@@ -194,7 +194,7 @@ class Xen:
         return XenVcpus(guest, hypervisor, count, self._made().most_cores)
 
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
-        """See `Platform.save`. A paravirtual guest takes part in being saved: it runs until it has been asked to."""
+        """See `Platform.save`. A paravirtual guest takes part in its save: it runs until it is asked to suspend."""
         domain.resume()
         domain.save(str(image))
 
@@ -216,7 +216,7 @@ class Xen:
 
 
 def _set_up_dom0(connection: libvirt.virConnect, for_guests_cores: float) -> str:
-    """Give domain 0 what is not for guests, and return the scheduler's name."""
+    """Give domain 0 the processors that are not for guests, and return the scheduler's name."""
     domain = connection.lookupByID(0)
     scheduler = str(domain.schedulerType()[0])
     if scheduler not in _SCHEDULERS:

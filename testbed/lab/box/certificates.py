@@ -1,4 +1,4 @@
-"""Certificates of a lab in a box: the hypervisors of its nodes know each other by them when guests migrate live."""
+"""Certificates of a lab in a box: its nodes' hypervisors authenticate each other with them for live migrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RENEW_BEFORE_DAYS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The authority of a lab, whose keys nobody else has, and the certificates that it gave to nodes."""
+    """The authority of a lab, with keys of its own, and the certificates that it issued to nodes."""
 
     spec: BoxSpec
 
@@ -51,7 +51,7 @@ class Certificates:
         )
 
     def make(self) -> None:
-        """See `Part.make`. A daemon that runs reads new ones when it is started again."""
+        """See `Part.make`. A running daemon reads new ones after a restart."""
         authority = _authority(self._folder, self.spec.lab)
         for node in self._nodes:
             held, _ = authority.issue("node", node.name, hosts=[node.host], renew_before_days=_RENEW_BEFORE_DAYS)

@@ -1,4 +1,4 @@
-"""Programs of the system, run with a deadline and an error that says what they said."""
+"""Programs of the system, run with a deadline and an error that has their message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from testbed.errors import RunError, UserError
 
 _PLACES = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-HANG_S = 120.0  # a guard, of what should take moments: guests may have both cores meanwhile
+HANG_S = 120.0  # a guard for calls that should take moments: guests may have both cores meanwhile
 
 
 class CommandError(RunError):
@@ -23,7 +23,7 @@ class CommandError(RunError):
 
 
 def program(name: str) -> str:
-    """Return the path of a program, also from where only root looks; raises `UserError` if it is not installed."""
+    """Return the path of a program, also from root's folders; raises `UserError` if it is not installed."""
     found = shutil.which(name) or shutil.which(name, path=_PLACES)
     if found is None:
         raise UserError(f"{name}: no such program; the lab in a box needs it")
@@ -31,7 +31,7 @@ def program(name: str) -> str:
 
 
 def run(*argv: str, timeout_s: float = HANG_S) -> str:
-    """Run a program to its end and return what it printed; raises `CommandError`."""
+    """Run a program to its end and return its output; raises `CommandError`."""
     try:
         done = subprocess.run(  # noqa: S603  # arguments are a list, built from checked names
             (program(argv[0]), *argv[1:]),

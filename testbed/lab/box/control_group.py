@@ -65,7 +65,7 @@ def within(lab: str) -> list[str]:
 def joined(lab: str) -> Iterator[None]:
     """Move this process to the lab's control group, and back at the end.
 
-    Without the right to, as an ordinary user, the process stays where it is.
+    Without the permission, as an ordinary user, the process stays in its group.
     """
     left = _own_folder()
     with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def control_groups() -> list[str]:
 
 
 def remove_control_group(name: str) -> list[str]:
-    """Remove a control group if it is there; processes in it, such as a controller, continue outside of it.
+    """Remove a control group if it exists; processes in it, such as a controller, continue outside of it.
 
     Raises `RunError`.
     """

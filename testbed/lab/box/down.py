@@ -1,4 +1,4 @@
-"""Takes a lab down: every part is tried, then whatever is found by name, whether or not it was written down."""
+"""Takes a lab down: every part is tried, then all resources with the lab's names, recorded or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.lab.box.xen.dom0 import Dom0
 
 
 def remove_lab(lab: str, say: Callable[[str], None]) -> Removal:
-    """Remove a lab, whole, half made, or forgotten; nothing is removed if there is none."""
+    """Remove a lab that is complete, incomplete or unrecorded; does nothing if there is none."""
     known = _known(lab, say)
     outcome = Removal()
     if known is not None:
@@ -27,13 +27,13 @@ def remove_lab(lab: str, say: Callable[[str], None]) -> Removal:
     rest = remove_in_order(leftovers(lab), say)
     with contextlib.suppress(OSError):
         STORE_ROOT.rmdir()
-    # A part that failed counts only if the sweep did not get it either.
+    # A failed part counts only if the sweep did not remove it either.
     failures = [*rest.failures, *(outcome.failures if leftovers(lab) else [])]
     return Removal([*outcome.removed, *rest.removed], failures)
 
 
 def list_lab(lab: str) -> list[str]:
-    """Return what `remove_lab` would find."""
+    """Return the resources that `remove_lab` would find."""
     found = []
     known = _known(lab, lambda _line: None)
     for node in known.nodes if known is not None else ():

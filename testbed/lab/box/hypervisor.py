@@ -18,11 +18,11 @@ from testbed.lab.box.spec import NodeSpec
 from testbed.lab.box.state import Journal
 from testbed.lab.secure.hypervisor import libvirtd_settings, qemu_settings
 
-_PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # by default it is where another daemon's may be
+_PID_FILE = ("--pid-file", "/run/libvirt/libvirtd.pid")  # the default path may be another daemon's
 _SOCKET_WITHIN_S = HANG_S
-_ANSWER_WITHIN_S = HANG_S  # it looks at every emulator before its first answer
+_ANSWER_WITHIN_S = HANG_S  # it probes every emulator before its first answer
 _CALL_WITHIN_S = HANG_S
-_SILENT_AFTER_S = 30.0  # then it is taken for one that does not answer
+_SILENT_AFTER_S = 30.0  # then it counts as not answering
 _HOSTS = uuid.UUID("b0a1c5e2-6d1f-5c3a-9f0e-2d7c4b8e9a11")  # space of the names of this project's nodes
 
 
@@ -33,8 +33,8 @@ def daemon_settings(node: NodeSpec, others: Sequence[str]) -> dict[str, object]:
         "auth_unix_rw": "none",
         "auth_unix_ro": "none",
         "unix_sock_rw_perms": "0700",
-        **libvirtd_settings(node.transport, node.host, others),  # reachable from this lab's network alone
-        "max_client_requests": 64,  # an agent has that many calls under way; with less its keepalive is answered late
+        **libvirtd_settings(node.transport, node.host, others),  # reachable only from this lab's network
+        "max_client_requests": 64,  # an agent has that many concurrent calls; with less its keepalive is answered late
         "log_outputs": "3:file:/var/log/libvirt/libvirtd.log",
     }
 
@@ -48,7 +48,7 @@ def driver_settings(node: NodeSpec) -> dict[str, object]:
         "remember_owner": 0,
         "security_driver": "none",
         "namespaces": [],
-        "stdio_handler": "file",  # no virtlogd to look after
+        "stdio_handler": "file",  # no virtlogd to manage
         "cgroup_controllers": ["cpu", "cpuacct", "cpuset"],
         **qemu_settings(node.transport, node.host),
     }
@@ -91,7 +91,7 @@ class Libvirtd(ProcessPart):
         return [node.name for node in nodes if node.has_libvirtd and node.name != self.node.name]
 
     def answers(self, timeout_s: float = _SILENT_AFTER_S) -> bool:
-        """Whether it does what it is asked."""
+        """Whether it answers requests."""
         try:
             run("virsh", "-c", self.node.libvirt_uri, "version", timeout_s=timeout_s)
         except CommandError:
@@ -103,7 +103,7 @@ class Libvirtd(ProcessPart):
         return is_on_network(self.process, self.node) and self._is_told() and self.answers()
 
     def _files(self) -> dict[Path, str]:
-        """Return its settings as they are to be, by file."""
+        """Return its intended settings, by file."""
         folder = self.node.run_dir / "etc"
         return {
             folder / "libvirtd.conf": _text(daemon_settings(self.node, self._others)),
@@ -111,7 +111,7 @@ class Libvirtd(ProcessPart):
         }
 
     def _is_told(self) -> bool:
-        """Whether its files say what they are to say: an earlier release may have left its door open for everybody."""
+        """Whether its files have the intended settings: an earlier release may have left its listener open to all."""
         try:
             return all(path.read_text(encoding="utf-8") == text for path, text in self._files().items())
         except OSError:
@@ -120,8 +120,8 @@ class Libvirtd(ProcessPart):
     def make(self) -> None:
         """See `Part.make`. Guests outlive their daemon: a new one finds them by its private files."""
         node = self.node
-        # One that did not answer, or that nobody wrote down. Until its last thread has ended, which may wait for the
-        # disk, pid file and port are taken; that thread may have no environment any more.
+        # A daemon that did not answer or was not recorded. Its pid file and port stay in use until its last thread,
+        # which may wait for the disk, has ended; that thread may have no environment any more.
         end([*filter(None, [self.process]), *marked(node.lab, node.name, "libvirtd")], self.grace_s)
         for path, text in self._files().items():
             path.write_text(text, encoding="utf-8")

@@ -1,11 +1,10 @@
-"""The mount and UTS namespace of a node: what makes one machine look like another one to libvirt.
+"""The mount and UTS namespace of a node, which make the node look like a separate machine to libvirt.
 
-A process that sleeps keeps it; others enter by that process. libvirt's folders are the node's own there, as are the
-certificates of its hypervisor. /sys is the network namespace's, with the control groups still visible. The machine's
-D-Bus and systemd are hidden, so that libvirt makes the guests' control groups itself, where the partition is, and no
-reload of systemd resets their quotas.
-What libvirt knows of running guests is in memory, as /run is on most machines: it is synchronised at each change, which
-on a disk waits for the images that are being saved.
+A sleeping process keeps them alive; others enter through that process. libvirt's folders and the certificates of the
+hypervisor are the node's own there. /sys is the network namespace's, with the control groups still visible. The
+machine's D-Bus and systemd are hidden, so that libvirt makes the guests' control groups itself, inside the partition,
+and no reload of systemd resets their quotas. libvirt's state of running guests is in memory, as /run is on most
+machines. It is synchronised at each change, which on a disk would wait for images that are being saved.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class NodeNamespaces:
             raise RunError(f"{self.name}: its keeper ended{last_line(log)}")
 
     def remove(self) -> list[str]:
-        """See `Part.remove`: everything that still runs in the node goes with it."""
+        """See `Part.remove`: all processes that still run in the node end with it."""
         killed = kill_all(lambda: with_housemates(marked(self.node.lab, self.node.name)))
         return [f"{self.name} ({killed} {'process' if killed == 1 else 'processes'})"] if killed else []
 
@@ -105,7 +104,7 @@ class NodeNamespaces:
 
 
 def is_on_network(process: ProcessId | None, node: NodeSpec) -> bool:
-    """Whether a process runs, and in the network namespace that has the node's name now, not in an earlier one."""
+    """Whether a process runs in the network namespace that has the node's name now, not in an earlier one."""
     if process is None or not alive(process):
         return False
     try:

@@ -1,6 +1,6 @@
-"""The network of a lab: a bridge a node, each in a network namespace of its own, joined by a fabric.
+"""The network of a lab: one bridge per node, each in a network namespace of its own, joined by a fabric.
 
-Nothing but the named namespaces is visible outside: interfaces are made right where they belong.
+Only the named namespaces are visible outside: interfaces are created inside their namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def namespaces() -> list[str]:
 
 
 def remove_namespace(name: str) -> list[str]:
-    """Remove a network namespace with all interfaces in it, if it is there."""
+    """Remove a network namespace with all interfaces in it, if it exists."""
     if name not in namespaces():
         return []
     run("ip", "netns", "delete", name)
@@ -45,8 +45,8 @@ def _is_up(links: dict[str, dict[str, Any]], name: str) -> bool:
 def hardware_address(node: NodeSpec, *, inside: bool = False) -> str:
     """Return a fixed hardware address for a node's bridge; `inside` is that of the bridge in a nested node.
 
-    By default it is the lowest of its ports', which changes as guests come and go and when a node is made again, and
-    the other nodes would send to the earlier one for a minute.
+    By default it is the lowest address of its ports, which changes with guests and when a node is made again. The other
+    nodes would then send to the old address for a minute.
     """
     first = 0x06 if inside else 0x02
     return ":".join(f"{byte:02x}" for byte in (first, 0xDF, *ipaddress.IPv4Address(node.host).packed))
@@ -59,7 +59,7 @@ def is_port(namespace: str, name: str) -> bool:
 
 
 def _make_bridge(namespace: str, *settings: str) -> None:
-    # A namespace that was made half is made again: its interfaces vanish with it, and so do their peers.
+    # An incomplete namespace is made again: its interfaces vanish with it, and so do their peers.
     remove_namespace(namespace)
     run("ip", "netns", "add", namespace)
     run("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -131,8 +131,8 @@ class NodeNetwork:
             run("ip", "-n", own, "address", "flush", "dev", BRIDGE)
         else:
             _make_bridge(own, "address", hardware_address(self.node))
-            self._drop_link()  # of an earlier namespace that some process keeps alive
-        if not self.node.is_nested:  # that one has its address in the machine that it is
+            self._drop_link()  # of an earlier namespace that a process keeps alive
+        if not self.node.is_nested:  # a nested node is a whole VM and configures its address itself
             run("ip", "-n", own, "address", "add", self.node.address, "dev", BRIDGE)
         run(
             *("ip", "link", "add", _UPLINK, "netns", own, "type", "veth"),
@@ -169,7 +169,7 @@ class NodeNetwork:
 
 
 def _is_whole_namespace(name: str) -> bool:
-    """Whether a node's namespace can be kept: what runs in it would stay behind in the old one."""
+    """Whether a node's namespace can be kept: its processes would stay behind in the old one."""
     try:
         return name in namespaces() and _is_up(_show(name), BRIDGE)
     except CommandError:  # a name whose namespace was never mounted: its maker was killed

@@ -1,4 +1,4 @@
-"""Which agents of a lab have announced themselves, asked of its broker."""
+"""The agents of a lab that are online, queried from its broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.2
 async def agents_online(
     url: str, lab: str, nodes: Collection[str], timeout_s: float, go_on: Callable[[], bool] = lambda: True
 ) -> dict[str, NodeStatus]:
-    """Return who is online, by node: when all of `nodes` are, after `timeout_s`, or when `go_on` says no.
+    """Return the online agents by node: when all of `nodes` are, after `timeout_s`, or when `go_on` is false.
 
     Raises `BusError` when the broker does not answer.
     """

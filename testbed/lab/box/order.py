@@ -1,4 +1,4 @@
-"""The order in which parts are made and removed; what each of them does is its own affair."""
+"""The order in which parts are made and removed, independent of their kinds."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _AT_ONCE = 8
 
 
 class PartsBook(Protocol):
-    """Where intent and effect are written down; `state.Journal` is one."""
+    """Record of intent and effect; `state.Journal` is one."""
 
     def intend(self, part: str) -> None:
-        """Write that a part is about to be made."""
+        """Record that a part is about to be made."""
 
     def made(self, part: str) -> None:
-        """Write that it is there."""
+        """Record that it exists."""
 
 
 @dataclass(slots=True)
 class Removal:
-    """What a removal did: the names of what is gone, and a line for each part that could not be removed."""
+    """The result of a removal: names of removed parts, and a line for each part that could not be removed."""
 
     removed: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 def make_in_order(layers: Sequence[Sequence[Part]], book: PartsBook, say: Callable[[str], None]) -> list[str]:
-    """Make every part that is not there, and return their names; the first failure of a layer ends it."""
+    """Make every missing part, and return their names; the first failure of a layer ends it."""
 
     def one(part: Part) -> str | None:
         if is_there(part):
-            book.made(part.name)  # its maker may have been killed before it could say so
+            book.made(part.name)  # its maker may have been killed before it recorded this
             return None
         book.intend(part.name)
         started_s = time.monotonic()
@@ -75,7 +75,7 @@ def remove_in_order(layers: Sequence[Sequence[Part]], say: Callable[[str], None]
 
 
 def is_there(part: Part) -> bool:
-    """Whether a part is there; one that cannot be looked at is not."""
+    """Whether a part exists; a part that cannot be checked counts as missing."""
     try:
         return part.there()
     except (TestbedError, OSError):

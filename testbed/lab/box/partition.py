@@ -1,4 +1,4 @@
-"""A node's capacity: a control group that all its guests are in, on version 1, version 2, or both side by side."""
+"""A node's capacity: the control group of all its guests, on version 1, version 2, or both side by side."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from testbed.lab.box.spec import BoxSpec, NodeSpec
 SUFFIX = ".partition"  # libvirt adds it to the name of a partition
 _CONTROLLERS = ("cpu", "cpuacct", "cpuset")
 _PERIOD_US = 100_000
-# So much against 1024 of everything that is not in the lab: foreign load takes little of a node under measurement. The
-# quota bounds what this can take from others.
+# Relative to 1024 of everything outside the lab: foreign load takes little of a node under measurement. The quota
+# bounds the time that this can take from others.
 _SHARES = 65_536
-# A machine with a hypervisor of its own has no quota: time that is taken from it there looks like time that its guests
-# have had. Without one, it must leave something to the broker and the controller.
+# A nested hypervisor has no quota: it would count throttled time as time used by its guests. Without a quota, the
+# weight must leave some time to the broker and the controller.
 _NESTED_SHARES = 8_192
 _WEIGHT_OF_SHARES = 100 / 1024  # the defaults of version 2 and of version 1
 _EMPTY_WITHIN_S = 5.0
@@ -28,14 +28,14 @@ _EMPTY_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """Where control groups are mounted: version 1 by controller, and version 2 if it is."""
+    """Mount points of control groups: version 1 by controller, and version 2 if mounted."""
 
     v1: Mapping[str, Path]
     v2: Path | None
 
     @property
     def kind(self) -> Literal["v1", "hybrid", "v2"]:
-        """Which version rules CPU time; `hybrid` is version 1 with version 2 beside it, without a CPU controller."""
+        """The version that controls CPU time; `hybrid` is version 1 beside version 2 without a CPU controller."""
         if "cpu" in self.v1:
             return "v1" if self.v2 is None else "hybrid"
         return "v2"
@@ -47,7 +47,7 @@ class Hierarchies:
 
 
 def hierarchies(mountinfo: str) -> Hierarchies:
-    """Read them from the text of /proc/self/mountinfo; raises `UserError` if CPU time is under none of them."""
+    """Read them from the text of /proc/self/mountinfo; raises `UserError` if none of them controls CPU time."""
     v1: dict[str, Path] = {}
     v2 = None
     for line in mountinfo.splitlines():
@@ -75,7 +75,7 @@ def here() -> Hierarchies:
 class Partition:
     """The control group of one node: a quota of its cores and the emulators' headroom, and a high weight.
 
-    That of a nested node has no quota, and a lower weight.
+    The group of a nested node has no quota, and a lower weight.
     """
 
     spec: BoxSpec
@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def quota_us(self) -> int | None:
-        """CPU time in a period of 0.1 s; None is no limit."""
+        """CPU time per period of 0.1 s; None is no limit."""
         return (
             None if self.node.is_nested else round(self.node.cpus * (1 + self.spec.emulator_headroom_frac) * _PERIOD_US)
         )
@@ -167,7 +167,7 @@ def partitions() -> list[str]:
 
 
 def remove_partition(name: str) -> list[str]:
-    """Kill what runs in a partition and remove it, if it is there; raises `RunError`."""
+    """Kill the processes in a partition and remove it, if it exists; raises `RunError`."""
     folders = [folder for folder in (root / name for root in here().roots) if folder.is_dir()]
     killed = 0
     for folder in folders:
@@ -186,7 +186,7 @@ def _processes(folder: Path) -> list[ProcessId]:
 
 
 def remove_folders(folder: Path) -> bool:
-    """Remove a group and those in it from the inside out; False while one is in use."""
+    """Remove a group and its subgroups, innermost first; False while one is in use."""
     try:
         for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             path.rmdir()

@@ -1,4 +1,4 @@
-"""What every part of a lab can do, and the parts that are folders or processes."""
+"""The protocol of a lab's parts, and the parts that are folders or processes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Part(Protocol):
         """Kind and name, unique in the lab."""
 
     def there(self) -> bool:
-        """Whether it is there, and does what it is for."""
+        """Whether it exists and works."""
 
     def make(self) -> None:
-        """Make it, over whatever is left of an earlier one."""
+        """Make it, over leftovers of an earlier one."""
 
     def remove(self) -> list[str]:
-        """Remove it and what is in it; returns what was removed, nothing if it was not there."""
+        """Remove it with its contents; returns the names of removed items, none if it did not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Private folders below one that belongs to the lab alone."""
+    """Private folders below the lab's own folder."""
 
     top: Path
     inside: tuple[str, ...]
@@ -61,7 +61,7 @@ class Folders:
 
 
 class ProcessPart(ABC):
-    """A part that is a process; `grace_s` is what it has from SIGTERM to SIGKILL."""
+    """A part that is a process; `grace_s` is the time from SIGTERM to SIGKILL."""
 
     __slots__ = ()
     journal: Journal
@@ -74,11 +74,11 @@ class ProcessPart(ABC):
 
     @property
     def process(self) -> ProcessId | None:
-        """The process, as it was written down."""
+        """The process, as recorded."""
         return self.journal.process(self.name)
 
     def started(self, argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:
-        """Start the process and write it down; see `spawn`."""
+        """Start the process and record it; see `spawn`."""
         process = spawn(argv, marked_as, log, stdin)
         self.journal.started(self.name, process)
         return process

@@ -1,4 +1,4 @@
-"""Which parts a lab has, in the order of their making: layer after layer, the parts of one side by side."""
+"""The parts of a lab in creation order: layers in sequence, the parts of one layer in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layers = list[list[Part]]
 def layers_of(spec: BoxSpec, journal: Journal, say: Callable[[str], None] = lambda _line: None) -> Layers:
     """Return the parts of a lab; each layer needs those before it, removal goes the other way.
 
-    `say` gets a line for what takes longer than is expected of a part.
+    `say` gets a line for an unusually slow step.
     """
     nested = [node for node in spec.nodes if node.is_nested]
     rooms = [node for node in spec.nodes if not node.is_nested]

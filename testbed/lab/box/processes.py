@@ -1,7 +1,7 @@
-"""Processes that outlive the command which starts them: how they are known again, found, and ended.
+"""Processes that outlive the command that starts them: their identification, search and end.
 
-A process id alone may be another process by now, so each is kept with its start time. All carry a mark in their
-environment, by which they are found even if nobody lived to write their ids down.
+A process id may be reused, so each is kept with its start time. All carry a mark in their environment, by which they
+are found even if their starter was killed before it recorded their ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed.host.process_identity import start_ticks, stat_fields
 from testbed.lab.box.spec import RUN_ROOT
 
 MARK = "DFRS_TESTBED_BOX"
-LIBVIRT_SOCKETS = "/run/libvirt"  # in the mount namespace of a node one of our folders
+LIBVIRT_SOCKETS = "/run/libvirt"  # one of our folders in the mount namespace of a node
 _PROC = Path("/proc")
 _LOOK_EVERY_S = 0.02
 _KILLED_WITHIN_S = 60.0  # a thread that waits for a slow disk ends only with its write, SIGKILL or not
@@ -41,20 +41,20 @@ def mark(lab: str, node: str, role: str) -> str:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return who has this id now, or None; see `start_ticks`."""
+    """Return the process with this id now, or None; see `start_ticks`."""
     ticks = start_ticks(pid)
     return None if ticks is None else ProcessId(pid, ticks)
 
 
 def alive(process: ProcessId | None) -> bool:
-    """Whether this very process runs."""
+    """Whether this process, not a later one with its id, runs."""
     return process is not None and identify(process.pid) == process
 
 
 def spawn(argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> ProcessId:
     """Start a process in a session of its own, away from the terminal; raises `RunError`.
 
-    `stdin` is what it reads at first. The caller's environment goes on to it, with the mark.
+    `stdin` is its first input. It inherits the caller's environment, with the mark.
     """
     with log.open("ab") as sink:
         try:
@@ -71,7 +71,7 @@ def spawn(argv: Sequence[str], marked_as: str, log: Path, stdin: str = "") -> Pr
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
     process = identify(child.pid)
-    child.returncode = 0  # it is to live on: nobody waits for it
+    child.returncode = 0  # it is to outlive this process: no wait
     if process is None:
         raise RunError(f"{argv[0]}: ended at once{last_line(log)}")
     return process
@@ -104,10 +104,11 @@ def _fits(have: Sequence[str], wanted: Sequence[str | None]) -> bool:
 
 
 def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
-    """Return processes and all others in those of their mount namespaces that are furnished for a node, not in ours.
+    """Return processes and all others in those of their mount namespaces that were set up for a node.
 
-    Hypervisors give guests an environment of their own; the mount namespace of a node they cannot leave behind. Brokers
-    and others of a lab are in the machine's own, where the housemates would be all processes of the machine.
+    Hypervisors give guests another environment, so the mark is lost, but guests stay in the mount namespace of their
+    node. Brokers and other processes of a lab are in the machine's own namespace, which does not count: it has all
+    processes of the machine.
     """
     found = set(processes)
     private = {_mount_namespace(str(process.pid)) for process in found if _in_furnished(process.pid)}
@@ -121,7 +122,7 @@ def with_housemates(processes: Iterable[ProcessId]) -> list[ProcessId]:
 
 
 def end(processes: Sequence[ProcessId], grace_s: float) -> None:
-    """End processes by SIGTERM, after `grace_s` by SIGKILL; raises `RunError` when one lives on even then."""
+    """End processes by SIGTERM, after `grace_s` by SIGKILL; raises `RunError` when one survives even that."""
     left = [process for process in processes if alive(process)]
     for number, within_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_WITHIN_S)):
         if number == signal.SIGTERM and grace_s <= 0:
@@ -138,7 +139,7 @@ def end(processes: Sequence[ProcessId], grace_s: float) -> None:
 
 
 def kill_all(find: Callable[[], Sequence[ProcessId]]) -> int:
-    """Kill what `find` finds until it finds nothing, as what is killed may have started more; returns how many."""
+    """Kill the processes that `find` returns until there are none, as they may start more; returns their number."""
     deadline_s = time.monotonic() + _KILLED_WITHIN_S
     killed = 0
     while found := find():
@@ -150,7 +151,7 @@ def kill_all(find: Callable[[], Sequence[ProcessId]]) -> int:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look until the condition holds; False when it does not within `timeout_s`."""
+    """Poll until the condition holds; False when it does not within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -168,7 +169,7 @@ def _pids() -> list[int]:
 
 
 def _threads(pid: int | str) -> list[Path]:
-    """Return the folders of a process and of its threads: when the first has ended, the others know what it knew."""
+    """Return the folders of a process and of its threads, which have its data after the first has ended."""
     try:
         others = [path for path in (_PROC / str(pid) / "task").iterdir() if path.name != str(pid)]
     except OSError:
@@ -193,7 +194,7 @@ def _mount_namespace(pid: str) -> Path | None:
 
 
 def _in_furnished(pid: int) -> bool:
-    """Whether libvirt's folder of sockets is one of ours where a process is, as in the namespaces of a node alone."""
+    """Whether libvirt's socket folder is one of ours for a process, which is so only in the namespaces of a node."""
     for folder in _threads(pid):
         with contextlib.suppress(OSError):
             rows = [line.split() for line in (folder / "mountinfo").read_text(encoding="utf-8").splitlines()]
@@ -202,7 +203,7 @@ def _in_furnished(pid: int) -> bool:
 
 
 def _waits_for(pid: int) -> str:
-    """Return a process with what its threads wait for in the kernel, for who reads why it does not end."""
+    """Return a process with its threads' wait channels in the kernel, for a message why it does not end."""
     waits = set()
     for folder in _threads(pid):
         if (stat_fields(folder) or "Z")[0] != "Z":

@@ -45,7 +45,7 @@ class Broker(ProcessPart):
     def make(self) -> None:
         """See `Part.make`."""
         folder, url_file = lab_dir(self.spec.lab), broker_url_file(self.spec.lab)
-        end(marked(self.spec.lab, "", "broker"), self.grace_s)  # it did not answer, or nobody wrote it down
+        end(marked(self.spec.lab, "", "broker"), self.grace_s)  # it did not answer, or was not recorded
         url_file.unlink(missing_ok=True)
         log = folder / "broker.log"
         process = self.started(
@@ -66,7 +66,7 @@ class Broker(ProcessPart):
 
 @dataclass(frozen=True, slots=True)
 class NodeAgent(ProcessPart):
-    """The agent of a node: among the node's files, yet on the machine's network, where broker and images are."""
+    """The agent of a node: in the node's mount namespace, but on the machine's network, for broker and images."""
 
     grace_s = 15.0  # it destroys its guests first
     node: NodeSpec
@@ -80,7 +80,7 @@ class NodeAgent(ProcessPart):
     @property
     def argv(self) -> list[str]:
         """The command line; the agent reads the broker's address from its standard input."""
-        # An agent without a libvirtd makes its guests' control groups below its own: those must not have precedence.
+        # An agent without a libvirtd makes its guests' control groups below its own, which must not have precedence.
         first = within(self.node.lab) if self.node.has_libvirtd else []
         inside = [*first, *enter(self.node, self.journal, network=False)]
         return [*inside, *module_argv("node_agent", *arguments(self.node))]
@@ -96,7 +96,7 @@ class NodeAgent(ProcessPart):
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """Its log file."""
         return self.node.store_dir / "log" / "agent.log"
 
 

@@ -1,4 +1,4 @@
-"""What a lab in a box consists of, and the name and place of each of its parts."""
+"""Specification of a lab in a box: its parts, with their names and paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORE_ROOT = Path("/var/lib/dfrs-testbed")
 
 
 def prefix(lab: str) -> str:
-    """Return what the names of all parts of a lab begin with."""
+    """Return the prefix of the names of all parts of a lab."""
     return f"dfrs-{lab}-"
 
 
@@ -77,7 +77,7 @@ class NodeSpec:
 
     @property
     def store_dir(self) -> Path:
-        """What needs a disk: saved guests, libvirt's files, logs."""
+        """Files that need a disk: saved guests, libvirt's files, logs."""
         return store_dir(self.lab) / self.name
 
     @property
@@ -87,12 +87,12 @@ class NodeSpec:
 
     @property
     def pki_dir(self) -> Path:
-        """Certificates of its libvirtd and hypervisor, where these look for them: /etc/pki inside."""
+        """Certificates of its libvirtd and hypervisor: /etc/pki inside."""
         return self.run_dir / "pki"
 
     @property
     def socket(self) -> Path:
-        """Where its libvirtd answers, as seen from outside the node."""
+        """The socket of its libvirtd, as a path outside the node."""
         return self.run_dir / "run" / "libvirt-sock"
 
     @property
@@ -103,9 +103,9 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class BoxSpec:
-    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s a node and direction; None is no limit).
+    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s per node and direction; None is no limit).
 
-    `xen_scheduler` is that of the hypervisors in nested Xen nodes.
+    `xen_scheduler` is the scheduler of the hypervisors in nested Xen nodes.
     """
 
     lab: str

@@ -1,4 +1,4 @@
-"""What is known of a lab between two commands: its parts, each written down before it is made."""
+"""The recorded state of a lab between two commands: its parts, each recorded before it is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = "lab.json"
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A part of the lab; `made` is False from the intent to make it until it is there."""
+    """A part of the lab; `made` is False from the intent to make it until it exists."""
 
     made: bool = False
     process: ProcessId | None = None
@@ -31,9 +31,9 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class BoxState:
-    """A lab: what it is to be, and which parts have been made, by `<kind> <name>`, in the order of their making.
+    """A lab: its specification, and the parts made so far, by `<kind> <name>`, in creation order.
 
-    `phase` is `up` once every part was made and every agent announced.
+    `phase` is `up` once every part was made and every agent is online.
     """
 
     spec: BoxSpec
@@ -64,34 +64,34 @@ class BoxState:
 
 
 class Journal:
-    """The state file of one lab; every change is on it before the call returns. Threads may share it."""
+    """The state file of one lab; every change is written before the call returns. Threads may share it."""
 
     def __init__(self, state: BoxState) -> None:
         self.state = state
         self._lock = threading.Lock()
 
     def intend(self, part: str) -> None:
-        """Write that a part is about to be made."""
+        """Record that a part is about to be made."""
         with self._lock:
             self._put(part, replace(self.state.things.get(part, Thing()), made=False))
 
     def started(self, part: str, process: ProcessId) -> None:
-        """Write which process a part is."""
+        """Record the process of a part."""
         with self._lock:
             self._put(part, Thing(made=False, process=process))
 
     def made(self, part: str) -> None:
-        """Write that a part is there."""
+        """Record that a part exists."""
         with self._lock:
             self._put(part, replace(self.state.things.get(part, Thing()), made=True))
 
     def process(self, part: str) -> ProcessId | None:
-        """Return the process of a part as it was written last."""
+        """Return the last recorded process of a part."""
         thing = self.state.things.get(part)
         return None if thing is None else thing.process
 
     def phase(self, phase: Literal["making", "up", "ending"]) -> None:
-        """Write how far the lab is."""
+        """Record the phase of the lab."""
         with self._lock:
             self._write(replace(self.state, phase=phase))
 
@@ -106,7 +106,7 @@ class Journal:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads; it is there whole, or as it was before."""
+    """Write a file atomically that only its owner can read."""
     write_whole(path, content, mode=0o600, durable=False)
 
 
@@ -116,7 +116,7 @@ def broker_url_file(lab: str) -> Path:
 
 
 def find(lab: str) -> BoxState | None:
-    """Return what is known of a lab, or None when there is none; raises `UserError` or `RunError`."""
+    """Return the recorded state of a lab, or None when there is none; raises `UserError` or `RunError`."""
     path = lab_dir(lab) / _FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=BoxState)
@@ -129,7 +129,7 @@ def find(lab: str) -> BoxState | None:
 
 
 def labs() -> list[str]:
-    """Return the names of all labs that have a folder, whole or not."""
+    """Return the names of all labs that have a folder, complete or not."""
     return sorted(path.name for path in RUN_ROOT.iterdir() if path.is_dir()) if RUN_ROOT.is_dir() else []
 
 

@@ -1,4 +1,4 @@
-"""How a lab is: what runs, what answers, and what is missing that should be there."""
+"""Status of a lab: running parts, answering parts, and missing parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DomainStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node: process ids are None where nothing runs; `libvirtd_answers` is None where none belongs.
+    """A node: process ids are None without a process; `libvirtd_answers` is None for a node without a libvirtd.
 
     A nested node has a `machine_pid`, and no socket: its libvirtd runs in it, and answers by ssh.
     """
@@ -51,9 +51,9 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class LabReport:
-    """A lab; `missing` names each part that should be there and is not, so it is well when that is empty.
+    """A lab; `missing` names each missing part, so the lab is healthy when it is empty.
 
-    `cgroups` says which version of control groups the partitions are in: v1, hybrid, or v2.
+    `cgroups` is the version of control groups of the partitions: v1, hybrid, or v2.
     """
 
     lab: str
@@ -65,12 +65,12 @@ class LabReport:
     missing: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as JSON has it."""
+        """Return it as plain data for JSON."""
         return asdict(self)
 
 
 def report(lab: str) -> LabReport:
-    """Look at a lab; raises nothing for what is broken, that is the finding."""
+    """Check a lab; broken parts raise no error, they are the result."""
     try:
         state = find(lab)
         trouble = "its state was never written"

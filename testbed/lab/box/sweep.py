@@ -1,4 +1,4 @@
-"""Finds what is left of a lab by names and marks alone, for when nobody lived to write it down."""
+"""Finds leftovers of a lab by names and marks alone, for parts that were not recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.lab.box.state import labs
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is there; `Part` in so far as it can be removed."""
+    """An existing resource; a `Part` that can only be removed."""
 
     name: str
     take: Callable[[], list[str]]
@@ -35,7 +35,7 @@ class Leftover:
 
 
 def known_labs() -> list[str]:
-    """Return the names of all labs of which there is a folder; what is on disk outlives a restart of the machine."""
+    """Return the names of all labs with a folder; folders on disk outlive a restart of the machine."""
     stored = [path.name for path in STORE_ROOT.iterdir() if path.is_dir()] if STORE_ROOT.is_dir() else []
     return sorted({*labs(), *stored})
 
@@ -46,11 +46,11 @@ def processes_of(lab: str) -> list[ProcessId]:
 
 
 def leftovers(lab: str) -> list[list[Part]]:
-    """Return what is left of a lab, in layers as `plan.layers_of`: removed from the last on."""
+    """Return the leftovers of a lab, in layers as `plan.layers_of`; removal begins with the last."""
     processes = processes_of(lab)
     folders = [Folders(lab_dir(lab), ()), Folders(store_dir(lab), ())]
     found: list[list[Part]] = [
-        # a process that was being started may make its folder as late as it is killed
+        # a starting process may make its folder just before it is killed
         [folder for folder in folders if processes or folder.top.exists()],
         _found(lab, "network", namespaces(), remove_namespace),
         _found(lab, "control group", control_groups(), remove_control_group),

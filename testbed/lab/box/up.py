@@ -1,4 +1,4 @@
-"""Brings a lab up: makes what is not there, and proves that all of it works."""
+"""Brings a lab up: makes missing parts, and checks that all of them work."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from testbed.lab.box.state import BoxState, Journal, check_distinct, find
 from testbed.lab.box.xen.hardware import OWN_MIB
 
 _ONLINE_WITHIN_S = 30.0
-_NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor reads all the code first
+_NESTED_ONLINE_WITHIN_S = 120.0  # an emulated processor loads all the code first
 
 
 def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
-    """Raise `UserError` if the machine cannot hold the nodes; tell what would spoil measurements on them."""
+    """Raise `UserError` if the machine cannot hold the nodes; report conditions that would spoil measurements."""
     machine_mib = psutil.virtual_memory().total >> 20
     memory_mib = sum(node.memory_mib + (OWN_MIB if node.is_nested else 0) for node in spec.nodes)
     if memory_mib > machine_mib:
@@ -37,10 +37,10 @@ def check_machine(spec: BoxSpec, say: Callable[[str], None]) -> None:
 
 
 def bring_up(spec: BoxSpec, scenario: Path, say: Callable[[str], None]) -> tuple[BoxState, list[str]]:
-    """Make what is missing of a lab; returns its state, and the names of what was made.
+    """Make the missing parts of a lab; returns its state, and the names of the parts made.
 
-    What was made of a new lab is removed again if not all of it can be made, or on Ctrl-C. A lab that was up stays as
-    it is then: there may be guests in it.
+    Parts of a new lab are removed again after a failure or Ctrl-C. A lab that was up is left unchanged then, as it may
+    have guests.
     """
     check_machine(spec, say)
     check_distinct(spec.lab)

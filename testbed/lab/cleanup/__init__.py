@@ -1,1 +1,1 @@
-"""What dead runs and killed agents left on a machine, found and removed."""
+"""Finds and removes leftovers of dead runs and killed agents on a machine."""

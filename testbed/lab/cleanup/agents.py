@@ -1,6 +1,6 @@
-"""What killed agents left: guests and whatever else their driver knows, images, folders, control groups.
+"""Leftovers of killed agents: guests and other resources of their driver, images, folders, control groups.
 
-The agents' package removes it, in a process of its own: that has the drivers.
+The agents' package, which has the drivers, removes them in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LONGEST_LINE = 1 << 24
 
 
 async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
-    """Remove what this user's killed agents left, as their claims tell; with `dry_run` only look.
+    """Remove the leftovers of this user's killed agents, by their claims; with `dry_run` only list them.
 
-    With `force` also in labs of which somebody holds the lease, or nobody can tell.
+    With `force` also in labs whose lease is held or unknown.
     """
     every = claims()
     alive = [claim for _, claim in every if claim.alive]
@@ -51,7 +51,7 @@ async def clean_agents(*, dry_run: bool, force: bool) -> list[Leftover]:
 
 
 def _namesake(claim: Claim, alive: Iterable[Claim]) -> str:
-    """Say which live agent has guests that could be taken for those of this one; empty if none has."""
+    """Return the live agent whose guests could be confused with this one's; empty if there is none."""
     for other in alive:
         if (other.node, other.driver, other.options) == (claim.node, claim.driver, claim.options):
             return f"agent {other.name} (process {other.pid}) has a node of the same name: end it first"
@@ -60,7 +60,7 @@ def _namesake(claim: Claim, alive: Iterable[Claim]) -> str:
 
 @contextlib.asynccontextmanager
 async def _sweeper() -> AsyncIterator[Callable[[Sweep], Awaitable[Swept]]]:
-    """Run the agents' command inside the block; the function that is yielded raises `RunError` if that fails."""
+    """Run the agents' command inside the block; the yielded function raises `RunError` if it fails."""
     command = module_argv("node_agent.leftovers")
     # a session of its own keeps the terminal's Ctrl-C from it: the block ends it
     child = await asyncio.create_subprocess_exec(
@@ -82,5 +82,5 @@ async def _sweeper() -> AsyncIterator[Callable[[Sweep], Awaitable[Swept]]]:
         yield sweep
     finally:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()  # it has answered whatever it was asked
+            child.kill()  # it has answered all requests
         await child.wait()

@@ -1,4 +1,4 @@
-"""Whether somebody may still want what an agent left: whoever holds the lease of its lab."""
+"""Whether a controller that holds a lab's lease may still need the leftovers of an agent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LISTEN_S = 1.0
 
 
 async def held_by(claim: Claim) -> str:
-    """Return why what a dead agent left must stay: who drives its lab, or that nobody can tell; empty if it may go.
+    """Return why a dead agent's leftovers must stay: the lab's lease is held or unknown; empty if they may go.
 
-    A broker whose port is closed has ended, and with it every lease that it knew. One that does not answer may be
-    cut off from here, with a controller at its other end.
+    A broker whose port is closed has ended, and with it all of its leases. A broker that does not answer may be
+    unreachable only from here, and still serve a controller.
     """
     try:
         address = BrokerAddress.parse(claim.broker, Path(claim.tls_dir) if claim.tls_dir else None)
@@ -40,10 +40,10 @@ async def held_by(claim: Claim) -> str:
         guard.hear(topic, payload)
 
     try:
-        # as the agent itself, which is dead: rules by certificate let it read the lease
+        # with the dead agent's identity, whose certificate may read the lease
         async with MqttBus(address, f"agent-{claim.lab}-{claim.node}", keep_session=False) as bus:
             await bus.subscribe(topics.lease_topic(claim.lab), hear)
-            await asyncio.sleep(_LISTEN_S)  # no broker says that it has no retained record
+            await asyncio.sleep(_LISTEN_S)  # no broker reports the absence of a retained record
     except (BusError, UserError) as error:
         return f"who drives lab {claim.lab} is not known: {error}"
     return f"{guard.lease.holder} drives lab {claim.lab}" if guard.lease else ""

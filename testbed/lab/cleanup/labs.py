@@ -1,4 +1,4 @@
-"""Labs in a box that were never made whole, or that a restart of the machine ended."""
+"""Labs in a box that were never completed, or that a restart of the machine ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from testbed.lab.cleanup.leftover import Leftover
 
 
 def clean_labs(*, dry_run: bool, say: Callable[[str], None]) -> list[Leftover]:
-    """Remove such labs; a lab that was up stays, whole or not. Nothing is looked at without root.
+    """Remove such labs; a lab that was up stays, complete or not. Without root no lab is checked.
 
-    Of a lab whose state is not to be seen nothing may run: it may be seen by others, who have another root than we.
+    A lab without a visible state is removed only if none of its processes runs: processes with another root directory
+    may see its state.
     """
     if os.geteuid() != 0:
         return []

@@ -1,4 +1,4 @@
-"""What was left by whom."""
+"""Leftovers and their former owners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is there and belongs to nobody who lives; `kept` says why it was not removed, if it was not."""
+    """A resource without a live owner; `kept` is the reason if it was not removed."""
 
     of: str
     what: str

@@ -1,1 +1,1 @@
-"""What is wrong with a machine, a node or a lab, and the command that mends it."""
+"""Faults of a machine, a node or a lab, each with the command that fixes it."""

@@ -1,4 +1,4 @@
-"""Certificates of this machine: when they end."""
+"""Certificates of this machine: their expiry."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BROKER_FOLDER = Path("/etc/mosquitto/dfrs/certificates")  # by ansible/roles/bro
 
 
 def certificates(given: Sequence[Path] = ()) -> Iterator[Finding]:
-    """Tell which certificates end within 30 days, or have ended.
+    """Report the certificates that expire within 30 days or have expired.
 
-    They are those in the `given` folders and below, of this user's agents, of the environment, and of a broker here.
+    Checked are those in and below the `given` folders, of this user's agents, of the environment, and of a broker here.
     """
     files = sorted({path for folder in (*given, *_known()) for path in _below(folder)})
     ends: list[tuple[datetime, Path]] = []
@@ -41,7 +41,7 @@ def certificates(given: Sequence[Path] = ()) -> Iterator[Finding]:
 
 
 def _judge(ends: Sequence[tuple[datetime, Path]]) -> Iterator[Finding]:
-    """Tell of each certificate that ends soon, or of the first one if none does; `ends` is in the order of time."""
+    """Report each certificate that expires soon, or the first one if none does; `ends` is in the order of time."""
     now = datetime.now(UTC)
     soon = [each for each in ends if each[0] - now < SOON]
     for until, path in soon:

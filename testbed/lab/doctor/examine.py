@@ -17,7 +17,7 @@ _EXTRAS = {"libvirt": "libvirt-python", "docker": "docker", "secure": "cryptogra
 
 
 def versions() -> Iterator[Finding]:
-    """Tell the testbed's version, and which extras are installed."""
+    """Report the testbed's version and the installed extras."""
     there = []
     for extra, package in _EXTRAS.items():
         try:
@@ -31,9 +31,9 @@ def examine(
     folder: Path, broker: BrokerAddress | None = None, influx_url: str | None = None,
     say: Callable[[str], None] = lambda _name: None, certificate_folders: Sequence[Path] = (),
 ) -> Iterator[Finding]:  # fmt: skip
-    """Yield what each check finds; `say` is called with the name of a check before it begins.
+    """Yield the findings of each check; `say` is called with the name of a check before it begins.
 
-    A check that fails itself is a finding, too. `certificate_folders` are looked at beside those that are known.
+    A check that fails itself is a finding, too. `certificate_folders` are checked in addition to the known ones.
     """
     checks: list[tuple[str, Check]] = [
         ("versions", versions), ("kernel", machine.kernel), ("control groups", machine.control_groups),
@@ -51,7 +51,7 @@ def examine(
 def examine_services(
     broker: BrokerAddress | None, influx_url: str | None, say: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Yield what is found of the services that are named."""
+    """Yield the findings about the given services."""
     checks: list[tuple[str, Check]] = []
     if broker is not None:
         checks.append(("broker", partial(services.broker, broker)))
@@ -63,7 +63,7 @@ def examine_services(
 def examine_lab_here(
     lab: str, broker_log: Path | None, runs: Path, say: Callable[[str], None]
 ) -> Iterator[Finding]:  # fmt: skip
-    """Yield what a lab's broker on this machine and its runs in a folder tell of suspicious acts."""
+    """Yield the suspicious acts recorded by a lab's broker on this machine and by its runs in a folder."""
     yield from _all(suspicious.checks_of(lab, broker_log, runs), say)
 
 
@@ -78,5 +78,5 @@ def _safely(name: str, check: Check) -> Iterable[Finding]:
         return list(check())
     except UserError as error:
         return [Finding(name, "error", str(error))]
-    except Exception as error:  # noqa: BLE001  # a machine that is sick in a way that nobody thought of
+    except Exception as error:  # noqa: BLE001  # an unforeseen fault of the machine
         return [Finding(name, "error", f"the check itself failed: {type(error).__name__}: {error}")]

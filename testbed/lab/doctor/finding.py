@@ -1,4 +1,4 @@
-"""What a check says."""
+"""Findings: the results of checks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One checked property.
 
-    "note" is worth knowing and no fault; "warning" makes measurements worse; with an "error" something does not work.
-    `mend` is the command that mends it, or what to do, where there is such a thing. `values` have units in their names.
+    "note" is useful information and no fault; a "warning" makes measurements worse; an "error" prevents a function.
+    `mend` is the command that fixes it, or an instruction, if there is one. `values` have units in their names.
     """
 
     check: str

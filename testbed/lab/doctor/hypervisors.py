@@ -22,7 +22,7 @@ _SIGN = b"Linux version"
 
 
 def qemu_and_kvm() -> Iterator[Finding]:
-    """Tell the emulator's version, and whether a guest really boots under KVM: /dev/kvm alone does not say so."""
+    """Report the emulator's version, and whether a guest boots under KVM, which /dev/kvm alone does not prove."""
     program = shutil.which(_QEMU.get(platform.machine(), "qemu-system-x86_64"))
     if program is None:
         yield Finding("QEMU", "note", "not installed: no virtual machines by libvirt here", "./scripts/debian-packages")
@@ -56,7 +56,7 @@ def _guest_kernel() -> Path | None:
 
 
 def _boots(program: str, kernel: Path) -> float | None:
-    """Return the seconds until a kernel without a root file system has said its name under KVM; None if it does not."""
+    """Return the seconds until a kernel without a root file system prints its name under KVM; None if it does not."""
     command = [
         program, "-accel", "kvm", "-m", "128", "-display", "none", "-no-reboot", "-nodefaults", "-serial", "stdio",
         "-kernel", str(kernel), "-append", "console=ttyS0 panic=-1",
@@ -82,7 +82,7 @@ def _boots(program: str, kernel: Path) -> float | None:
 
 
 def libvirt() -> Iterator[Finding]:
-    """Tell whether libvirt answers."""
+    """Report whether libvirt answers."""
     virsh = shutil.which("virsh")
     if virsh is None:
         yield Finding("libvirt", "note", "not installed", "./scripts/debian-packages")
@@ -99,7 +99,7 @@ def libvirt() -> Iterator[Finding]:
 
 
 def xen() -> Iterator[Finding]:
-    """Tell Xen's version and scheduler where this machine is its dom0."""
+    """Report Xen's version and scheduler if this machine is its dom0."""
     if not _on_xen():
         return
     told = _output(["xl", "info"])
@@ -113,7 +113,7 @@ def xen() -> Iterator[Finding]:
 
 
 def docker() -> Iterator[Finding]:
-    """Tell whether a Docker engine answers, where there is its command, and whether it could save whole containers."""
+    """If Docker's command is installed, report whether its engine answers, and whether it can save whole containers."""
     program = shutil.which("docker")
     if program is None:
         return

@@ -1,4 +1,4 @@
-"""What can only be seen from outside a machine, or between two: clocks, versions, how fast nodes send to each other."""
+"""Checks from outside a machine, or between two: clocks, versions, transfer rates between nodes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from testbed.lab.remote.shell import RemoteError, Shell, log_in
 _TRIES = 5
 _CLOCK_WARNING_S, _CLOCK_ERROR_S = 0.05, 1.0
 _PROBE_MIB = 256
-_SLOW_MIB_PER_S = 50.0  # half of what a gigabit carries: moving a guest of 8 GiB then takes longer than 2 min 40 s
+_SLOW_MIB_PER_S = 50.0  # half the rate of a gigabit link: moving a guest of 8 GiB then takes longer than 2 min 40 s
 _PORTS = range(49152, 65536)  # for private use (RFC 6335)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a machine told: its own doctor's findings, how far its clock is ahead of ours, the MTU of its address."""
+    """A machine's report: its own doctor's findings, the offset of its clock ahead of ours, the MTU of its address."""
 
     findings: tuple[Finding, ...]
     ahead_s: float
@@ -39,14 +39,14 @@ class _Seen:
 
 
 class _Received(msgspec.Struct, frozen=True):
-    """What the receiving end of a transfer says."""
+    """The report of the receiving end of a transfer."""
 
     bytes: int
     seconds: Annotated[float, msgspec.Meta(gt=0)]
 
 
 def examine_lab(hosts: Hosts, chosen: Sequence[Host], say: Callable[[str], None]) -> Iterator[tuple[str, Finding]]:
-    """Yield what is found on each machine, with its name, and between them, with none."""
+    """Yield the findings on each machine, with its name, and between them, without a name."""
     say("the machines")
     outcomes = everywhere(hosts, chosen, _see, lambda outcome: say(outcome.host.name))
     seen: dict[str, _Seen] = {}
@@ -59,7 +59,7 @@ def examine_lab(hosts: Hosts, chosen: Sequence[Host], say: Callable[[str], None]
             yield outcome.host.name, _clock(outcome.value)
     yield from (("", finding) for finding in _alike(seen))
     there = [host for host in chosen if host.name in seen]
-    for one, other in pairwise([*there, there[0]] if len(there) > 1 else there):  # round in a ring: each sends and gets
+    for one, other in pairwise([*there, there[0]] if len(there) > 1 else there):  # in a ring: each sends and receives
         say(f"{one.name} to {other.name}")
         yield "", _network(hosts, one, other)
 
@@ -87,7 +87,7 @@ def _seen(shell: Shell, findings: tuple[Finding, ...]) -> _Seen:
 
 
 def _clock(seen: _Seen) -> Finding:
-    """Tell how far a clock is off, by no more than what is sure."""
+    """Report the certain part of a clock's offset."""
     sure_s = max(0.0, abs(seen.ahead_s) - seen.within_s)
     severity: Severity = "error" if sure_s > _CLOCK_ERROR_S else "warning" if sure_s > _CLOCK_WARNING_S else "ok"
     return Finding(
@@ -98,7 +98,7 @@ def _clock(seen: _Seen) -> Finding:
 
 
 def _alike(seen: dict[str, _Seen]) -> Iterator[Finding]:
-    """Tell whether machines that have to be alike are so."""
+    """Report whether machines that must be alike are alike."""
     versions: dict[str, list[str]] = {}
     mtus: dict[str, list[str]] = {}
     for name, each in seen.items():

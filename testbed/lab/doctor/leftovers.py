@@ -1,4 +1,4 @@
-"""What runs that died left on this machine."""
+"""Leftovers of dead runs on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOLD = 3
 
 
 def agents() -> Iterator[Finding]:
-    """Tell of what killed agents of this user left."""
+    """Report leftovers of killed agents of this user."""
     from testbed.lab.cleanup.agents import clean_agents  # noqa: PLC0415  # its bus is heavy
 
     found = asyncio.run(clean_agents(dry_run=True, force=False))
@@ -25,7 +25,7 @@ def agents() -> Iterator[Finding]:
 
 
 def labs() -> Iterator[Finding]:
-    """Tell of labs in a box that are not whole."""
+    """Report incomplete labs in a box."""
     from testbed.lab.box.status import report  # noqa: PLC0415  # heavy where there is none
     from testbed.lab.box.sweep import known_labs  # noqa: PLC0415  # as above
 

@@ -23,7 +23,7 @@ _SWAPPED_MIB = 64
 
 
 def kernel() -> Iterator[Finding]:
-    """Tell the kernel and its age."""
+    """Report the kernel and its age."""
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if numbers < _LEAST_KERNEL:
@@ -36,7 +36,7 @@ def kernel() -> Iterator[Finding]:
 
 
 def control_groups() -> Iterator[Finding]:
-    """Tell whether CPU caps can be set, and by what."""
+    """Report whether CPU caps can be set, and by which mechanism."""
     v2 = Path("/sys/fs/cgroup/cgroup.controllers")
     v1 = [path for path in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct")) if path.is_dir()]
     if v2.exists() and "cpu" in v2.read_text(encoding="ascii").split():
@@ -68,7 +68,7 @@ def _writable(path: Path) -> bool:
 
 
 def processors() -> Iterator[Finding]:
-    """Tell what changes the speed of cores: governor, threads that share one, stolen time, and what was measured."""
+    """Report influences on the speed of cores: governor, threads that share one, stolen time, and a measurement."""
     cores = psutil.cpu_count(logical=False) or 0
     threads = psutil.cpu_count() or 1
     governors = sorted({_read(path) for path in _SYS_CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")})
@@ -107,7 +107,7 @@ def processors() -> Iterator[Finding]:
 
 
 def _probe() -> float:
-    """Return rounds of a loop a second of this thread's CPU time."""
+    """Return rounds of a loop per second of this thread's CPU time."""
     begin_s, rounds, value = time.thread_time(), 0, 1
     while (used_s := time.thread_time() - begin_s) < _PROBE_S:
         for _ in range(500):
@@ -117,7 +117,7 @@ def _probe() -> float:
 
 
 def memory() -> Iterator[Finding]:
-    """Tell whether memory is short."""
+    """Report whether memory is short."""
     held, swap = psutil.virtual_memory(), psutil.swap_memory()
     values = {"total_mib": held.total >> 20, "available_mib": held.available >> 20}
     if swap.used >> 20 > _SWAPPED_MIB:
@@ -130,7 +130,7 @@ def memory() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Tell whether something keeps the clock right."""
+    """Report whether the clock is synchronised."""
     for command, sign in (
         (["chronyc", "-n", "tracking"], "Leap status     : Normal"),
         (["timedatectl", "show", "-p", "NTPSynchronized"], "NTPSynchronized=yes"),

@@ -1,4 +1,4 @@
-"""Broker and database: whether they answer, and how quickly."""
+"""Broker and database: whether they answer, and their response time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.lab.doctor.finding import Finding
 
 
 def mosquitto() -> Iterator[Finding]:
-    """Tell whether the broker is installed."""
+    """Report whether the broker is installed."""
     program = find_mosquitto()
     if program is None:
         yield Finding("mosquitto", "note", "not installed: runs use the embedded broker", "apt-get install mosquitto")
@@ -42,7 +42,7 @@ def broker(address: BrokerAddress) -> Iterator[Finding]:
 
 
 def influxdb(url: str) -> Iterator[Finding]:
-    """Ask a database whether it is well."""
+    """Check the health of a database."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310  # its address was checked
             version = answer.headers.get("X-Influxdb-Version", "?")

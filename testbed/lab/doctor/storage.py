@@ -1,4 +1,4 @@
-"""Where guests are saved: how fast it is, durably, and how much room there is."""
+"""The disk of saved guests: its durable write rate and its free space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_FREE_MIB = 4096
 
 
 def storage(folder: Path) -> Iterator[Finding]:
-    """Write and fsync a file in a folder, and look how much is free there."""
+    """Write and fsync a file in a folder, and check the free space there."""
     try:
         rate = _write_rate(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What agents, the broker and runs noticed that no honest node does."""
+"""Suspicious acts recorded by agents, the broker and runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MEND = "find out who did it; a node is taken out of the lab by its certificate:
 
 
 def agents() -> Iterator[Finding]:
-    """Tell what agents of this user on this machine refused."""
+    """Report the acts refused by agents of this user on this machine."""
     since_unix_s = time.time() - SINCE_S
     found = [(claim.name, ActFile(Path(claim.state_dir) / FILE).read(since_unix_s)) for _, claim in claims()]
     there = [finding for name, acts in found for finding in _findings(f"agent {name}", acts)]
@@ -47,7 +47,7 @@ def checks_of(lab: str, log: Path | None, runs: Path) -> list[tuple[str, Check]]
 
 
 def broker(lab: str, log: Path | None) -> Iterator[Finding]:
-    """Tell what the broker's rules denied; raises `UserError` for a log that cannot be read."""
+    """Report the acts denied by the broker's rules; raises `UserError` for a log that cannot be read."""
     from testbed.lab.secure.broker_log import acts_of  # noqa: PLC0415  # an extra
 
     since_unix_s = time.time() - SINCE_S
@@ -78,7 +78,7 @@ def _at_broker(acts: Iterable[Act], *, sure: bool = True) -> list[Finding]:
 
 
 def noticed_in(lab: str, runs: Path) -> Iterator[Finding]:
-    """Tell what the newest runs of a lab noticed."""
+    """Report the acts recorded by the newest runs of a lab."""
     mine = [path for path in _newest(runs) if _lab_of(path) == lab]
     found = [(path.name, _noticed(path)) for path in mine]
     there = [finding for name, acts in found for finding in _findings(f"run {name}", acts)]
@@ -106,13 +106,13 @@ def _lines_of(log: Path) -> Iterator[str]:
 
 
 def _split(source: io.BufferedIOBase) -> Iterator[str]:
-    """Yield the lines of a log, which end at line feeds only; one that is longer than any of Mosquitto in parts."""
+    """Yield the lines of a log, which end at line feeds only; a line longer than any of Mosquitto's comes in parts."""
     while line := source.readline(_MOST_LINE_CHARS):
         yield line.decode(errors="replace")
 
 
 class _Journal:
-    """The lines of the broker's unit while they come; `cut` says that time was up before the last one."""
+    """The lines of the broker's unit as they arrive; `cut`: the timeout came before the last one."""
 
     def __init__(self, source: io.BufferedIOBase | None) -> None:
         self._source = source
@@ -139,7 +139,7 @@ def _journal(
     command: Sequence[str] = _JOURNAL, within_s: float = _JOURNAL_WITHIN_S,
     which: Callable[[str], str | None] = shutil.which,
 ) -> Iterator[_Journal]:  # fmt: skip
-    """Read the journal of the broker's unit while the block lasts; it is ended when time is up."""
+    """Read the journal of the broker's unit during the block; the reader is killed at the timeout."""
     if which(command[0]) is None:
         yield _Journal(None)
         return
@@ -157,7 +157,7 @@ def _journal(
         finally:
             timer.cancel()
             with contextlib.suppress(OSError):
-                child.kill()  # a reader that gave up must not wait for the rest
+                child.kill()  # after an early end, do not wait for the rest
 
 
 def _newest(runs: Path) -> list[Path]:

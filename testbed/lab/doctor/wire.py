@@ -1,4 +1,4 @@
-"""How fast one machine sends to another: a listener there, a sender here, each started over ssh.
+"""The transfer rate between two machines: a listener there, a sender here, each started over ssh.
 
     python -m testbed.lab.doctor.wire receive ADDRESS PORT   prints what came: {"bytes", "seconds"}
     python -m testbed.lab.doctor.wire send ADDRESS PORT MIB
@@ -23,7 +23,7 @@ _TOKEN_BYTES = 32
 
 
 def receive(address: str, port: int, token: str) -> None:
-    """Listen, and time what comes from the first byte after the token on."""
+    """Listen, and time the data from the first byte after the token on."""
     with socket.create_server((address, port)) as server:
         server.settimeout(_PATIENCE_S)
         connection, _ = server.accept()
@@ -39,7 +39,7 @@ def receive(address: str, port: int, token: str) -> None:
 
 
 def send(address: str, port: int, mib: int, token: str) -> None:
-    """Send so much, as soon as the listener is there."""
+    """Send `mib` MiB as soon as the listener accepts."""
     block = bytes(_CHUNK)
     with _connect(address, port) as connection:
         connection.sendall(token.encode("ascii"))
@@ -55,7 +55,7 @@ def _connect(address: str, port: int) -> socket.socket:
         except ConnectionRefusedError:
             if time.monotonic() > ends_s:
                 raise
-            time.sleep(_AGAIN_S)  # the listener is on another machine: nothing tells when it is there
+            time.sleep(_AGAIN_S)  # the listener is on another machine, so there is no event of its start
 
 
 def mtu_of(address: str) -> int | None:
@@ -85,7 +85,7 @@ def _has(address: str, netmask: str | None, wanted: str) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Do as the command line says."""
+    """Run the command line."""
     match words:
         case ["receive", address, port]:
             receive(address, int(port), sys.stdin.readline().strip())

@@ -1,4 +1,4 @@
-"""Archives that a kernel unpacks as its first file system: cpio "newc", the same bytes for the same tree."""
+"""Archives for an initramfs: cpio "newc", the same bytes for the same tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK_BYTES = 512
 class Entry:
     """One file of the archive; `name` is its path without a leading slash, `mode` its type and permissions.
 
-    `data` is what a regular file holds or where a symbolic link points; `device` is a device's major and minor.
+    `data` is a regular file's content or a symbolic link's target; `device` is a device's major and minor.
     """
 
     name: str
@@ -47,9 +47,9 @@ def device(name: str, major: int, minor: int, permissions: int = 0o600) -> Entry
 
 
 def archive(entries: Iterable[Entry]) -> bytes:
-    """Return the archive of entries in any order: sorted, owned by root, from the beginning of time.
+    """Return the archive of entries in any order: sorted, owned by root, with modification time 0.
 
-    Raises `TestbedError` for a name that comes twice, is no clean relative path, or lies in no folder of the archive.
+    Raises `TestbedError` for a repeated name, one that is no clean relative path, or one outside the archive's folders.
     """
     ordered = sorted(entries, key=lambda entry: entry.name.split("/"))
     folders = {""}

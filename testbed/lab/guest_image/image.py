@@ -1,6 +1,6 @@
-"""The guest image of virtual machines: built once from this system's parts, found again by what it was made from.
+"""The guest image of virtual machines: built once from this system's parts, identified by its ingredients.
 
-`testbed.host.guest_image` says where it lies. The same ingredients give the same bytes.
+`testbed.host.guest_image` has its location. The same ingredients give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build_key(fingerprints: dict[str, str]) -> str:
 
 
 def build(cache: Path | None = None, progress: Callable[[str], None] = lambda _: None) -> GuestImage:
-    """Build the image unless it is there already, and make it the current one.
+    """Build the image unless it exists already, and make it the current one.
 
     Raises `UserError` when something has to be installed first, `RunError` when a tool fails.
     """
@@ -83,7 +83,7 @@ def _build(ingredients: Ingredients, key: str, cache: Path, progress: Callable[[
         place = cache / key
         try:
             ready.rename(place)
-        except OSError:  # another build was quicker, or one of an older time is incomplete
+        except OSError:  # another build was faster, or an older one is incomplete
             if not (place / "manifest.json").exists():
                 shutil.rmtree(place)
                 ready.rename(place)

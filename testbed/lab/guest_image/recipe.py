@@ -1,4 +1,4 @@
-"""What is in the guest image: the tree of its files, and the fingerprints of all that it is made from.
+"""Contents of the guest image: the tree of its files, and the fingerprints of all its ingredients.
 
 Kernel modules that a paravirtual device of any supported hypervisor needs, a static busybox for `init`, the programs
 of `SOURCES`, and MPICH with its libraries. There is no disk: the file system is memory, saved with the machine.
@@ -38,7 +38,7 @@ _STATIC: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """All that the image is made from; `fingerprints` maps each to its SHA-256 or version, `versions` is for people."""
+    """All ingredients of the image; `fingerprints` maps each to its SHA-256 or version, `versions` is for people."""
 
     kernel: Package
     busybox_file: Path | None
@@ -51,7 +51,7 @@ class Ingredients:
 
 
 def gather(downloads: Path) -> Ingredients:
-    """Find out what the image would be made from now, without making it; raises `UserError` or `RunError`."""
+    """Determine the present ingredients of the image without making it; raises `UserError` or `RunError`."""
     kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), mpich()
     loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library

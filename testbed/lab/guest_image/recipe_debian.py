@@ -1,4 +1,4 @@
-"""What the guest image takes from Debian: the kernel with its modules, and busybox. No root rights needed."""
+"""The guest image's parts from Debian: the kernel with its modules, and busybox. No root rights needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UPDATE = "expected it in the package lists: apt-get update"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One version of a package, and what its file must hash to."""
+    """One version of a package, and the expected hash of its file."""
 
     name: str
     version: str
@@ -28,9 +28,9 @@ class Package:
 
 
 def kernel_package(downloads: Path) -> Package:
-    """Return the kernel that the cloud meta package asks for now; raises `UserError` when the lists know none.
+    """Return the kernel on which the cloud meta package depends now; raises `UserError` if the lists have none.
 
-    The answer is kept in `downloads` as long as the package lists stay the same: asking takes longer than all else.
+    The answer is cached in `downloads` while the package lists are unchanged, as the query is the slowest step.
     """
     stamp = _lists_stamp()
     kept = downloads / "kernel.json"
@@ -39,7 +39,7 @@ def kernel_package(downloads: Path) -> Package:
         if answer["lists"] == stamp:
             return Package(**answer["package"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # nothing is kept, or it is damaged: it is asked for again
+        pass  # no cached answer, or a damaged one: query again
     package = _ask_kernel_package()
     downloads.mkdir(parents=True, exist_ok=True)
     write_whole(kept, json.dumps({"lists": stamp, "package": asdict(package)}))

@@ -1,4 +1,4 @@
-"""What the guest image takes from this Python environment's MPICH, and the libraries that it needs."""
+"""The guest image's parts from this Python environment's MPICH, and the libraries that it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Mpich:
-    """Where the wheel's files are."""
+    """Paths of the wheel's files."""
 
     version: str
     header: Path
@@ -25,7 +25,7 @@ class Mpich:
 
 
 def mpich() -> Mpich:
-    """Find the installed wheel; raises `UserError` when it is not there or lacks a file."""
+    """Find the installed wheel; raises `UserError` when it is missing or lacks a file."""
     try:
         wheel = metadata.distribution("mpich")
     except metadata.PackageNotFoundError as error:

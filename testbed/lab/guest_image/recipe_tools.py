@@ -1,4 +1,4 @@
-"""Running the tools that the image is made with."""
+"""Runs the tools that make the image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL"
 
 
 def run(argv: Sequence[str], cwd: Path | None = None, **more: str) -> str:
-    """Run a tool to its end in a fixed environment and return what it printed.
+    """Run a tool to its end in a fixed environment and return its output.
 
-    Raises `UserError` when it is not installed, `RunError` with its last words when it fails.
+    Raises `UserError` when it is not installed, `RunError` with its last output when it fails.
     """
     need(argv[0])
     done = subprocess.run(  # noqa: S603  # fixed tools, no shell
@@ -31,7 +31,7 @@ def run(argv: Sequence[str], cwd: Path | None = None, **more: str) -> str:
 
 
 def need(tool: str) -> None:
-    """Raise `UserError` that says what to install if a tool is missing."""
+    """Raise `UserError` that names the package to install if a tool is missing."""
     packages = {"gcc": "gcc libc6-dev", "strip": "binutils", "ldd": "libc-bin", "dpkg-deb": "dpkg"}
     if shutil.which(tool, path=_ENVIRONMENT["PATH"]) is None:
         package = packages.get(tool, "apt" if tool.startswith("apt") else tool)

@@ -1,4 +1,4 @@
-"""What is done with agents on their machines: installed, looked after, restarted."""
+"""Operations on agents on their machines: install, examine, restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.lab.remote.unit import command_of, unit
 UNIT = "dfrs-agent"
 _INSTALL_S = 900.0
 _CLEANUP_S = 300.0
-_SERVES_WITHIN_S = 20  # else its broker may be down, and it goes on trying
+_SERVES_WITHIN_S = 20  # else its broker may be down, and the agent keeps trying
 _FILES = ("ca.pem", "ca.crl", "peers.pem", "peers.crl", "cert.pem", "key.pem")
 
 _SCRIPT = """#!/bin/sh
@@ -30,7 +30,7 @@ set -eu
 home={home}
 pid="$home/agent.pid"
 log="$home/agent.log"
-# By its id and its start in ticks since boot: ids are used again. One that ended, and that nobody waited for, is none.
+# By its id and its start in ticks since boot: ids are used again. A zombie does not count.
 alive() {{
   [ -s "$pid" ] && [ -s "$pid.began" ] || return 1
   stat=$(cut -d' ' -f3,22 "/proc/$(cat "$pid")/stat" 2>/dev/null) || return 1
@@ -66,9 +66,10 @@ esac
 def install(
     hosts: Hosts, chosen: Sequence[Host], package: str, certificates: Path | None, say: Callable[[Host, str], None]
 ) -> Callable[[Shell], str]:
-    """Return what installs and starts an agent: Python environment, certificate, service. Again is harmless.
+    """Return a function that installs and starts an agent: Python environment, certificate, service. Idempotent.
 
-    `package` is a wheel here. Raises `UserError` for anything else: what is installed as root is not looked up by name.
+    `package` is a wheel here. Raises `UserError` for anything else: a package installed as root is not looked up by
+    name.
     """
     if not package.endswith(".whl"):
         raise UserError(
@@ -80,7 +81,7 @@ def install(
         raise UserError(f"{package}: no such wheel")
     for host in chosen:
         if host.service == "systemd":
-            unit(hosts.lab, hosts.broker, host)  # raises for what its unit could not reach
+            unit(hosts.lab, hosts.broker, host)  # raises for folders that its unit could not reach
     if hosts.broker.startswith("mqtts://") and certificates is None:
         raise UserError("a broker at mqtts:// wants certificates: --certificates FOLDER (testbed ca)")
     if certificates is not None:
@@ -102,7 +103,7 @@ def install(
 
 
 def _check_lab(hosts: Hosts, certificates: Path) -> None:
-    """Refuse the authority of another lab: with its certificates an agent would be that lab's node."""
+    """Refuse the authority of another lab: its certificates would make the agent that lab's node."""
     path = certificates / "lab.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["lab"]
@@ -118,7 +119,7 @@ def _check_lab(hosts: Hosts, certificates: Path) -> None:
 
 
 def _install_package(shell: Shell, wheel: Path) -> None:
-    """Install the wheel and what it needs, in an environment of its own, which is made if it is not there."""
+    """Install the wheel and its dependencies in an environment of its own, which is made if missing."""
     home = shell.host.home
     shell.run("mkdir", "-p", f"{home}/locks")
     with as_file(files("testbed.lab.remote")) as here:
@@ -158,7 +159,7 @@ def restart(shell: Shell) -> str:
 
 
 def logs(lines: int) -> Callable[[Shell], str]:
-    """Return what reads the last lines that an agent wrote."""
+    """Return a function that reads the last lines of an agent's log."""
 
     def act(shell: Shell) -> str:
         if shell.host.service == "script":
@@ -169,14 +170,14 @@ def logs(lines: int) -> Callable[[Shell], str]:
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """What the doctor of a machine says, as its JSON."""
+    """The output of a machine's doctor, as JSON."""
 
     worst: Severity
     findings: tuple[Finding, ...]
 
 
 def exec_check(shell: Shell) -> Examined:
-    """Run the doctor on a machine; raises `RemoteError` for what is no answer of it."""
+    """Run the doctor on a machine; raises `RemoteError` for an invalid output."""
     home = shell.host.home
     program = f"{home}/venv/bin/testbed"
     command = f"{shlex.quote(program)} doctor --json --folder {shlex.quote(home)}; test $? -le 2"
@@ -189,7 +190,7 @@ def exec_check(shell: Shell) -> Examined:
 
 
 def cleanup(*, dry_run: bool, force: bool, only: str | None) -> Callable[[Shell], str]:
-    """Return what removes on a machine what killed agents left; it returns the lines that say what."""
+    """Return a function that removes leftovers of killed agents on a machine, and returns the lines about them."""
 
     def act(shell: Shell) -> str:
         options = [*(["--dry-run"] if dry_run else []), *(["--force"] if force else [])]
@@ -201,8 +202,8 @@ def cleanup(*, dry_run: bool, force: bool, only: str | None) -> Callable[[Shell]
 
 
 def push_image(folder: Path) -> Callable[[Shell], str]:
-    """Return what copies a guest image here, which `testbed image build` made, to a machine."""
-    files = [folder / name for name in ("vmlinuz", "initramfs", "manifest.json")]  # with the last one it is whole
+    """Return a function that copies a local guest image, made by `testbed image build`, to a machine."""
+    files = [folder / name for name in ("vmlinuz", "initramfs", "manifest.json")]  # the last one makes it complete
     if missing := [path.name for path in files if not path.is_file()]:
         raise UserError(f"{folder}: no guest image, as {', '.join(missing)} is not there: testbed image build")
 

@@ -1,4 +1,4 @@
-"""The same on many machines at once: each outcome on its own, one failure stops no other."""
+"""Runs an operation on many machines at once, with one outcome each: a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """What came of a machine: a value, or why not."""
+    """The outcome of a machine: a value, or an error."""
 
     host: Host
     value: T | None
@@ -27,7 +27,7 @@ class Outcome(Generic[T]):
 def everywhere(
     hosts: Hosts, chosen: Sequence[Host], act: Callable[[Shell], T], done: Callable[[Outcome[T]], None] = lambda _: None
 ) -> list[Outcome[T]]:
-    """Log in at each of the chosen machines and act there; `done` is called as each ends. In their order."""
+    """Log in at each chosen machine and act there; `done` is called as each ends. Returns outcomes in their order."""
 
     def on_one(host: Host) -> Outcome[T]:
         try:

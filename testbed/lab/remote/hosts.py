@@ -1,4 +1,4 @@
-"""The machines of a lab, in a file: how to reach each over ssh, and what its agent is told.
+"""The machines of a lab, in a file: the ssh address of each, and the settings of its agent.
 
 lab = "lab-1"
 broker = "mqtts://192.0.2.1:8883"
@@ -32,7 +32,7 @@ DEFAULT_FILE = Path("hosts.toml")
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:
-    """Return what checks that a text is like `pattern` as a whole; `expected` says that to a person.
+    """Return a validator that the whole text matches `pattern`; `expected` describes it to people.
 
     The values go into units of systemd and into command lines. So none may hold a blank, a quote, a backslash, a dollar
     sign or a control character; a percent sign is doubled in units.
@@ -52,7 +52,7 @@ _IN_URL = r"([A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})+"
 Name = Annotated[
     str, _like(r"[a-z0-9][a-z0-9-]{0,62}", "1 to 63 of a-z, 0-9 and -, beginning with a letter or a digit")
 ]
-# no shell and no option of ssh can be smuggled in by a name
+# so that no name can inject a shell command or an option of ssh
 Target = Annotated[
     str,
     _like(r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}", "a name or an address, as root@192.0.2.11"),
@@ -81,7 +81,7 @@ class _Table(BaseModel):
 
 
 class Host(_Table):
-    """A node's machine. `service` is what keeps its agent running: systemd, or a script of ours where there is none."""
+    """A node's machine. `service` keeps its agent running: systemd, or a script of ours without systemd."""
 
     name: Name
     ssh: Target
@@ -101,22 +101,22 @@ class Host(_Table):
 
     @property
     def certificate_folder(self) -> str:
-        """Where the node's certificate is."""
+        """The folder of the node's certificate."""
         return self.certificate or f"{self.home}/certificate"
 
     @property
     def state_folder(self) -> str:
-        """Where the agent keeps private files."""
+        """The folder of the agent's private files."""
         return self.state_dir or f"{self.home}/state"
 
     @property
     def image_folder(self) -> str:
-        """Where the agent keeps saved guests."""
+        """The folder of the agent's saved guests."""
         return self.image_dir or f"{self.home}/images"
 
     @property
     def user(self) -> str | None:
-        """Whom we log in as; None for what ssh's own configuration says."""
+        """The login user; None for the one in ssh's own configuration."""
         user, at, _ = self.ssh.rpartition("@")
         return user if at else None
 
@@ -137,7 +137,7 @@ class Head(_Table):
 
     @property
     def host(self) -> Host:
-        """The machine, for who logs in at it: it is no node."""
+        """The machine as a host for logins; it is no node."""
         machine = self.ssh.rpartition("@")[2]
         return Host(name="head", ssh=self.ssh, port=self.port, address=machine, cpus=1.0, memory_mib=1)
 
@@ -176,7 +176,7 @@ def load_hosts(path: Path) -> Hosts:
 
 
 def read_hosts(text: str, path: Path) -> Hosts:
-    """Read what the file at `path` holds; raises `UserError` that names key and value."""
+    """Read `text`, the content of the file at `path`; raises `UserError` that names key and value."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -197,7 +197,7 @@ def check_hosts(data: dict[str, object], path: Path) -> Hosts:
 
 
 def save_hosts(hosts: Hosts, path: Path) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     data = hosts.model_dump(mode="json", exclude_defaults=True)
     data["hosts"] = [host.model_dump(mode="json", exclude_defaults=True) for host in hosts.hosts]
     write_whole(path, tomli_w.dumps(data))

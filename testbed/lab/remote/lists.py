@@ -1,4 +1,4 @@
-"""Lists of revoked certificates on their way to the machines that check them, over ssh."""
+"""Distribution of lists of revoked certificates to the machines that check them, over ssh."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NODE_LISTS = ("ca.crl", "peers.crl")
 
 
 def to_broker(folder: Path, head: Head, rules: dict[str, str]) -> Callable[[Shell], str]:
-    """Return what gives the broker the lists of `folder` and its rules (file name to text), and has it read them.
+    """Return a function that copies the lists of `folder` and the rules (file name to text) to the broker, and reloads.
 
-    The broker owns these files afterwards: it reads them when it is root no more.
+    The broker owns these files afterwards, because it reads them after it has dropped root.
     """
 
     def act(shell: Shell) -> str:
@@ -38,10 +38,10 @@ def to_broker(folder: Path, head: Head, rules: dict[str, str]) -> Callable[[Shel
 
 
 def to_node(folder: Path, let_in: Sequence[str]) -> Callable[[Shell], str]:
-    """Return what gives a node the lists of its subfolder of `folder`; its agent reads them for the next connection.
+    """Return a function that copies the lists of its subfolder of `folder` to a node, for the agent's next connection.
 
-    Where libvirt and QEMU trust the lab's agents, they get the list as well, and libvirtd's connections of nodes other
-    than those that are `let_in` are ended (`hypervisor-lists`, beside this module).
+    If libvirt and QEMU trust the lab's agents, they get the list as well, and libvirtd's connections from nodes that
+    are not in `let_in` are ended (`hypervisor-lists`, beside this module).
     """
     script = (files("testbed.lab.remote") / "hypervisor-lists").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""One machine over ssh: its key must be known, words are quoted, nothing is typed for it."""
+"""One machine over ssh: its key must be known, arguments are quoted, and there is no interactive input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND_S = 60.0
 
 
 class RemoteError(RunError):
-    """Something could not be done on a machine."""
+    """An operation on a machine failed."""
 
     def __init__(self, host: str, what: str, why: str) -> None:
         self.host = host
@@ -32,13 +32,13 @@ class RemoteError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A machine that we are logged in at."""
+    """A machine with an open login."""
 
     host: Host
     connection: Connection
 
     def run(self, *words: str, within_s: float = COMMAND_S, content: bytes | None = None) -> str:
-        """Run a command and return what it printed; `content` is its standard input. Raises `RemoteError`."""
+        """Run a command and return its output; `content` is its standard input. Raises `RemoteError`."""
         from invoke.exceptions import CommandTimedOut  # noqa: PLC0415  # heavy, and of an extra
 
         command = shlex.join(words)
@@ -57,7 +57,7 @@ class Shell:
         return str(done.stdout)
 
     def put(self, source: Path, target: str, mode: int = 0o644) -> None:
-        """Copy a file there, under its name only when it is whole."""
+        """Copy a file there, renamed to its name only when it is complete."""
         part = f"{target}.part"
         try:
             self.connection.put(str(source), part)
@@ -68,7 +68,7 @@ class Shell:
             raise RemoteError(self.host.name, f"copying {source.name}", str(error)) from None
 
     def write(self, text: str, target: str, mode: int = 0o644) -> bool:
-        """Write a text file there; returns whether it was another before."""
+        """Write a text file there; returns whether its content changed."""
         sftp = self.connection.sftp()
         with contextlib.suppress(OSError), sftp.open(target, "r") as file:
             if file.read().decode("utf-8", "replace") == text:
@@ -103,7 +103,7 @@ def log_in(hosts: Hosts, host: Host) -> Iterator[Shell]:
         connect_kwargs=kwargs,
     )
     client = connection.client
-    client.set_missing_host_key_policy(RejectPolicy())  # its default takes any key
+    client.set_missing_host_key_policy(RejectPolicy())  # its default accepts any key
     client.load_system_host_keys(None if hosts.known_hosts is None else str(hosts.known_hosts.expanduser()))
     with connection:
         try:

@@ -12,7 +12,7 @@ from testbed.lab.remote.hosts import Host
 _RUNTIME = "/run/"
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
 
-_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # what systemd takes as it is, but for the percent sign
+_PLAIN = re.compile(r"[A-Za-z0-9_:/.,@%+=?&~\[\]-]+")  # literal for systemd, but for the percent sign
 
 _UNIT = """# Written by the testbed; change it by `systemctl edit dfrs-agent`.
 [Unit]
@@ -94,14 +94,14 @@ def unit(lab: str, broker: str, host: Host) -> str:
 
 
 def _word(host: Host, word: str) -> str:
-    """Return a word of the command as systemd reads it; raises `UserError` for one that it would read as another."""
+    """Return an argument in systemd's form; raises `UserError` for one that systemd would read differently."""
     if not _PLAIN.fullmatch(word):
         raise UserError(f"node {host.name}: {shown(word)}: expected a word of a unit, without blanks, quotes, \\ and $")
     return word.replace("%", "%%")
 
 
 def _folders(host: Host) -> list[str]:
-    """Return where the unit may write: the agent's claims, its state, its images, and consoles of guests that ended."""
+    """Return the writable folders of the unit: the agent's claims, state and images, and consoles of ended guests."""
     lines = ["StateDirectory=dfrs-agent", "StateDirectoryMode=0755"]
     writable = [host.image_folder]
     name = host.state_folder.removeprefix(_RUNTIME)
@@ -114,10 +114,10 @@ def _folders(host: Host) -> list[str]:
 
 
 def _memory(host: Host) -> str:
-    """Return the unit's bound of memory, if its guests are not part of it.
+    """Return the unit's memory bound, if its guests are not part of it.
 
-    Page cache counts in it: images that the agent copies are as large as the node's memory, and what of them is still
-    in memory makes restores fast.
+    Page cache counts in it: images that the agent copies are as large as the node's memory, and their cached pages make
+    restores fast.
     """
     if not host.agent_memory_mib or traits_of(host.driver).guests_are_children:
         return "# no MemoryMax: guests may be processes below this unit; the agent bounds itself, --agent-memory-mib"

@@ -1,1 +1,1 @@
-"""Who may talk on the bus of a lab: its own certificates, and what the broker lets each of them do."""
+"""Access to the bus of a lab: its own certificates, and the broker's rules for each of them."""

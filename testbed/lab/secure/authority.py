@@ -1,8 +1,8 @@
-"""A lab's own certificate authorities, in a folder that stays with whoever owns the lab.
+"""A lab's own certificate authorities, in a folder that stays with the owner of the lab.
 
-There are three: one for the broker, one for agents, one for controllers. Agents and controllers come in by different
-listeners of the broker (`testbed.lab.secure.broker`), each of which knows one of them: a node that was broken into can
-never pass for a controller, whatever it calls itself. Certificates are by elliptic curve (P-256), for TLS 1.3.
+There are three: one for the broker, one for agents, one for controllers. Agents and controllers connect to different
+listeners of the broker (`testbed.lab.secure.broker`), each of which trusts one of them: a compromised node can never
+pass for a controller under any name. Certificates are by elliptic curve (P-256), for TLS 1.3.
 
     lab.json                        the lab's name
     {broker,agents,controllers}-ca.{pem,key,crl}
@@ -37,7 +37,7 @@ from testbed.host.whole_files import write_whole
 from testbed.lab.secure import revocation
 
 Party = Literal["broker", "node", "controller"]
-CONTROLLER_PREFIX = "controller."  # of a common name: no node can be called so, as names of nodes have no dot
+CONTROLLER_PREFIX = "controller."  # of a common name: no node can have such a name, as names of nodes have no dot
 DAYS = 397
 _CA_DAYS = 3650
 _SKEW = dt.timedelta(minutes=5)  # clocks of nodes may be behind
@@ -48,7 +48,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A certificate of the lab: whose it is, where, for how many days from now it is valid, and if it was revoked."""
+    """A certificate of the lab: its owner and file, the days until its expiry, and whether it was revoked."""
 
     party: Party
     name: str
@@ -60,7 +60,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """What a revocation did: how many certificates it put on the list now, how many were on it, and what was written.
+    """The result of a revocation: numbers of newly and previously listed certificates, and the written files.
 
     `written` are the files of the authority's folder that changed: its list, and the copies in folders of parties.
     """
@@ -82,7 +82,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, lab: str) -> Authority:
-        """Make the authorities, or return those that are there; raises `UserError` if they are another lab's."""
+        """Make the authorities, or return existing ones; raises `UserError` if they are another lab's."""
         check_name("lab", lab)
         if (folder / "lab.json").exists():
             found = cls(folder)
@@ -103,7 +103,7 @@ class Authority:
             _write(folder / f"{stem}.key", _key_bytes(key))
             _write(folder / f"{stem}.pem", _cert_bytes(cert))
             revocation.ensure_list(folder / f"{stem}.crl", cert, key)
-        _write(folder / "lab.json", json.dumps({"lab": lab}).encode() + b"\n")  # last: with it the folder is whole
+        _write(folder / "lab.json", json.dumps({"lab": lab}).encode() + b"\n")  # last: it marks the folder as complete
         return cls(folder)
 
     def issue(
@@ -116,11 +116,11 @@ class Authority:
         renew_before_days: float = 30,
         readmit: bool = False,
     ) -> tuple[Held, bool]:
-        """Return the certificate of a party, and whether it was made now: there was none, or it ends too soon.
+        """Return the certificate of a party, and whether it was made now: there was none, or it expires too soon.
 
-        `hosts` are the names and addresses at which the party is reached: the broker needs some, a node has those of
-        its image server. A certificate for other hosts is made anew. A party whose certificate was revoked is let in
-        again, by a new one, only with `readmit`; else that is a `UserError`.
+        `hosts` are the names and addresses of the party: the broker needs some, a node has those of its image server. A
+        certificate for other hosts is replaced. A party whose certificate was revoked gets a new one only with
+        `readmit`; else this is a `UserError`.
         """
         folder = self._folder(party, name)
         found = self._held(party, folder)
@@ -139,7 +139,7 @@ class Authority:
             return found, False
         self._make(party, name, folder, wanted, days)
         if party == "node":
-            self.farewell_said(name)  # a node that is let in again is not parted from the broker
+            self.farewell_said(name)  # a readmitted node must not be disconnected from the broker
         made = self._held(party, folder)
         if made is None:
             raise UserError(f"{folder}: the certificate that was written there cannot be read")
@@ -150,7 +150,7 @@ class Authority:
         self._make("node", name, folder, (), 1)
 
     def _make(self, party: Party, name: str, folder: Path, hosts: tuple[str, ...], days: int) -> None:
-        """Write a party's certificate and what it trusts, and log it."""
+        """Write a party's certificate and its trusted authorities, and log it."""
         ca, ca_key = self._load(_CA_OF[party])
         key = ec.generate_private_key(ec.SECP256R1())
         both = party == "node"  # it fetches images from other nodes, and serves its own
@@ -169,15 +169,15 @@ class Authority:
         cert = builder.sign(ca_key, hashes.SHA256())
         self._hand_out(party, folder)
         known = {each.serial for each in revocation.issued(self.folder)}
-        for serial in sorted((self._serials(party, name) | {cert.serial_number}) - known):  # also of before the log
+        for serial in sorted((self._serials(party, name) | {cert.serial_number}) - known):  # also older than the log
             revocation.note_issued(self.folder, party, name, serial)
         _write(folder / "key.pem", _key_bytes(key))
         _write(folder / "cert.pem", _cert_bytes(cert))
 
     def revoke(self, party: Party, name: str = "") -> Revoked:
-        """Revoke every certificate that a party ever got, and put the list into the folders of all who check it.
+        """Revoke every certificate that a party ever got, and put the list into the folders of all that check it.
 
-        Again is harmless: it only completes what is missing. Raises `UserError` for a party that has no certificate.
+        Idempotent: a repetition only adds missing entries. Raises `UserError` for a party that has no certificate.
         """
         serials = self._serials(party, name)
         if not serials:
@@ -190,7 +190,7 @@ class Authority:
         path = self.folder / f"{stem}.crl"
         if party == "node" and not serials <= set(revocation.revoked(path)):
             self._farewell(name).parent.mkdir(mode=0o700, exist_ok=True)
-            _write(self._farewell(name), b"")  # first: a command that was killed in between is completed by the next
+            _write(self._farewell(name), b"")  # first: the next command completes one that was killed in between
         new = revocation.revoke_serials(path, *self._load(stem), serials)
         written = [path] if new else []
         for held in self.held():
@@ -198,15 +198,15 @@ class Authority:
         return Revoked(len(new), len(serials) - len(new), tuple(written))
 
     def farewell_due(self, name: str) -> bool:
-        """Whether a node was revoked whose connection at the broker nobody has ended since then."""
+        """Whether a node was revoked whose connection at the broker has not been ended since then."""
         return self._farewell(name).exists()
 
     def farewell_said(self, name: str) -> None:
-        """Note that a node has no connection of before its revocation."""
+        """Record that a node has no connection from before its revocation."""
         self._farewell(name).unlink(missing_ok=True)
 
     def lists(self) -> None:
-        """Make the revocation lists that are missing, of a lab from before there were any, for all who check them."""
+        """Make missing revocation lists of a lab that is older than the lists, for all parties that check them."""
         for held in list(self.held()):
             self._hand_out(held.party, held.folder)
 
@@ -221,11 +221,11 @@ class Authority:
                 yield found
 
     def let_in(self, party: Party) -> list[str]:
-        """Return the names of a party's certificates that count: they are the ones that the broker's rules name."""
+        """Return the names in a party's valid certificates, which are the ones in the broker's rules."""
         return [held.name for held in self.held() if held.party == party and not held.revoked]
 
     def _hand_out(self, party: Party, folder: Path) -> list[Path]:
-        """Copy what a party trusts into its folder, and return the files that changed."""
+        """Copy a party's trusted authorities into its folder, and return the files that changed."""
         changed = []
         for name_there, stem in _TRUSTS[party].items():
             revocation.ensure_list(self.folder / f"{stem}.crl", *self._load(stem))
@@ -237,15 +237,15 @@ class Authority:
         return changed
 
     def _serials(self, party: Party, name: str) -> set[int]:
-        """Return the serials of all certificates that a party got, as far as is known."""
+        """Return the serials of all known certificates of a party."""
         serials = {each.serial for each in revocation.issued(self.folder) if (each.party, each.name) == (party, name)}
         cert = _certificate(self._folder(party, name))
         return serials if cert is None else serials | {cert.serial_number}
 
     def _out_since(self, party: Party, name: str) -> dt.datetime | None:
-        """Return when the last of a party's certificates was revoked (UTC), None if one of them counts.
+        """Return when the last of a party's certificates was revoked (UTC), None if one of them is valid.
 
-        The certificate of a farewell that was broken off counts for nobody.
+        The certificate of an interrupted farewell does not count.
         """
         listed = revocation.revoked(self.folder / f"{_CA_OF[party]}.crl")
         serials = self._serials(party, name)
@@ -363,5 +363,5 @@ def _cert_bytes(cert: x509.Certificate) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads, whole or not at all."""
+    """Write a file atomically that only its owner can read."""
     write_whole(path, content, mode=0o600)

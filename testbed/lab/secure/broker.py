@@ -1,15 +1,15 @@
-"""What Mosquitto is told for a lab beyond one machine: two doors, TLS 1.3, and what each party may do.
+"""Mosquitto's configuration for a lab beyond one machine: two listeners, TLS 1.3, and the rules of each party.
 
-Agents come in by one door, which knows certificates of agents only and calls each client by its certificate's name:
-nobody can take over another node's session by claiming its client id. Controllers come in by the other.
+Agents use one listener, which trusts only certificates of agents and names each client by its certificate: no node can
+take over another node's session by claiming its client id. Controllers use the other.
 
-Mosquitto's rules refuse no subscription: they are applied to each message that would be handed on, while what was
-subscribed to takes memory, some 700 bytes for each level of a topic. A megabyte of subscriptions would end the broker.
-So the agents' door has Mosquitto's plugin of dynamic security beside the rules, with a file of what each agent may
-subscribe to: it refuses all else before anything is kept.
+Mosquitto's rules refuse no subscription: they are applied to each message before its delivery, while a subscription
+takes memory, about 700 bytes for each level of a topic. A megabyte of subscriptions would end the broker. So the
+agents' listener has Mosquitto's plugin of dynamic security beside the rules, with a file of each agent's permitted
+subscriptions: it refuses all others before they take memory.
 
-The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a broken
-agent can leave that many retained messages at the broker at most, as Mosquitto cannot forbid them topic by topic.
+The topics that one agent may write to are finite: three of its own, and one for replies to each controller. So a
+compromised agent can leave at most that many retained messages at the broker, as Mosquitto cannot forbid them by topic.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from testbed.lab.secure.broker_log import UNWANTED
 
 AGENT_PORT, CONTROLLER_PORT = 8883, 8884
 SUBSCRIPTIONS = "agents-subscriptions.json"  # read when the broker starts; a reload does not read it again
-_PLUGIN = "mosquitto_dynamic_security.so"  # of Mosquitto's own package, where the linker finds libraries
-_ANYTHING = ("#", "$share/#", "+/#")  # the first leaves out what begins with $
-SAVE_EVERY_S = 30  # what a killed broker comes back with is that old; the quotas bound what is written each time
+_PLUGIN = "mosquitto_dynamic_security.so"  # of Mosquitto's own package, in the linker's path
+_ANYTHING = ("#", "$share/#", "+/#")  # the first excludes topics that begin with $
+SAVE_EVERY_S = 30  # the age of a restarted broker's state after a kill; the quotas bound the size of each write
 
 
 def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parted: str = "") -> str:
     """Return the access rules of agents.
 
     Each writes under its own name, and replies to `controllers`; it reads its commands and the lease. In the name of
-    the node `parted`, if any, nothing but its status may be written: `testbed.lab.secure.farewell` needs that.
+    the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
     """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:
@@ -53,7 +53,7 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parte
 
 
 def agents_subscriptions(lab: str, nodes: Sequence[str]) -> str:
-    """Return what each agent may subscribe to, as the configuration of Mosquitto's plugin of dynamic security.
+    """Return the agents' permitted subscriptions, as configuration of Mosquitto's plugin of dynamic security.
 
     The plugin leaves messages to `agents_acl`. A node that is not named here is not limited by it.
     """
@@ -78,7 +78,7 @@ def agents_subscriptions(lab: str, nodes: Sequence[str]) -> str:
 
 
 def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
-    """Return the access rules of controllers: they read what agents say, command, hold the lease, and see the load."""
+    """Return the access rules of controllers: read agents' messages, command, hold the lease, read the load."""
     lines = [f"# Controllers of lab {lab}: who is not named here may do nothing."]
     for name in controllers:
         lines += ["", f"user {CONTROLLER_PREFIX}{topics.check_name('controller', name)}"]
@@ -95,7 +95,7 @@ def controllers_acl(lab: str, controllers: Sequence[str]) -> str:
 
 
 def filtered_command(config: Path, program: Path = Path("/usr/sbin/mosquitto")) -> list[str]:
-    """Return what runs Mosquitto, as the very process that is started, without the lines per packet in its log."""
+    """Return the command that becomes Mosquitto, in the same process, without the per-packet lines in its log."""
     script = f"exec {program} -c {config} 2> >(exec grep --line-buffered -Ev '{UNWANTED}' >&2)"
     return ["/bin/bash", "-c", script]
 
@@ -107,10 +107,10 @@ def mosquitto_config(
 ) -> str:  # fmt: skip
     """Return a mosquitto.conf; `certificates` is the broker's folder of `testbed.lab.secure.authority`.
 
-    The rules are expected in `acl_dir` as agents.acl and controllers.acl, what agents may subscribe to as
-    `SUBSCRIPTIONS`; `user` is whom Mosquitto becomes. With `log_denied` it logs what the rules deny, and a line or more
-    for every packet, for `filtered_command` to drop. Raises `UserError` for a value that Mosquitto would read as
-    something else, such as one of several lines.
+    The rules are expected in `acl_dir` as agents.acl and controllers.acl, the agents' subscriptions as `SUBSCRIPTIONS`;
+    `user` is Mosquitto's user. With `log_denied` it logs denied messages, and one or more lines per packet, which
+    `filtered_command` drops. Raises `UserError` for a value that Mosquitto would read differently, such as one of
+    several lines.
     """
     for key, value, pattern, expected in (
         ("bind", bind, r"[A-Za-z0-9:][A-Za-z0-9.:-]{0,253}", "a name or an address, as 192.0.2.1"),
@@ -152,6 +152,6 @@ def mosquitto_config(
         "log_type error",
         "log_type warning",
         "log_type notice",
-        f"log_type {'debug' if log_denied else 'subscribe'}",  # which tells of subscriptions as well, refused or not
+        f"log_type {'debug' if log_denied else 'subscribe'}",  # which logs subscriptions as well, refused or not
     ]
     return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
-"""Mosquitto's log of a lab, read for what its rules denied and for clients that do not belong where they are.
+"""Mosquitto's log of a lab, searched for denied messages and for clients on the wrong listener.
 
-Mosquitto tells denied messages, and subscriptions that it refuses, at its debug level only, beside every packet.
-`UNWANTED` is what a filter drops of that: a line or more per packet. Which subscriptions a client may have is judged
-here. Client ids and user names in these lines are those of certificates. Topics have no control characters of ASCII,
-but may have others that Python takes for the end of a line: a log is split at line feeds, and nowhere else.
+Mosquitto logs denied messages and refused subscriptions only at its debug level, together with every packet. `UNWANTED`
+matches the lines that a filter drops: one or more per packet. This module decides which subscriptions a client may
+have. Client ids and user names in these lines are those of certificates. Topics have no ASCII control characters, but
+may have others that Python treats as the end of a line: a log is split only at line feeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.errors import UserError
 from testbed.lab.secure.authority import CONTROLLER_PREFIX
 
 UNWANTED = r"^[0-9]+: (Received (PUB|PING|DISC|AUTH)|Sending |No will |Will message )"  # as grep -E reads it
-NAMESAKES = 5  # so often may a client take its own session over: it may have lost its connection
+NAMESAKES = 5  # takeovers of its own session that a client may make after lost connections
 
 _LINE = re.compile(r"(?P<unix_s>\d+): (?P<text>.*)")
 _CONNECTION = re.compile(r"New connection from (?P<host>\S+):\d+ on port (?P<port>\d+)\.")
@@ -27,7 +27,7 @@ _DENIED = re.compile(r"Denied PUBLISH from (?P<client>\S+) \(d\d, q\d, r(?P<reta
 _TAKEN = re.compile(r"Client (?P<client>\S+) already connected, closing old connection\.")
 _LARGE = re.compile(r"Client (?P<client>\S+) disconnected due to (?P<why>oversize packet|out of memory)\.")
 _UNAUTHORISED = re.compile(r"Client (?P<client>\S+) disconnected, not authorised\.")
-_UNKNOWN = "<unknown>"  # a client before it is let in
+_UNKNOWN = "<unknown>"  # a client before its authentication
 _TLS = re.compile(r"OpenSSL Error\[\d+\]: error:[0-9A-F]+:[^:]*:[^:]*:(?P<why>.+)")
 _FAILED = re.compile(r"Client connection from (?P<host>\S+) failed: error:[0-9A-F]+:[^:]*:[^:]*:(?P<why>.+)\.")
 _CUT_OFF = "unexpected eof while reading"  # a client that was killed
@@ -38,7 +38,7 @@ _SUBSCRIPTION = re.compile(r"(?P<client>\S+) [0-2] (?P<pattern>.+)")
 
 @dataclass(slots=True)
 class _Reader:
-    """What earlier lines said: `asks` is whose SUBSCRIBE the lines tell of, `asked` its last topic."""
+    """State from earlier lines: `asks` is the client of the present SUBSCRIBE, `asked` its last topic."""
 
     lab: str
     users: dict[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _Reader:
     asked: str = ""
 
     def act(self, text: str, unix_s: float) -> Act | None:
-        """Return what a line says of a suspicious act."""
+        """Return the suspicious act in a line, if any."""
         if topic := _ASKED.fullmatch(text):
             self.asked = topic["pattern"]
             return self._subscribes(self.asks, self.asked, unix_s) if self.asks else None
@@ -80,7 +80,7 @@ class _Reader:
         return self._failed_handshake(text, unix_s)
 
     def _failed_handshake(self, text: str, unix_s: float) -> Act | None:
-        """Read a line of TLS: it names the host only if all that the broker read was there when it accepted."""
+        """Read a line of TLS: it names the host only if all data had arrived when the broker accepted."""
         failed = _TLS.fullmatch(text) or _FAILED.fullmatch(text)
         if failed is None or failed["why"] == _CUT_OFF:
             return None
@@ -101,7 +101,7 @@ class _Reader:
 
 
 def acts_of(lines: Iterable[str], lab: str, since_unix_s: float = 0.0) -> Iterator[Act]:
-    """Yield the suspicious acts of a log from a Unix time on; lines that say nothing of the kind are passed over."""
+    """Yield the suspicious acts of a log from a Unix time on; other lines are skipped."""
     reader = _Reader(lab)
     for line in lines:
         found = _LINE.fullmatch(line.rstrip("\n"))

@@ -1,7 +1,7 @@
-"""Ends the connection that a revoked node still has at the broker, and says to the lab that the node is gone.
+"""Ends a revoked node's open connection at the broker, and reports to the lab that the node is gone.
 
-The broker checks certificates when a connection begins. A client whose name connects again loses its connection of
-before, so the owner of the lab does that, by a certificate of the node's name that counts for this alone.
+The broker checks certificates when a connection begins. A new connection under a client's name ends the old one, so the
+owner of the lab makes one, with a certificate of the node's name that is used only for this.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from testbed.errors import UserError
 if TYPE_CHECKING:
     from testbed.lab.secure.authority import Authority
 
-_READS_WITHIN_S = 10.0  # a broker that was told to reads its lists at once
+_READS_WITHIN_S = 10.0  # a broker reads its lists at once after a reload signal
 _AGAIN_S = 0.2
 
 
 def say_farewell(authority: Authority, broker_url: str, name: str) -> str:
-    """End the connection of a node whose revocation the broker is reading just now; returns why not, or nothing.
+    """End the connection of a node whose revocation the broker is reading now; returns the error, or an empty string.
 
-    The broker's rules must let the node write its status. Afterwards the certificate that was used must be revoked as
-    well, whatever came of it.
+    The broker's rules must let the node write its status. Afterwards the certificate used must be revoked as well, with
+    or without success.
     """
     own = authority.folder / "nodes" / name
     try:

@@ -1,15 +1,15 @@
-"""What a node's libvirt and QEMU are told for live migrations by TLS, and where they look for certificates.
+"""Settings of a node's libvirt and QEMU for live migrations by TLS, and the paths of their certificates.
 
-Both ends show the certificate of their node's agent, whose authority is that of agents. libvirt looks for what it
-shows to others in /etc/pki alone. A daemon lets in the other nodes of its lab, by the names in their certificates, and
+Both ends show the certificate of their node's agent, whose authority is that of agents. libvirt reads its own
+certificate only from /etc/pki. A daemon accepts the other nodes of its lab, by the names in their certificates, and
 takes guests by TLS only.
 
-QEMU has a port of its own for the memory of a guest that arrives. It wants a certificate of the agents' authority, any
-node's, and the version of TLS is what GnuTLS of the machine agrees on: qemu.conf of libvirt 9 knows no names and no
-versions for it.
+QEMU has a port of its own for the memory of a guest that arrives. It requires a certificate of the agents' authority,
+of any node, and the machine's GnuTLS negotiates the TLS version: qemu.conf of libvirt 9 has no settings for names and
+versions.
 
-Who may send guests to a libvirtd may do with it whatever its clients can: it knows no smaller right. So nodes between
-which guests migrate live trust each other.
+A node that may send guests to a libvirtd has all rights of its clients, as libvirt has no smaller right. So nodes
+between which guests migrate live trust each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testbed.bus.topics import check_name
 
 PKI = Path("/etc/pki")
 QEMU_FOLDER = "qemu"
-# By place below /etc/pki: the file in a node's folder of `testbed.lab.secure.authority`.
+# By path below /etc/pki: the file in a node's folder of `testbed.lab.secure.authority`.
 FILES: Mapping[str, str] = {
     "CA/cacert.pem": "peers.pem",
     "libvirt/servercert.pem": "cert.pem",
@@ -38,7 +38,7 @@ FILES: Mapping[str, str] = {
 
 
 def libvirtd_settings(transport: Transport, address: str, others: Sequence[str]) -> dict[str, object]:
-    """Return what libvirtd.conf says of the network: its address, and who may come in by `tls`: `others`."""
+    """Return libvirtd.conf's network settings: its address, and the nodes that may connect by `tls`: `others`."""
     if transport == "tcp":
         return {"listen_tls": 0, "listen_tcp": 1, "listen_addr": address, "auth_tcp": "none"}
     return {
@@ -48,13 +48,13 @@ def libvirtd_settings(transport: Transport, address: str, others: Sequence[str])
         "auth_tls": "none",  # no password beside the certificate
         "tls_no_verify_certificate": 0,
         "tls_no_sanity_certificate": 0,
-        "tls_allowed_dn_list": [f"CN={check_name('node', name)}" for name in others],  # nobody if there are none
+        "tls_allowed_dn_list": [f"CN={check_name('node', name)}" for name in others],  # no node if there are none
         "tls_priority": "NORMAL:-VERS-ALL:+VERS-TLS1.3",
     }
 
 
 def qemu_settings(transport: Transport, address: str) -> dict[str, object]:
-    """Return what qemu.conf says of migrations: they come in at `address`, with `tls` from who has a certificate."""
+    """Return qemu.conf's settings of migrations: they arrive at `address`, with `tls` from holders of a certificate."""
     where: dict[str, object] = {
         "migration_address": address,
         "migration_host": address,  # a host name may have no address anywhere

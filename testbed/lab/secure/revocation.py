@@ -1,8 +1,8 @@
-"""Which certificates of a lab count no more: a revocation list per authority, and a log of what was issued.
+"""Revocation of a lab's certificates: one revocation list per authority, and a log of issued certificates.
 
-A list is an X.509 CRL [RFC 5280]. It is there from the beginning, as whoever checks lists refuses everybody without
-one, and it ends only with its authority. A list that replaces another must be newer by at least a second: of two that
-are equally old OpenSSL keeps the one that it has.
+A list is an X.509 CRL [RFC 5280]. It exists from the beginning, as a party that checks lists refuses all others without
+one, and it expires only with its authority. A new list must be newer by at least a second: of two with the same time
+OpenSSL keeps the old one.
 
 The log, `issued.jsonl`, names every certificate that a party ever got: after a rotation the earlier ones are still
 valid, so they are revoked as well.
@@ -25,7 +25,7 @@ from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 
 LOG = "issued.jsonl"
-_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a list of the future lets nobody in
+_SKEW = dt.timedelta(minutes=5)  # clocks of brokers and nodes may be behind: a future list refuses everybody
 _SECOND = dt.timedelta(seconds=1)
 
 
@@ -48,7 +48,7 @@ def note_issued(folder: Path, party: str, name: str, serial: int) -> None:
 
 
 def issued(folder: Path) -> Iterator[Issued]:
-    """Return what the log has, the oldest first; raises `UserError` that names a line that cannot be read."""
+    """Return the log's entries, the oldest first; raises `UserError` that names an unreadable line."""
     path = folder / LOG
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
@@ -60,7 +60,7 @@ def issued(folder: Path) -> Iterator[Issued]:
 
 
 def revoked(path: Path) -> dict[int, dt.datetime]:
-    """Return the serials on a list and since when (UTC); none without a list. Raises `UserError` for a broken one."""
+    """Return the serials on a list with their dates (UTC); none without a list. Raises `UserError` for a broken one."""
     return {entry.serial_number: entry.revocation_date_utc for entry in _read(path) or ()}
 
 
@@ -71,7 +71,7 @@ def ensure_list(path: Path, ca: x509.Certificate, key: ec.EllipticCurvePrivateKe
 
 
 def revoke_serials(path: Path, ca: x509.Certificate, key: ec.EllipticCurvePrivateKey, serials: set[int]) -> set[int]:
-    """Put serials on a list, and return those that were not on it; without any the list stays as it is."""
+    """Put serials on a list, and return those that were not on it; without new ones the list is unchanged."""
     before = _read(path)
     known = revoked(path)
     new = serials - set(known)
@@ -102,7 +102,7 @@ def _write(
         x509.CertificateRevocationListBuilder()
         .issuer_name(ca.subject)
         .last_update(since)
-        .next_update(ca.not_valid_after_utc)  # a list that ran out would shut everybody out
+        .next_update(ca.not_valid_after_utc)  # an expired list would refuse everybody
         .add_extension(x509.CRLNumber(number), critical=False)
     )
     for serial, date in sorted(serials.items()):

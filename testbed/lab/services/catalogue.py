@@ -1,4 +1,4 @@
-"""The services: images, ports, what they keep, and how each tells that it is well."""
+"""The services: images, ports, persistent data, and health checks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Service:
 
     @property
     def digest(self) -> str:
-        """What a container has that was made of this very description."""
+        """The label of a container made from this description."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -67,7 +67,7 @@ def services(
 ) -> dict[str, Service]:
     """Return all services by name; `images` and `ports` have one of each.
 
-    `influx_reader` is the token by which Grafana reads (`testbed.lab.services.readers`): never one that may write.
+    `influx_reader` is the token by which Grafana reads (`testbed.lab.services.readers`): never one with write access.
     """
     return {
         "broker": Service(

@@ -1,4 +1,4 @@
-"""Services as containers of a Docker engine: made, looked at, removed."""
+"""Services as containers of a Docker engine: made, inspected, removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """A service: `state` is Docker's, or "none"; `health` is what its own check says."""
+    """A service: `state` is Docker's, or "none"; `health` is the result of its own check."""
 
     name: str
     state: str
@@ -62,9 +62,9 @@ def engine() -> Iterator[DockerClient]:
 
 
 def up(client: DockerClient, wanted: Sequence[Service], say: Callable[[str], None]) -> list[str]:
-    """Bring services up, and wait until each is healthy; return the names of those that were made.
+    """Bring services up, and wait until each is healthy; return the names of new ones.
 
-    One that is there as it should be stays. One that does not become healthy is removed again; its volume stays.
+    A correct existing service stays. A service that does not become healthy is removed again; its volume stays.
     """
     if not client.networks.list(names=[NETWORK]):
         client.networks.create(NETWORK, labels={_SERVICE: "network"})
@@ -110,7 +110,7 @@ def down(client: DockerClient, names: Sequence[str], *, volumes: bool, say: Call
 
 
 def status(client: DockerClient, known: Sequence[str]) -> list[ServiceStatus]:
-    """Look at services."""
+    """Return the status of services."""
     return [_status(name, _find(client, name)) for name in known]
 
 
@@ -171,7 +171,7 @@ def _make(client: DockerClient, service: Service) -> Container:
 
 
 def _named(client: DockerClient, name: str) -> dict[str, object]:
-    """Let other services find one by its name."""
+    """Make a service reachable for the others by its name."""
     found: dict[str, object] = client.api.create_endpoint_config(aliases=[name])
     return found
 
@@ -203,7 +203,7 @@ def _start(container: Container, service: Service) -> None:
 
 
 def _end(container: Container) -> None:
-    """Let a service write what it has yet to write, and remove it."""
+    """Stop a service in an orderly way, so that it flushes its data, and remove it."""
     container.stop(timeout=_STOP_S)
     container.remove(force=True)
 
@@ -217,11 +217,11 @@ def _until_healthy(container: Container, service: Service) -> None:
             return
         if found.state not in {"running", "created"} or time.monotonic() > ends_s:
             raise RunError(f"{service.name}: {found.state}, {found.health}, not healthy{_said(container)}")
-        time.sleep(_LOOK_EVERY_S)  # the engine tells events, but not reliably that of the first health
+        time.sleep(_LOOK_EVERY_S)  # the engine sends events, but not reliably the first one of health
 
 
 def _said(container: Container) -> str:
-    """Return the last line of what a container printed, or else of what its check did."""
+    """Return the last line of a container's output, or else of its check's output."""
     checks = container.attrs["State"].get("Health", {}).get("Log") or [{"Output": ""}]
     printed = container.logs(tail=5).decode(errors="replace").strip() or checks[-1]["Output"].strip()
     return f": {printed.splitlines()[-1]}" if printed else ""

@@ -18,7 +18,7 @@ _ITERATIONS = 10_000
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What lets clients in: the broker's password of user `testbed`, InfluxDB's token, passwords of web pages."""
+    """Credentials: the broker's password of user `testbed`, InfluxDB's token, passwords of web pages."""
 
     broker_password: str
     influx_token: str
@@ -27,18 +27,18 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def new(cls) -> Self:
-        """Return fresh ones."""
+        """Return new keys."""
         return cls(*(secrets.token_urlsafe(24) for _ in range(4)))
 
 
 def keys_file() -> Path:
-    """Return where this user's are."""
+    """Return the file of this user's keys."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "dfrs-testbed/services.json"
 
 
 def load_keys() -> Keys | None:
-    """Return them, None before the first `services up`; raises `UserError`."""
+    """Return the keys, None before the first `services up`; raises `UserError`."""
     path = keys_file()
     try:
         return msgspec.json.decode(path.read_bytes(), type=Keys)
@@ -51,7 +51,7 @@ def load_keys() -> Keys | None:
 
 
 def make_keys() -> Keys:
-    """Return them, made and written first if there are none."""
+    """Return the keys, made and written first if there are none."""
     if (found := load_keys()) is not None:
         return found
     keys, path = Keys.new(), keys_file()
@@ -61,9 +61,9 @@ def make_keys() -> Keys:
 
 
 def mosquitto_hash(password: str) -> str:
-    """Return a password as Mosquitto 2 keeps it: `$7$iterations$salt$PBKDF2-HMAC-SHA-512`.
+    """Return a password's hash in Mosquitto 2's format: `$7$iterations$salt$PBKDF2-HMAC-SHA-512`.
 
-    The salt is of the password, so that the same keys give the same file: it is a long random password.
+    The salt is derived from the password, so that the same keys give the same file; the password is long and random.
     """
     salt = hashlib.sha256(b"mosquitto" + password.encode()).digest()[:12]
     hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)

@@ -1,4 +1,4 @@
-"""A token of InfluxDB that may only read one bucket: what Grafana gets, made by the database's own interface."""
+"""A token of InfluxDB for Grafana that may only read one bucket, made through the database's own interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 10.0
 
 
 def read_token(url: str, token: str, org: str, bucket: str) -> str:
-    """Return the token of our authorization that reads `bucket` alone, which is made if it is not there.
+    """Return the token of our authorization that may only read `bucket`; a missing one is made.
 
     `token` is one that may make authorizations. Raises `RunError`.
     """
@@ -40,7 +40,7 @@ def _permissions(org_id: str, bucket_id: str) -> list[dict[str, object]]:
 
 
 def _same(authorization: dict[str, Any], wanted: list[dict[str, Any]]) -> bool:
-    """Whether an authorization allows what is wanted and nothing else; the server adds names to what it was told."""
+    """Whether an authorization has exactly the wanted permissions, apart from names that the server adds."""
     found = authorization.get("permissions") or []
     keys = ("type", "id", "orgID")
     shapes = [

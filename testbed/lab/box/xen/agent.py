@@ -13,12 +13,12 @@ from testbed.lab.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, 
 
 _AGENT_GRACE_S = 20.0  # it destroys its guests first
 _HERE = "127.0.0.1"
-_TELEMETRY_S = 5  # each second, it took half of an emulated processor, which guests then had not
+_TELEMETRY_S = 5  # every second, it took half of an emulated processor from the guests
 
 
 @dataclass(frozen=True, slots=True)
 class XenAgent(NodeAgent):
-    """The agent in one node's control domain; its ssh ends when it does, and is what was written down."""
+    """The agent in one node's control domain; the recorded process is its ssh, which ends with it."""
 
     grace_s = 2.0  # of the ssh
 
@@ -28,14 +28,14 @@ class XenAgent(NodeAgent):
         end(marked(self.node.lab, self.node.name, "agent"), self.grace_s)
         dom0.end_agent(_AGENT_GRACE_S)
         argv = dom0.agent_command(arguments(self.node))
-        url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are no secret
+        url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are public
         self.started(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
 
     def remove(self) -> list[str]:
         """See `Part.remove`: it destroys its guests."""
         if self.process is None or not alive(self.process):
             return []
-        with contextlib.suppress(RunError):  # a machine that does not answer is ended next, and the agent with it
+        with contextlib.suppress(RunError):  # a machine that does not answer is ended next, with its agent
             Dom0(self.node).end_agent(_AGENT_GRACE_S)
         end([self.process], self.grace_s)
         return [self.name]
@@ -44,7 +44,7 @@ class XenAgent(NodeAgent):
 def as_seen_inside(url: str) -> str:
     """Return the broker's address, on the loopback interface of this machine, as the control domain reaches it.
 
-    It looks like another machine from there, but QEMU hands over what goes to it without any network between.
+    From there it appears as another machine, but QEMU forwards its traffic without a network in between.
     """
     scheme, _, rest = url.partition("://")
     before, at, place = rest.rpartition("@")
@@ -61,7 +61,7 @@ def arguments(node: NodeSpec) -> list[str]:
         *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
         *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
         *("--image-budget-mib", str(node.image_budget_mib)),
-        "--no-claim",  # what it leaves ends with the machine
+        "--no-claim",  # its leftovers end with the machine
         *("--telemetry-s", str(_TELEMETRY_S)),
         *(
             "--option",

@@ -1,6 +1,6 @@
-"""The disk that brings the agent into control domains: this installation's code, what it needs, and the guest image.
+"""The disk with the agent for control domains: this installation's code, its dependencies, and the guest image.
 
-It is made anew for each lab, and mounted after a saved state was loaded: the state stays good while the code changes.
+It is made again for each lab, and mounted after a saved state was loaded, so the state stays valid when code changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.lab.guest_image.image import current
 
 PROJECT = "dfrs-testbed"
 PACKAGES = ("testbed", "node_agent")
-# Of the project's requirements, those that the agent imports. libvirt's bindings are Debian's, as libvirt is there.
+# The project's requirements that the agent imports. libvirt's bindings are Debian's, as libvirt is there.
 ROOTS = ("aiomqtt", "click", "msgspec", "numpy", "psutil", "xxhash")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyi")
 _MAKE_WITHIN_S = 120.0
@@ -73,15 +73,15 @@ class AgentDisk:
 
 
 def fill(root: Path, image: GuestImage) -> None:
-    """Put into a new folder what the agent is and needs: `python`, compiled, `guest-image`, and its kernel unpacked."""
+    """Fill a new folder with the agent's files: `python`, compiled, `guest-image`, and its kernel unpacked."""
     python = root / "python"
     python.mkdir(parents=True)
     for name in PACKAGES:
         shutil.copytree(folder_of(name), python / name, ignore=_LEFT_OUT)
     for name in sorted(closure(ROOTS)):
         _copy(distribution(name), python, everything=True)
-    _copy(distribution(PROJECT), python, everything=False)  # what tells which driver has which name
-    # Nothing can be compiled where it runs: that disk is read only, and an emulated processor takes long.
+    _copy(distribution(PROJECT), python, everything=False)  # the metadata that maps names to drivers
+    # Compiled here, because there the disk is read-only and an emulated processor is slow.
     settings = ("-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", AGENT_FILES)
     run(*module_argv("compileall", *settings, str(python)), timeout_s=_MAKE_WITHIN_S)
     shutil.copytree(image.folder, root / "guest-image" / image.key)
@@ -98,7 +98,7 @@ def folder_of(package: str) -> Path:
 
 
 def closure(roots: Iterable[str]) -> set[str]:
-    """Return the distributions that these need, themselves included; raises `RunError` if one is not installed."""
+    """Return these distributions and their dependencies; raises `RunError` if one is not installed."""
     found: set[str] = set()
     wanted = [(name, "") for name in roots]
     while wanted:
@@ -108,7 +108,7 @@ def closure(roots: Iterable[str]) -> set[str]:
         try:
             requirements = distribution(name).requires or []
         except PackageNotFoundError as error:
-            if condition:  # another Python's, or another system's
+            if condition:  # for another Python or another system
                 continue
             raise RunError(f"agent disk: {name} is not installed here: expected it, as the agent needs it") from error
         found.add(name)
@@ -119,7 +119,7 @@ def closure(roots: Iterable[str]) -> set[str]:
 
 
 def _copy(source: Distribution, into: Path, *, everything: bool) -> None:
-    """Copy the files of a distribution; or only what says what it is, as its code may be elsewhere."""
+    """Copy an installed distribution, or only its metadata (`everything=False`, for editable installs)."""
     for file in source.files or ():
         is_metadata = file.parts[0].endswith((".dist-info", ".egg-info"))
         if {"..", "__pycache__", "tests"} & set(file.parts) or not (everything or is_metadata):

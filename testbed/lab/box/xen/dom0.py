@@ -1,4 +1,4 @@
-"""The control domain of a nested Xen node, as seen from outside: asked by ssh, and told which node it is."""
+"""The control domain of a nested Xen node, from outside: queried and configured as its node by ssh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.lab.box.xen.recipe import HOST_NAME
 
 BRIDGE = "xenbr0"
 SCRIPT = "vif-dfrs"  # joins guests with it
-OUTSIDE = "10.0.2.2"  # by which QEMU lets the control domain reach the loopback interface of the machine outside
+OUTSIDE = "10.0.2.2"  # QEMU's address of the outside machine's loopback interface, for the control domain
 AGENT_FILES = "/opt/dfrs"
 AGENT_STATE = "/var/lib/dfrs/agent"
 _URI = "xen:///system"
@@ -75,13 +75,13 @@ class Dom0:
         return self.node.run_dir / "xen"
 
     def furnish(self, image: XenImage, ssh_port: int) -> None:
-        """Keep what opens it beside the node: an image that is built later has other keys."""
+        """Keep its ssh keys with the node, as an image that is built later has other keys."""
         for path in (image.key, image.known_hosts):
             shutil.copy(path, self._folder / path.name)
         (self._folder / "port").write_text(f"{ssh_port}\n", encoding="ascii")
 
     def command(self, words: str) -> list[str]:
-        """Return the command line that runs shell words in it."""
+        """Return the command line that runs a shell command in it."""
         try:
             port = (self._folder / "port").read_text(encoding="ascii").strip()
         except OSError as error:
@@ -99,7 +99,7 @@ class Dom0:
         ]
 
     def ask(self, words: str, timeout_s: float = _ASK_WITHIN_S) -> str:
-        """Run shell words in it and return what they print."""
+        """Run a shell command in it and return its output."""
         try:
             return run(*self.command(words), timeout_s=timeout_s)
         except CommandError as error:
@@ -114,7 +114,7 @@ class Dom0:
         return True
 
     def answers(self, timeout_s: float = _ASK_WITHIN_S) -> bool:
-        """Whether its libvirtd does what it is asked."""
+        """Whether its libvirtd answers requests."""
         try:
             self.ask(f"virsh -c {_URI} version", timeout_s)
         except RunError:
@@ -122,7 +122,7 @@ class Dom0:
         return True
 
     def become(self, hardware_address: str) -> None:
-        """Make the node of it that it is to be, right after its state was loaded."""
+        """Configure it as its node, right after its state was loaded."""
         words = _words(_BECOME, self.node.full_name, self.node.address, hardware_address)
         with subprocess.Popen(  # noqa: S603  # arguments are a list, built from checked names
             self.command(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -144,7 +144,7 @@ class Dom0:
 
     def agent_command(self, arguments: list[str]) -> list[str]:
         """Return the command line that runs the agent in it."""
-        # before what builds domains: a lab takes a node for lost whose agent is silent
+        # with precedence over building domains, as a node with a silent agent counts as lost
         agent = shlex.join(["nice", "-n", "-10", *module_argv("node_agent", *arguments, python="python3")])
         return self.command(
             f"echo $$ > {_PID_FILE}; cd /; export PYTHONPATH={AGENT_FILES}/python LC_ALL=C.UTF-8; exec {agent}"
@@ -163,7 +163,7 @@ class Dom0:
 
 
 def read_guests(told: str) -> list[tuple[str, float | None]]:
-    """Read guests and their caps from a `domain NAME` line each, and what virsh tells of its schedule."""
+    """Read guests and their caps from a `domain NAME` line each, followed by virsh's schedule information."""
     found: list[tuple[str, float | None]] = []
     for line in told.splitlines():
         key, _, value = line.partition(":")

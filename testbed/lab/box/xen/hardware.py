@@ -1,6 +1,6 @@
-"""The machine that a nested Xen node is: what it has, and the command line of the QEMU that is it.
+"""The virtual machine that hosts a nested Xen node: its hardware and its QEMU command line.
 
-A saved state fits the machine with the same devices alone, so all that is said here goes into its name.
+A saved state fits only a machine with the same devices, so its name is derived from all settings here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from testbed.lab.guest_image.recipe_tools import sha256
 TAP_FD = 9  # the launcher leaves the open tap device there
 AGENT_DISK_MIB = 256
 _DOM0_MIB = 512
-_XEN_MIB = 96  # measured: the hypervisor keeps 20 for itself, and some for each guest
-OWN_MIB = _DOM0_MIB + _XEN_MIB  # of a machine, beside what its guests have
+_XEN_MIB = 96  # measured: the hypervisor uses 20 for itself, and some for each guest
+OWN_MIB = _DOM0_MIB + _XEN_MIB  # of a machine, beside its guests' memory
 Accelerator = Literal["kvm", "tcg"]
 _ACCELERATORS: dict[Accelerator, tuple[str, str]] = {
-    # numpy wants what every processor of the last fifteen years has; with all that QEMU can emulate dom0 does not boot
+    # numpy needs features of all processors of the last fifteen years; with all that QEMU can emulate dom0 does not
+    # boot
     "tcg": ("tcg,thread=multi,tb-size=256", "kvm64,+ssse3,+sse4.1,+sse4.2,+popcnt,+lahf-lm"),
     "kvm": ("kvm", "host"),
 }
@@ -32,7 +33,7 @@ _ACCELERATORS: dict[Accelerator, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes two nodes the same machine: memory in MiB with what is not for guests, CPUs, Xen's scheduler."""
+    """The properties that make two machines equal: memory in MiB with that of dom0 and Xen, CPUs, Xen's scheduler."""
 
     memory_mib: int
     cpus: int
@@ -46,7 +47,7 @@ class Shape:
 
     @property
     def hypervisor_arguments(self) -> str:
-        """The hypervisor's command line; its guests, which are all ours, need no walls between them that cost time."""
+        """The hypervisor's command line; CPU vulnerability mitigations are off, as all guests are ours."""
         walls = "xpti=no spec-ctrl=no"
         return f"console=com1 com1=115200 {walls} dom0_mem={_DOM0_MIB}M,max:{_DOM0_MIB}M sched={self.scheduler}"
 
@@ -68,13 +69,13 @@ class Shape:
         return sha256(json.dumps([_SAVING, version, self.hypervisor_arguments, *self.devices]).encode())[:16]
 
 
-_SAVING = 2  # of the way in which states are saved: another one needs another number
+_SAVING = 2  # version of the way in which states are saved; increment it on a change
 _PROGRAM = "qemu-system-x86_64"
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What belongs to one start of a machine: its disks, its monitor's socket, and the log of its console."""
+    """The files of one start of a machine: its disks, its monitor's socket, and the log of its console."""
 
     disk: Path
     agent_disk: Path
@@ -83,7 +84,7 @@ class Files:
 
 
 def command_line(shape: Shape, image: XenImage, files: Files, ssh_port: int, state: Path | None = None) -> list[str]:
-    """Return the command line of QEMU; with `state` it goes on from where that was saved."""
+    """Return the command line of QEMU; with `state` it resumes from that saved state."""
     kernel = f"{image.kernel} console=hvc0 rdinit=/init quiet mitigations=off"
     incoming = f"exec:zstd -dcq {shlex.quote(str(state))}"
     return [
@@ -91,7 +92,7 @@ def command_line(shape: Shape, image: XenImage, files: Files, ssh_port: int, sta
         *shape.devices,
         *("-chardev", f"file,id=console,append=on,path={files.console}", "-serial", "chardev:console"),
         *("-qmp", f"unix:{files.monitor},server=on,wait=off"),
-        # its content is lost with the node anyway: no need to wait for the machine's disk
+        # its content is lost with the node anyway, so writes need not reach the machine's disk
         *("-drive", f"if=none,id=disk,format=qcow2,cache=unsafe,file={files.disk}"),
         *("-drive", f"if=none,id=agent,format=raw,readonly=on,file={files.agent_disk}"),
         *("-netdev", f"user,id=outside,hostfwd=tcp:127.0.0.1:{ssh_port}-:22"),
@@ -103,6 +104,6 @@ def command_line(shape: Shape, image: XenImage, files: Files, ssh_port: int, sta
 
 
 def make_overlay(disk: Path, backing: Path, kind: Literal["raw", "qcow2"]) -> None:
-    """Make an empty disk over another one, which stays as it is; raises `RunError`."""
+    """Make an empty overlay of a disk, which stays unchanged; raises `RunError`."""
     disk.unlink(missing_ok=True)
     run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(backing), "-F", kind, str(disk))

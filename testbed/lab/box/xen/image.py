@@ -1,8 +1,8 @@
-"""The image of nested Xen nodes: built once from Debian's packages, found again by what it was made from.
+"""The image of nested Xen nodes: built once from Debian's packages, identified by its ingredients.
 
-The cache has a folder for the image, named by the key of its ingredients; states of machines that were saved when they
-had booted are in it, too. The link `current` points to the image that was built or asked for last. Older ones are
-removed when another is built.
+The cache has a folder for the image, named by the key of its ingredients; it also has machines' states saved after
+their boot. The link `current` points to the image that was built or requested last. Older ones are removed when another
+is built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOLE = "manifest.json"  # written last
 
 @dataclass(frozen=True, slots=True)
 class XenImage:
-    """An image on disk: hypervisor, kernel, initramfs and disk of the control domain, and what opens it to ssh."""
+    """An image on disk: hypervisor, kernel, initramfs and disk of the control domain, and its ssh keys."""
 
     folder: Path
 
@@ -49,22 +49,22 @@ class XenImage:
 
     @property
     def disk(self) -> Path:
-        """Its disk as it was made; nothing writes to it."""
+        """Its original disk, which is never written to."""
         return self.folder / "dom0.img"
 
     @property
     def key(self) -> Path:
-        """The private key of who may log in."""
+        """The private key for logins."""
         return self.folder / "key"
 
     @property
     def known_hosts(self) -> Path:
-        """The host key, as ssh wants it."""
+        """The host key, in ssh's format."""
         return self.folder / "known_hosts"
 
 
 def build_key(packages: Sequence[Package], version: int, files: Sequence[Path]) -> str:
-    """Return the key of an image that is made from these: 20 hexadecimal digits."""
+    """Return the key of an image with these ingredients: 20 hexadecimal digits."""
     ingredients = {
         "recipe": version,
         "packages": sorted((package.name, package.version, package.sha256) for package in packages),
@@ -74,7 +74,7 @@ def build_key(packages: Sequence[Package], version: int, files: Sequence[Path]) 
 
 
 def build(say: Callable[[str], None], cache: Path = CACHE) -> XenImage:
-    """Build the image unless it is there already, and make it the current one.
+    """Build the image unless it exists already, and make it the current one.
 
     Raises `UserError` when something has to be installed first, `RunError` when a tool fails.
     """
@@ -110,7 +110,7 @@ def current(cache: Path = CACHE) -> XenImage:
 
 
 def remove_others(cache: Path, key: str) -> None:
-    """Remove older images, and what builds that were killed have left; the caller holds the lock."""
+    """Remove older images and leftovers of killed builds; the caller holds the lock."""
     for path in cache.iterdir():
         if path.is_symlink() and path.name not in _KEPT:
             path.unlink()

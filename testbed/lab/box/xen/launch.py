@@ -38,7 +38,7 @@ def _enter(namespace: int) -> None:
 
 
 def main() -> None:
-    """Open the device in the node's namespace, and become the command, in the node's partition."""
+    """Open the device in the node's namespace, and exec the command in the node's partition."""
     node, bridge, tap, *command = sys.argv[1:]
     join_partition(node, os.getpid())
     own = os.open("/proc/self/ns/net", os.O_RDONLY)

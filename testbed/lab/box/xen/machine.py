@@ -1,4 +1,4 @@
-"""The machine of a nested Xen node: a QEMU that goes on from a saved state, which the first of its shape makes."""
+"""The machine of a nested Xen node: a QEMU that resumes from a saved state, which the first of its shape makes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ANSWER_WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class XenMachine(ProcessPart):
-    """The machine of one node. It holds nothing that outlives it: saved guests are on its own disk."""
+    """The machine of one node. No data outlives it, as saved guests are on its own disk."""
 
     grace_s = 5.0
     spec: BoxSpec
@@ -63,7 +63,7 @@ class XenMachine(ProcessPart):
         make_overlay(self._disk, state.disk, "qcow2")
         process = self._start(image, shape, self._disk, state)
         self._wait_running(process, _LOADED_WITHIN_S)
-        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # what was loaded takes a moment to hear the network again
+        if not wait_until(dom0.lets_in, _ANSWER_WITHIN_S):  # after a load, the network needs a moment
             raise RunError(f"{self.name}: nobody can log in{last_line(self._console)}")
         dom0.become(hardware_address(self.node, inside=True))
         if not wait_until(dom0.answers, _ANSWER_WITHIN_S):
@@ -82,11 +82,11 @@ class XenMachine(ProcessPart):
         return self.node.run_dir / "xen" / "monitor"
 
     def _end(self) -> None:
-        """End what runs of it, also if nobody wrote it down."""
+        """End its processes, recorded or not."""
         end([*filter(None, [self.process]), *marked(self.node.lab, self.node.name, _ROLE)], self.grace_s)
 
     def _saved(self, image: XenImage) -> tuple[Shape, SavedState]:
-        """Return the state from which the machine can go on; it is made if it is not there."""
+        """Return the state from which the machine can resume; a missing one is made."""
         failure = RunError(f"{self.name}: nothing to run it with")
         for accelerator in accelerators(image):
             shape = Shape.of(self.node, self.spec.xen_scheduler, accelerator)
@@ -108,7 +108,7 @@ class XenMachine(ProcessPart):
 
     def _save(self, image: XenImage, shape: Shape, state: SavedState) -> None:
         self.say(f"{self.name}: boots under {shape.accelerator}, once, to have its state saved: a minute or two")
-        shutil.rmtree(state.folder, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(state.folder, ignore_errors=True)  # of a killed one
         state.folder.mkdir()
         make_overlay(state.disk, image.disk, "raw")
         process = self._start(image, shape, state.disk, None)

@@ -1,4 +1,4 @@
-"""QEMU's monitor: one JSON object a line over a local socket."""
+"""QEMU's monitor: one JSON object per line over a local socket."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Monitor:
         raise RunError(f"QEMU's monitor {self._path}: {command}: QEMU ended")
 
     def status(self) -> str:
-        """Return how the machine is: `running`, or why it is not."""
+        """Return the machine's status: `running`, or why it does not run."""
         return str(self.ask("query-status")["status"])
 
     def go_on(self) -> bool:
-        """Let a machine that has been loaded go on; returns whether it runs."""
+        """Resume a loaded machine; returns whether it runs."""
         if self.status() == "paused":
             self.ask("cont")
         return self.status() == "running"
 
     def save(self, state: Path) -> None:
-        """Stop the machine, and write all that it knows, compressed, to a file.
+        """Stop the machine, and write its whole state, compressed, to a file.
 
-        One that runs meanwhile is saved wrong now and then, where it is emulated: pages that it changed are left out.
+        A running emulated machine would sometimes be saved wrong, without pages that it changed meanwhile.
         """
         self.ask("stop")
         self.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})  # its own limit is a slow network's

@@ -1,4 +1,4 @@
-"""What a nested Xen node takes from Debian: which packages, in which versions, from which of the machine's sources."""
+"""A nested Xen node's packages from Debian: names, versions, and the machine's sources for them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Ingredients:
 
     @property
     def packages(self) -> tuple[Package, ...]:
-        """All packages that are asked for by name."""
+        """All packages that are requested by name."""
         return (self.hypervisor, self.kernel, *self.installed)
 
 
 def gather() -> Ingredients:
-    """Ask the package lists what a node would be made from now; raises `UserError` if they do not know it."""
+    """Return a node's present ingredients by the package lists; raises `UserError` if the lists lack one."""
     hypervisor = _depends(_HYPERVISOR_META, r"xen-hypervisor-[0-9.]+-amd64")
     utilities = _depends(_HYPERVISOR_META, r"xen-utils-[0-9.]+")
     kernel = _depends(_KERNEL_META, r"linux-image-[0-9]\S*")
@@ -87,7 +87,7 @@ def _depends(name: str, pattern: str) -> str:
 
 
 def _sources() -> list[str]:
-    """Return the machine's Debian repositories, as one line of a list each; foreign ones have nothing for a node."""
+    """Return the machine's Debian repositories, one line of a list each; no node needs packages of third parties."""
     told = run(
         *("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)"),
         "Created-By: Packages",

@@ -1,4 +1,4 @@
-"""How a nested Xen node is made: hypervisor, kernel, the first file system in memory, and the control domain's disk.
+"""The recipe of a nested Xen node: hypervisor, kernel, initramfs, and the control domain's disk.
 
 Root is needed. The same packages do not give the same bytes, as each disk gets keys of its own, for ssh.
 """
@@ -16,9 +16,9 @@ from testbed.lab.box.xen.packages import Ingredients
 from testbed.lab.guest_image import cpio
 from testbed.lab.guest_image.recipe_debian import fetch, unpack
 
-VERSION = 1  # of this recipe: another node from the same packages and files needs another number
+VERSION = 1  # of this recipe; increment it when the same packages and files give a different node
 FILES = Path(__file__).with_name("dom0")
-HOST_NAME = "xen-node"  # by which ssh knows the host key, whatever address and port the node has
+HOST_NAME = "xen-node"  # ssh's name for the host key, independent of the node's address and port
 _TOOLS = ("apt-get", "mmdebstrap", "mke2fs", "chroot", "setpriv", "unshare", "ssh", "ssh-keygen", "zstd", "qemu-img",
           "qemu-system-x86_64")  # fmt: skip
 _DISK_MIB = 6144  # sparse; saved guests are on it, too
@@ -33,7 +33,7 @@ _STEP_WITHIN_S = 300.0
 
 
 def check_tools() -> None:
-    """Raise `UserError` if something is missing that a nested Xen node is made or run with."""
+    """Raise `UserError` if a tool to make or run a nested Xen node is missing."""
     for name in _TOOLS:
         try:
             program(name)
@@ -73,8 +73,8 @@ def _install(ingredients: Ingredients, scratch: Path, root: Path) -> None:
     sources = scratch / "sources.list"
     sources.write_text("".join(f"{line}\n" for line in ingredients.sources), encoding="utf-8")
     names = ",".join(package.name for package in ingredients.installed)
-    # When this process was killed, nothing of it may go on and nothing may stay mounted: the next build removes the
-    # folder. So it has namespaces of its own for both, which end with its first process.
+    # If this process is killed, no child may continue and no mount may stay, as the next build removes the folder. So
+    # it has PID and mount namespaces of its own, which end with its first process.
     run(
         *("setpriv", "--pdeathsig", "KILL", program("unshare"), "--pid", "--fork", "--kill-child", "--mount-proc"),
         *(program("mmdebstrap"), "--quiet", "--mode=root", "--variant=apt"),
@@ -120,7 +120,7 @@ def _initramfs(root: Path, modules: list[Path]) -> bytes:
 
 
 def _furnish(root: Path, into: Path) -> None:
-    """Put our files in, take out what hinders, and leave the key that opens the node beside its disk."""
+    """Add our files, remove obstructive ones, and leave the node's ssh key beside its disk."""
     shutil.copyfile(FILES / "inittab", root / "etc/inittab")
     start = root / "usr/local/sbin/start-node"
     shutil.copyfile(FILES / "start-node", start)
@@ -130,14 +130,14 @@ def _furnish(root: Path, into: Path) -> None:
     quick = root / "etc/ssh/sshd_config.d/quick.conf"
     quick.write_text("UsePAM no\nUseDNS no\n", encoding="ascii")
     with (root / "etc/default/xen").open("a", encoding="utf-8") as settings:
-        settings.write('XENCONSOLED_ARGS="--log=all --log-dir=/var/log/xen/console"\n')  # what guests say, in files
+        settings.write('XENCONSOLED_ARGS="--log=all --log-dir=/var/log/xen/console"\n')  # guests' output, in files
     with (root / "etc/libvirt/libvirtd.conf").open("a", encoding="utf-8") as settings:
-        settings.write("max_client_requests = 64\n")  # else what an agent asks at once keeps its keepalive waiting
+        settings.write("max_client_requests = 64\n")  # else an agent's concurrent calls delay its keepalive
     script = root / "etc/xen/scripts/vif-dfrs"
     shutil.copyfile(FILES / "vif-dfrs", script)
     script.chmod(0o755)
     drivers = root / "usr/lib/x86_64-linux-gnu/libvirt/connection-driver"
-    for name in ("qemu", "nwfilter"):  # libvirtd ends at once where the user of its QEMU driver is not
+    for name in ("qemu", "nwfilter"):  # libvirtd exits at once if the user of its QEMU driver does not exist
         (drivers / f"libvirt_driver_{name}.so").unlink(missing_ok=True)
     for name in _UNNEEDED:
         shutil.rmtree(root / name, ignore_errors=True)

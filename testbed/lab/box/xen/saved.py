@@ -1,4 +1,4 @@
-"""Saved states of machines: a node goes on from where one like it had booted, which takes seconds, not a minute."""
+"""Saved states of booted machines, from which a node of the same shape resumes in seconds instead of a minute."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from testbed.lab.box.xen.hardware import Accelerator, Shape
 from testbed.lab.box.xen.image import XenImage
 
 _KVM = Path("/dev/kvm")
-_NO_KVM = "no-kvm"  # of the image: the boot of the machine on which it did not boot under KVM
+_NO_KVM = "no-kvm"  # in the image's folder: the machine's boot id under which it did not boot with KVM
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What a machine knew and had on its disk when it was saved."""
+    """Memory and disk of a machine when it was saved."""
 
     folder: Path
 
     @classmethod
     def of(cls, image: XenImage, shape: Shape) -> SavedState:
-        """Return where the state of such a machine is, or is to be."""
+        """Return the location of the state of such a machine, existing or not."""
         return cls(image.folder / f"state-{shape.key()}")
 
     @property
@@ -32,21 +32,21 @@ class SavedState:
 
     @property
     def disk(self) -> Path:
-        """Its disk, over the image's; nothing writes to it any more."""
+        """Its disk, an overlay of the image's; it is not written to any more."""
         return self.folder / "disk.qcow2"
 
     def there(self) -> bool:
-        """Whether it is whole."""
+        """Whether it is complete."""
         return self.memory.exists()
 
 
 def accelerators(image: XenImage) -> tuple[Accelerator, ...]:
-    """Return what to try, the best first: that /dev/kvm is there does not say that Xen boots under it."""
+    """Return the accelerators to try, the best first, as /dev/kvm alone does not prove that Xen boots under it."""
     return ("kvm", "tcg") if _KVM.exists() and _read(image) != _this_boot() else ("tcg",)
 
 
 def note_no_kvm(image: XenImage) -> None:
-    """Remember that the image does not boot under KVM, until this machine is started again."""
+    """Record that the image does not boot under KVM, until this machine reboots."""
     (image.folder / _NO_KVM).write_text(_this_boot(), encoding="ascii")
 
 
