@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; reported values: of the slowest guest."""
+    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; `reported`: of the slowest guest."""
 
     save_s: float
     hold_s: float
