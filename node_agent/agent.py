@@ -41,7 +41,7 @@ from node_agent.lease_watch import LeaseWatch
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
-from node_agent.telemetry_sender import Listener, Post
+from node_agent.telemetry_sender import Listener, TelemetrySender
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed import __version__
@@ -247,12 +247,12 @@ class Agent:
         self, bus: Bus, listener: Listener, lease: LeaseWatch, responder: Responder
     ) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
-        post = Post(bus, topic, self._backlog, listener)
+        sender = TelemetrySender(bus, topic, self._backlog, listener)
         self._backlog.open()
-        self._bounds.relieve = post.set_aside
+        self._bounds.relieve = sender.set_aside
         tasks = [
-            asyncio.create_task(self._report(post, responder), name="telemetry"),
-            asyncio.create_task(post.run(), name="post"),
+            asyncio.create_task(self._report(sender, responder), name="telemetry"),
+            asyncio.create_task(sender.run(), name="sender"),
             asyncio.create_task(self._events.run(bus, listener), name="guest events"),
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
@@ -278,7 +278,7 @@ class Agent:
             self._config.budget, self._driver, found, capabilities, self._stores, self._server.port, free_mib
         )  # fmt: skip
 
-    async def _report(self, post: Post, responder: Responder) -> None:
+    async def _report(self, sender: TelemetrySender, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._simulated else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
@@ -289,7 +289,7 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
+            sender.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""

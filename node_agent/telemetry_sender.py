@@ -57,7 +57,7 @@ class Listener:
             self._sure.set()
 
 
-class Post:
+class TelemetrySender:
     """Publishes samples on `topic` in order, at QoS 1; samples that must wait go to `backlog`."""
 
     def __init__(self, bus: Bus, topic: str, backlog: Backlog, listener: Listener) -> None:

@@ -14,7 +14,7 @@ from node_agent.drivers.builtin import PROCESS
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.environment import environment, program_argv
-from node_agent.drivers.procs.guest import House, ProcessGuest
+from node_agent.drivers.procs.guest import Enclosure, ProcessGuest
 from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
@@ -92,7 +92,7 @@ class ProcessDriver(Driver):
         return await open_caps(group, self._forced_caps)
 
     @property
-    def house(self) -> House | None:
+    def enclosure(self) -> Enclosure | None:
         """The function that starts guests in an enclosure such as a container, or None."""
         return None
 
@@ -120,7 +120,7 @@ class ProcessDriver(Driver):
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
             raise DriverError(unknown(spec.program.name, self._programs))
-        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell, self.house)
+        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell, self.enclosure)
         try:
             await guest.listen()
             if spec.program.ranks == 1:
@@ -132,13 +132,13 @@ class ProcessDriver(Driver):
 
     def _new(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
-        house: House | None = None,
+        enclosure: Enclosure | None = None,
     ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
         self._count += 1
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
-            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, house,
+            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure,
         )  # fmt: skip
 
     def socket_name(self, guest: str) -> str:

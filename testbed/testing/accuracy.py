@@ -43,7 +43,7 @@ class Look:
 
     at_s: float
     counted_s: float
-    """The sum of all CPUs' counters, divided by their number."""
+    """What all CPUs have counted, over their number."""
     idle_s: float
     steal_s: float
 

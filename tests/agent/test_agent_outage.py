@@ -26,7 +26,7 @@ from node_agent.backlog import Backlog
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverEvent
 from node_agent.telemetry import NodeSampler
-from node_agent.telemetry_sender import Listener, Post
+from node_agent.telemetry_sender import Listener, TelemetrySender
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.guest_details import GuestReport
@@ -63,14 +63,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def posting(hub: MemoryHub, folder: Path) -> AsyncIterator[tuple[Post, Listener, Backlog, Heard]]:
+async def posting(hub: MemoryHub, folder: Path) -> AsyncIterator[tuple[TelemetrySender, Listener, Backlog, Heard]]:
     backlog = Backlog(folder)
     backlog.open()
     heard = Heard()
     async with hub.client("controller") as controller, hub.client("agent") as bus:
         await controller.subscribe(TOPIC, heard)
         listener = Listener(bus)
-        post = Post(bus, TOPIC, backlog, listener)
+        post = TelemetrySender(bus, TOPIC, backlog, listener)
         running = asyncio.create_task(post.run())
         try:
             yield post, listener, backlog, heard

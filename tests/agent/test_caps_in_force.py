@@ -180,7 +180,7 @@ def test_the_quota_of_a_container_is_read_from_its_group_each_time(
 
         caps = ContainerCaps(SimpleNamespace(set_cap=set_cap), Kernel())
         monkeypatch.setattr(container_caps, "_group_of", lambda _pid: tmp_path)
-        caps.house("g", "c")
+        caps.enclose("g", "c")
         await caps.add("g", 1, WORKERS)
         assert await caps.set("g", 0.5) == caps.read("g") == 0.5
         (tmp_path / "cpu.max").write_text("150000 100000", encoding="ascii")

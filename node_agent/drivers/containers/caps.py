@@ -26,7 +26,7 @@ class ContainerCaps:
     async def open(self) -> None:
         """See `Caps.open`: `bare` is open, and the engine was asked already."""
 
-    def house(self, guest: str, container: str) -> None:
+    def enclose(self, guest: str, container: str) -> None:
         """Take note of a guest's container, before anything runs in it."""
         self._containers[guest] = container
 

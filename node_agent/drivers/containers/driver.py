@@ -23,7 +23,7 @@ from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
 from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
-from node_agent.drivers.procs.guest import House, ProcessGuest, State
+from node_agent.drivers.procs.guest import Enclosure, ProcessGuest, State
 from node_agent.drivers.protocol import DriverError, DriverEvent, DriverFacts, ImageKind, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
@@ -173,13 +173,13 @@ class DockerDriver(ProcessDriver):
 
     def _new(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
-        house: House | None = None,
+        enclosure: Enclosure | None = None,
     ) -> ProcessGuest:  # fmt: skip
         (self._opened()[0].state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)
-        return super()._new(spec, cap_cores, image, tell, house)
+        return super()._new(spec, cap_cores, image, tell, enclosure)
 
     @property
-    def house(self) -> House:
+    def enclosure(self) -> Enclosure:
         """Containers."""
         return self._enter
 
@@ -206,5 +206,5 @@ class DockerDriver(ProcessDriver):
         else:
             container = await self._engine.make(spec, image, argv, env, folder)
             self._wholes.discard(spec.guest)
-        self._container_caps.house(spec.guest, container)
+        self._container_caps.enclose(spec.guest, container)
         return ContainerChild(self._engine, container, await self._engine.start(container, lay), on_output)

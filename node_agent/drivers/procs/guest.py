@@ -36,7 +36,7 @@ _MOST_SEGMENTS = 64  # files of shared memory that MPI makes for one rank: there
 _BACK_WITHIN_S = 10.0  # for the reconnection of a parked program whose save failed
 
 
-class House(Protocol):
+class Enclosure(Protocol):
     """An enclosure (such as a container) that starts a guest's program."""
 
     def __call__(
@@ -60,19 +60,18 @@ class State(StrEnum):
 class ProcessGuest:
     """A guest from its creation to its end.
 
-    It is uncapped while it is made, held or saved: this is the machine's work, not the task's, and a checkpoint must
-    not be slower under a lower cap. The cap is set before the program is ordered to work or to continue. `gone` is done
-    when nothing of the guest is left; `forget` is called just before, so that the name can be used again as soon as the
-    end is reported.
+    It is uncapped while it is made, held or saved: this is the machine's work, and a checkpoint must not be slower
+    under a lower cap. The cap is set before the program is ordered to work or to continue. `gone` is done when nothing
+    of the guest is left; `forget` is called just before, so that its name is free as soon as the end is reported.
     """
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
         records: ProcessRecords, tell: Callable[[DriverEvent], None], forget: Callable[[ProcessGuest], None],
-        house: House | None = None,
+        enclosure: Enclosure | None = None,
     ) -> None:  # fmt: skip
         self.spec = spec
-        self._house = house
+        self._enclosure = enclosure
         self.state = State.WAITING
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.log = Log(log)
@@ -141,12 +140,12 @@ class ProcessGuest:
 
     async def enter(self, argv: list[str], env: dict[str, str]) -> None:
         """Start the guest's program in the guest's enclosure, or directly on the machine if it has none."""
-        if self._house is None:
+        if self._enclosure is None:
             self._take(Child(argv, env, self._folder, self.log.write))
             return
         self._inside.clear()
         try:
-            self._take(await self._house(self.spec, self._image, argv, env, self._folder, self.log.write))
+            self._take(await self._enclosure(self.spec, self._image, argv, env, self._folder, self.log.write))
         finally:
             self._inside.set()
             if self._stopping:  # stopped while it was being started
@@ -384,17 +383,15 @@ class ProcessGuest:
             case "hello":
                 self._greet()
             case "progress":
-                first, self.told = (
-                    self.told is None,
-                    RankProgress(fields["units"], fields["mono_ns"], self._program_cpu_s()),
-                )
+                first = self.told is None
+                self.told = RankProgress(fields["units"], fields["mono_ns"], self._program_cpu_s())
                 self._steps = supersteps_of(fields, self._steps)
                 if first:
                     self._tell(DriverEvent(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
             case "done":
                 self._steps = supersteps_of(fields, self._steps)
-                if self._steps is not None:
-                    fields = {**fields, "longest_s": self._steps.longest_s}  # including what no sample has reported yet
+                if self._steps is not None:  # it includes what no sample has reported yet
+                    fields = {**fields, "longest_s": self._steps.longest_s}
                 self._done = (time.monotonic_ns(), fields)
                 self.told = RankProgress(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")

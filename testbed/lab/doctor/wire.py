@@ -1,4 +1,4 @@
-"""The transfer rate between two machines: a listener there, a sender here, each started over ssh.
+"""How fast one machine sends to another: a listener there, a sender here, each started over ssh.
 
     python -m testbed.lab.doctor.wire receive ADDRESS PORT   prints what came: {"bytes", "seconds"}
     python -m testbed.lab.doctor.wire send ADDRESS PORT MIB

@@ -30,7 +30,7 @@ set -eu
 home={home}
 pid="$home/agent.pid"
 log="$home/agent.log"
-# By its id and its start in ticks since boot: ids are used again. A zombie does not count.
+# By its id and its start in ticks since boot: ids are used again. One that ended, and that nobody waited for, is none.
 alive() {{
   [ -s "$pid" ] && [ -s "$pid.began" ] || return 1
   stat=$(cut -d' ' -f3,22 "/proc/$(cat "$pid")/stat" 2>/dev/null) || return 1
