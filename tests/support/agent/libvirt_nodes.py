@@ -57,7 +57,7 @@ class Node:
         await self.until(spec.guest, "progress")
 
     def pid(self, guest: str) -> int:
-        return self.driver._guests[guest]._cap.vcpus.groups.pid
+        return self.driver._guests[guest]._cap.vcpus.pid
 
     def sample(self, guest: str):
         return next((sample for sample in self.driver.sample() if sample.guest == guest), None)
