@@ -17,9 +17,9 @@ from lab import print_machine, print_table
 from testbed.control.session import run_session
 from testbed.lab.bring_up import live_lab
 from testbed.measure.rundir import read_journal
-from testbed.policies.catalogue import parse
 from testbed.scenario.schema import check_scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.workload.jobs import Job
 
 RUN_S, GAP_S = 8.0, 13.0
 

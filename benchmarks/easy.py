@@ -16,13 +16,13 @@ from statistics import median
 import numpy as np
 from intervals import ratio_of_medians
 
-from testbed.compiler import fastest, kernel
-from testbed.policies.backfill import is_queue
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Floats, Ints
-from testbed.simulation.batch import schedule_batch
-from testbed.workload.jobs import Job
-from testbed.workload.trace import load_trace
+from testbed.scheduling.compiler import fastest, kernel
+from testbed.scheduling.policies.backfill import is_queue
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Floats, Ints
+from testbed.scheduling.simulation.batch import schedule_batch
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.trace import load_trace
 
 
 @kernel

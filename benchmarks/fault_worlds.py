@@ -16,13 +16,13 @@ from typing import Protocol, Self
 import psutil
 from guest_lab import made_lab
 
-from testbed.box.processes import end, mark, spawn
-from testbed.box.services import Broker, NodeAgent
-from testbed.box.spec import BoxSpec
-from testbed.box.state import Journal
 from testbed.bus.address import BrokerAddress
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
+from testbed.lab.box.processes import end, mark, spawn
+from testbed.lab.box.services import Broker, NodeAgent
+from testbed.lab.box.spec import BoxSpec
+from testbed.lab.box.state import Journal
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import load_scenario
 

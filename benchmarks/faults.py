@@ -25,7 +25,7 @@ from typing import Any
 from fault_worlds import ProcessWorld, World, guest_world
 from lab import print_machine, print_table
 
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 SAY_EVERY_S = 0.1
 _UNKEPT = shutil.ignore_patterns("images*", "password*", "*.url", "*.sock")

@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node_agent.drivers.protocol import DriverFacts, Happening, NodeBudget
+from node_agent.drivers.protocol import DriverEvent, DriverFacts, NodeBudget
 from node_agent.drivers.virt.driver import LibvirtDriver
-from testbed.box.down import remove_lab
-from testbed.box.network import BRIDGE
-from testbed.box.spec import BoxSpec, NodeSpec
-from testbed.box.state import Journal, only_command
-from testbed.box.up import bring_up
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, ProgramSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError
+from testbed.lab.box.down import remove_lab
+from testbed.lab.box.network import BRIDGE
+from testbed.lab.box.spec import BoxSpec, NodeSpec
+from testbed.lab.box.state import Journal, only_command
+from testbed.lab.box.up import bring_up
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import check_scenario
 
@@ -72,27 +72,27 @@ class Node:
     driver: LibvirtDriver
     images: Path
     facts: DriverFacts = field(default_factory=lambda: DriverFacts((), {}))
-    happenings: list[Happening] = field(default_factory=list)
+    driver_events: list[DriverEvent] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    at_barrier: Callable[[Happening], None] = lambda _happening: None
+    at_barrier: Callable[[DriverEvent], None] = lambda _driver_event: None
 
-    def hear(self, happening: Happening) -> None:
-        if happening.event == MPI_BARRIER:
-            self.at_barrier(happening)
+    def hear(self, driver_event: DriverEvent) -> None:
+        if driver_event.event == MPI_BARRIER:
+            self.at_barrier(driver_event)
             return
-        self.happenings.append(happening)
+        self.driver_events.append(driver_event)
         self.news.set()
 
-    async def progress(self, guest: str) -> Happening:
+    async def progress(self, guest: str) -> DriverEvent:
         """Wait until a guest that was started makes its first progress."""
         async with asyncio.timeout(NEWS_WITHIN_S):
             while True:
-                for happening in [h for h in self.happenings if h.guest == guest]:
-                    self.happenings.remove(happening)
-                    if happening.event == "progress":
-                        return happening
-                    if happening.event in ("done", "failed"):
-                        raise RunError(f"guest {guest} {happening.event}: {happening.detail}")
+                for driver_event in [h for h in self.driver_events if h.guest == guest]:
+                    self.driver_events.remove(driver_event)
+                    if driver_event.event == "progress":
+                        return driver_event
+                    if driver_event.event in ("done", "failed"):
+                        raise RunError(f"guest {guest} {driver_event.event}: {driver_event.detail}")
                 self.news.clear()
                 await self.news.wait()
 
@@ -100,7 +100,7 @@ class Node:
         for sample in self.driver.sample():
             if sample.guest == guest:
                 return sample
-        raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.happenings}")
+        raise RunError(f"guest {guest} is not on node {self.spec.name} any more: {self.driver_events}")
 
 
 async def join(members: Sequence[tuple[Node, GuestSpec]]) -> None:
@@ -112,9 +112,9 @@ async def join(members: Sequence[tuple[Node, GuestSpec]]) -> None:
         for node, spec in members:
             await node.driver.mpi_pass(spec.guest, session, number, barriers.keys, last=True)
 
-    def hear(happening: Happening) -> None:
-        rank = next(spec.program.rank for _, spec in members if spec.guest == happening.guest)
-        number, keys = happening.detail["number"], happening.detail["keys"]
+    def hear(driver_event: DriverEvent) -> None:
+        rank = next(spec.program.rank for _, spec in members if spec.guest == driver_event.guest)
+        number, keys = driver_event.detail["number"], driver_event.detail["keys"]
         if isinstance(number, int) and isinstance(keys, dict) and barriers.enter(rank, number, keys) is Entered.ALL:
             passing.add(asyncio.create_task(let_pass(number)))
 

@@ -37,10 +37,10 @@ from intervals import cells, interval, ratio_of_medians
 from lab import percentile, print_machine, print_table
 
 from node_agent.facts import cpu_model
-from node_agent.guests.image import build
-from testbed.box.state import Journal
 from testbed.bus.messages import GuestSpec
 from testbed.errors import RunError, TestbedError
+from testbed.lab.box.state import Journal
+from testbed.lab.guest_image.image import build
 
 MEASURES = ("save", "start", "skew", "caps")
 VIRSH_WITHIN_S = 300.0

@@ -19,8 +19,8 @@ from guest_lab import box, say
 from intervals import cells
 from lab import print_machine, print_table
 
-from testbed.box.status import report
 from testbed.errors import TestbedError
+from testbed.lab.box.status import report
 
 WINDOW_S = 10.0
 TARGET_PERCENT, TARGET_MIB = 1.0, 60.0

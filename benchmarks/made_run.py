@@ -13,22 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.measure.bound import bound
-from testbed.measure.metrics import bounded_stretch
 from testbed.measure.points import Value
 from testbed.measure.rundir import RunDirectory
-from testbed.policies.catalogue import parse
-from testbed.policies.dfrs import use_compiled
-from testbed.policies.view import ClusterView, Decision, Event, Policy
 from testbed.run.decisions import decision_event
 from testbed.run.events import Begin, Replay, Unknown
 from testbed.run.events import Event as RunEvent
 from testbed.run.journal import convert, plain
-from testbed.simulation.loop import run_loop
-from testbed.simulation.overheads import constant
-from testbed.simulation.run import Placement, SimulatedRun
-from testbed.workload.jobs import Job
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.metrics import bounded_stretch
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.dfrs import use_compiled
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, Policy
+from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.run import Placement, SimulatedRun
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
 MEMORY_MIB = 8192

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 from lab import print_machine, print_table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure"))
-from influx_lab import INFLUXD, Influxd, write_spool
+from support.measure.influx_lab import INFLUXD, Influxd, write_spool
 
 from testbed.measure.influx_address import Address
 from testbed.measure.influx_writer import InfluxWriter
@@ -37,8 +36,8 @@ from testbed.measure.shipping_position import POSITION_FILE
 FOLDER = sys.path[0]
 ADAPTER = """
 import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
-from influx_lab import Adapter
+sys.path.insert(0, sys.argv[1])
+from support.measure.influx_lab import Adapter
 adapter = Adapter(sys.argv[2])
 adapter.start()
 print(adapter.url, flush=True)

@@ -25,9 +25,8 @@ from pathlib import Path
 from lab import print_machine, print_table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure"))
-from influx_lab import INFLUXD, Adapter, Influxd, Recording, compare, influx
 from support.live import wait_until
+from support.measure.influx_lab import INFLUXD, Adapter, Influxd, Recording, compare, influx
 
 from testbed.measure.influx_address import find_address
 from testbed.measure.influx_writer import InfluxWriter

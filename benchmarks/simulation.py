@@ -16,13 +16,13 @@ from statistics import fmean, median
 import numpy as np
 from intervals import ratio_of_medians
 
-from testbed.measure.bound import bound
-from testbed.policies.catalogue import parse
-from testbed.policies.dfrs import use_compiled
-from testbed.policies.view import NOT_PLACED, ClusterView, Event, JobState
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.dfrs import use_compiled
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, JobState
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 NODES = 128
 GOAL_MS: dict[str, float | None] = {

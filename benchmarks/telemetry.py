@@ -38,7 +38,7 @@ from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 GOAL_FRAC = 0.25
 WARM_UP_S = 3.0

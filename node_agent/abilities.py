@@ -1,4 +1,4 @@
-"""What an agent's driver can do here: the protocols that it implements, less what it lacks on this machine."""
+"""Capabilities of an agent's driver: the protocols that it implements, less those that this machine cannot support."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Abilities:
         self._driver = driver
         self._lacks: Mapping[str, str] = {}
 
-    def open(self, found: DriverFacts) -> tuple[str, ...]:
+    def found(self, facts: DriverFacts) -> tuple[str, ...]:
         """Take what the driver found when it opened; return all capabilities of the node."""
-        self._lacks = found.lacks
+        self._lacks = facts.lacks
         able = [name for name in PROTOCOLS if self._has(name)]
         images = [f"save:{self.saving.images.name}"] if "save" in able else []
         whole = ["whole"] if "save" in able and self.saving.images.whole else []
-        return tuple(dict.fromkeys(("start", "cap", *able, *images, *whole, *found.capabilities)))
+        return tuple(dict.fromkeys(("start", "cap", *able, *images, *whole, *facts.capabilities)))
 
     @property
     def saving(self) -> Saves:

@@ -1,4 +1,4 @@
-"""The agent: commands from the bus to the driver, and what guests do back to the bus."""
+"""The agent: passes commands from the bus to the driver, and guest events from the driver to the bus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from node_agent import SERVING
 from node_agent.abilities import Abilities, meter_of
 from node_agent.backlog import Backlog
 from node_agent.bounds import Bounds, bound_own_group
@@ -33,16 +32,16 @@ from node_agent.facts import node_facts
 from node_agent.guest_events import GuestEvents
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
+from node_agent.image_space import ImageSpace
 from node_agent.image_starts import ImageStarts
 from node_agent.image_tickets import Tickets
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
-from node_agent.post import Listener, Post
-from node_agent.room import ImageRoom
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.telemetry import GuestSampler, NodeSampler
+from node_agent.telemetry_sender import Listener, TelemetrySender
 from node_agent.verifier import Verifier
 from node_agent.watch import check, watch
 from testbed import __version__
@@ -80,9 +79,10 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
+from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
 from testbed.bus.tls import client_context, server_context
-from testbed.failure_codes import FailureCode
-from testbed.suspicious_acts import FILE, Act, ActFile, ActLog, warn
+from testbed.errors import FailureCode
+from testbed.host.agents import SERVING
 
 _PAUSE_WITHIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What a node is told when its agent starts."""
+    """Settings of a node, given when its agent starts."""
 
     lab: str
     node: str
@@ -107,7 +107,7 @@ class AgentConfig:
 
     @property
     def budget(self) -> NodeBudget:
-        """What its driver may use."""
+        """The budget of its driver."""
         return NodeBudget(
             self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Agent:
         self._locks: dict[str, asyncio.Lock] = {}
         self._doing: set[asyncio.Task[Any]] = set()
         self._memory_mib: dict[str, int] = {}
-        self._orphans: set[str] = set()  # guests of a controller that died, held until somebody stops them
+        self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
         self._verifies = False
         self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone)
@@ -138,7 +138,7 @@ class Agent:
         self._simulated = driver.traits.simulated
         self._stores = ImageStores(config.image_dir)
         self._kept_images = KeptImages(self._stores, config.state_dir)
-        self._room = ImageRoom(self._stores.disk, config.image_budget_mib)
+        self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._tickets = Tickets(asyncio.get_running_loop().time)
         tls = server_context(tls_dir) if tls_dir else None
@@ -152,7 +152,7 @@ class Agent:
         self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
-        """Let `run` come to its end."""
+        """Make `run` return."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -161,7 +161,7 @@ class Agent:
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
             found = await self._driver.open(config.budget, self._events.put)
-            capabilities = self._able.open(found)
+            capabilities = self._able.found(found)
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
             if config.serve_images:
@@ -174,7 +174,7 @@ class Agent:
             facts = self._facts(found, capabilities)
             async with self._connect(self._presence(facts)) as bus:
                 await self._serve(bus)
-                await self._driver.close()  # before the bus: the farewell then says the truth
+                await self._driver.close()  # before the bus: the farewell message is then true
         finally:
             await asyncio.shield(self._leave())
 
@@ -247,12 +247,12 @@ class Agent:
         self, bus: Bus, listener: Listener, lease: LeaseWatch, responder: Responder
     ) -> AsyncIterator[None]:
         topic = topics.node_topic(self._config.lab, self._config.node, "telemetry")
-        post = Post(bus, topic, self._backlog, listener)
+        sender = TelemetrySender(bus, topic, self._backlog, listener)
         self._backlog.open()
-        self._bounds.relieve = post.set_aside
+        self._bounds.relieve = sender.set_aside
         tasks = [
-            asyncio.create_task(self._report(post, responder), name="telemetry"),
-            asyncio.create_task(post.run(), name="post"),
+            asyncio.create_task(self._report(sender, responder), name="telemetry"),
+            asyncio.create_task(sender.run(), name="sender"),
             asyncio.create_task(self._events.run(bus, listener), name="guest events"),
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
@@ -278,7 +278,7 @@ class Agent:
             self._config.budget, self._driver, found, capabilities, self._stores, self._server.port, free_mib
         )  # fmt: skip
 
-    async def _report(self, post: Post, responder: Responder) -> None:
+    async def _report(self, sender: TelemetrySender, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._simulated else SpeedProbe()
         sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
@@ -289,7 +289,7 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            post.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
+            sender.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
@@ -300,7 +300,7 @@ class Agent:
         self._events.put_failed(guest, why, FailureCode.LEASE_LOST)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
-        """Nobody drives this node any more: what runs here is destroyed, or stopped and kept to be looked at.
+        """Without a controller, destroy all guests; with `pause`, hold and keep them for inspection.
 
         Commands under way are given up first: one that went on could leave a guest behind after all were destroyed.
         """
@@ -311,7 +311,7 @@ class Agent:
                 task.cancel()
             await asyncio.wait(doing)
         self._tickets.clear()
-        if not pause:  # before anything that takes time: who drives next may save soon
+        if not pause:  # before anything slow: the next controller may save soon
             self._stores.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
         guests = sorted(there - self._orphans)
@@ -344,14 +344,14 @@ class Agent:
             return await self._perform(action)
         self._doing.add(task)
         try:
-            await self._events.ends.again()  # before an answer that a guest is not here
+            await self._events.ends.again()  # before a reply that a guest is not here
             return await self._perform(action)
         finally:
             self._doing.discard(task)
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
-        if guest is None or isinstance(action, MpiPass):  # which a join, or a save, of that guest waits for
+        if guest is None or isinstance(action, MpiPass):  # a join or a save of that guest waits for these actions
             return await self._on_node(action)
         lock = self._locks.setdefault(guest, asyncio.Lock())
         async with lock:
@@ -461,7 +461,7 @@ class Agent:
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:  # an answer that was lost: it is asked for again
+        if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
         self._reserve(spec)

@@ -30,16 +30,16 @@ class Backlog:
     """A queue of lines. At most `limit_bytes` wait in files: then the oldest are given up, and counted in `dropped`.
 
     A file is removed once all of its lines have been taken. So what an agent that was killed has left is found by the
-    next one in the same folder, some lines of it perhaps for the second time. A power cut may take the last lines, as
-    it takes the guests that they tell of: nothing is worth an fsync. Lines are added at once, as that goes to memory;
-    files are read in a thread.
+    next one in the same folder, some lines of it perhaps for the second time. A power cut may lose the last lines, but
+    it also ends the guests that they describe, so no fsync is done. Lines are added directly because the write goes to
+    memory; files are read in a thread.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.dropped = 0
         self._folder = folder
         self._limit_bytes = limit_bytes
-        self._segments: deque[_Segment] = deque()  # the first is the one that is read, the last that is written
+        self._segments: deque[_Segment] = deque()  # the first is being read, the last is being written
         self._tail: IO[bytes] | None = None
         self._read: deque[bytes] = deque()  # lines of the first segment
         self._fails = False
@@ -63,7 +63,7 @@ class Backlog:
         try:
             self._write(line + b"\n")
         except OSError as error:
-            self._end_tail()  # what was written of the line counts for nothing
+            self._end_tail()  # a partly written line is ignored
             self.dropped += 1
             if not self._fails:
                 _log.error("%s: telemetry that waits for the bus is lost: %s", self._folder, error.strerror)
@@ -127,7 +127,7 @@ class Backlog:
 
 
 def _lines_of(path: Path) -> list[bytes]:
-    """Return the whole lines of a file; a cut one at its end is of an agent that was killed while it wrote."""
+    """Return the whole lines of a file; a cut line at its end is from an agent that was killed during a write."""
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except OSError as error:

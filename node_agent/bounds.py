@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from node_agent.drivers.caps.cgroup2 import LEAF_ENDING
-from node_agent.drivers.caps.mounts import own_group
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.caps.cgroup import LEAF_ENDING
+from node_agent.drivers.caps.mounts import group_of
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.log_file import MOST_BYTES, turns
 from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
 
@@ -37,24 +37,24 @@ def rss_mib() -> float:
 
 
 class Bounds:
-    """Looks at this agent's memory and log; `most_mib` of 0 is no bound.
+    """Checks this agent's memory and log; `most_mib` of 0 is no bound.
 
     `relieve` drops what the agent can do without. `report` takes the events.
     """
 
     def __init__(
-        self, most_mib: int, report: Callable[[Happening], None], read_mib: Callable[[], float] = rss_mib
+        self, most_mib: int, report: Callable[[DriverEvent], None], read_mib: Callable[[], float] = rss_mib
     ) -> None:
         self.relieve: Callable[[], None] = lambda: None
         self._most_mib = most_mib
         self._report = report
         self._read_mib = read_mib
-        self._beyond_mib = 0.0  # what it has, while it is beyond the bound
+        self._beyond_mib = 0.0  # its memory, while it exceeds the bound
         self._relieved_s = float("-inf")
         self._turns = turns()
 
     def look(self, now_s: float) -> None:
-        """Act on what is found; called once for each sample, `now_s` by the loop's clock."""
+        """Check both and act on the result; called once per sample, `now_s` by the loop's clock."""
         if (full := turns()) != self._turns:
             self._turns = full
             self._say("log", "reached", MOST_BYTES / _MIB, MOST_BYTES / _MIB)
@@ -74,7 +74,7 @@ class Bounds:
             self._say("memory", "left", found_mib, self._most_mib)
 
     def refusal(self, action: AnyAction) -> str | None:
-        """Say why a command is not begun now, or None; what ends, saves or lets go of a guest always is."""
+        """Return why a command is refused now, or None; commands that end, save or release a guest never are."""
         if not self._beyond_mib or not isinstance(action, _NEW_WORK):
             return None
         return (
@@ -87,11 +87,11 @@ class Bounds:
         detail: dict[str, object] = {
             "what": what, "state": state, "value_mib": round(value_mib), "bound_mib": round(bound_mib),
         }  # fmt: skip
-        self._report(Happening(ITSELF, "limit", time.monotonic_ns(), detail))
+        self._report(DriverEvent(ITSELF, "limit", time.monotonic_ns(), detail))
 
 
 def _give_back() -> None:
-    """Collect what nobody holds any more, and give free pages back to the system."""
+    """Collect unreferenced objects, and return free pages to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # of glibc alone
         ctypes.CDLL(None).malloc_trim(0)
@@ -104,8 +104,7 @@ def bound_own_group(most_mib: int, node_mib: int) -> bool:
     for the page cache of images that the agent copies, which are as large as the node's memory.
     """
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-        own = own_group("cgroup2", mounts, Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+        own = group_of("cgroup2")
     except OSError:
         return False
     return bool(most_mib) and own is not None and bound_leaf(own, most_mib + node_mib)

@@ -1,120 +1,29 @@
-"""Which agents this user has on this machine, on disk: what one that was killed left is found by it.
-
-An agent claims its node for as long as it lives. A claim of one that lives no more tells a cleanup which driver to ask
-for guests that are left, and where its files are.
-"""
+"""The claim of an agent, and what its driver was opened with."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
-
-import msgspec
 
 from node_agent.drivers.protocol import PREFIX, NodeBudget
-from testbed.process_identity import boot_id, start_ticks
-from testbed.whole_files import write_whole
-
-_log = logging.getLogger(__name__)
+from testbed.host.agents import Claim
+from testbed.host.process_identity import boot_id, start_ticks
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """An agent. `ephemeral`: its folders go with it; else only what is in them of guests."""
-
-    lab: str
-    node: str
-    driver: str
-    options: dict[str, str]
-    cpus: float
-    memory_mib: int
-    state_dir: str
-    image_dir: str
-    address: str
-    broker: str  # without user and password
-    tls_dir: str  # of its certificate, or empty
-    ephemeral: bool
-    pid: int
-    started_ticks: int
-    boot: str
-
-    @classmethod
-    def own(
-        cls, budget: NodeBudget, lab: str, driver: str, options: dict[str, str], broker: str, tls_dir: Path | None,
-        *, ephemeral: bool,
-    ) -> Self:  # fmt: skip
-        """Return the claim of this process."""
-        return cls(
-            lab, budget.node, driver, options, budget.cpus, budget.memory_mib, str(budget.state_dir),
-            str(budget.image_dir), budget.address, broker, str(tls_dir or ""), ephemeral, os.getpid(),
-            start_ticks(os.getpid()) or 0, boot_id(),
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Lab and node."""
-        return f"{self.lab}/{self.node}"
-
-    @property
-    def file(self) -> str:
-        """Its file name: agents of one name may follow one another, and live side by side in labs of one name."""
-        return f"{self.lab}.{self.node}.{self.pid}.json"
-
-    @property
-    def alive(self) -> bool:
-        """Whether this very agent runs."""
-        return self.boot == boot_id() and start_ticks(self.pid) == self.started_ticks
-
-    @property
-    def budget(self) -> NodeBudget:
-        """What its driver was opened with."""
-        return NodeBudget(
-            self.node, self.cpus, self.memory_mib, Path(self.state_dir), Path(self.image_dir), self.address, PREFIX
-        )  # fmt: skip
+def own_claim(
+    budget: NodeBudget, lab: str, driver: str, options: dict[str, str], broker: str, tls_dir: Path | None,
+    *, ephemeral: bool,
+) -> Claim:  # fmt: skip
+    """Return the claim of this process."""
+    return Claim(
+        lab, budget.node, driver, options, budget.cpus, budget.memory_mib, str(budget.state_dir),
+        str(budget.image_dir), budget.address, broker, str(tls_dir or ""), ephemeral, os.getpid(),
+        start_ticks(os.getpid()) or 0, boot_id(),
+    )  # fmt: skip
 
 
-def folder() -> Path:
-    """Return where the claims of this user's agents are; it survives a restart of the machine, as images do.
-
-    DFRS_CLAIMS_DIR in the environment says otherwise.
-    """
-    if given := os.environ.get("DFRS_CLAIMS_DIR"):
-        return Path(given)
-    if os.geteuid() == 0:
-        return Path("/var/lib/dfrs-agent/claims")
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(base) / "dfrs-agent/claims"
-
-
-def claims() -> list[tuple[Path, Claim]]:
-    """Return all claims with their files, in the order of their names; what cannot be read is passed over."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in sorted(folder().glob("*.json")):
-            try:
-                found.append((path, msgspec.json.decode(path.read_bytes(), type=Claim)))
-            except (OSError, msgspec.MsgspecError) as error:
-                _log.warning("%s: %s", path, error)
-    return found
-
-
-@contextlib.contextmanager
-def claimed(claim: Claim) -> Iterator[None]:
-    """Claim a node inside the block; a block that fails leaves the claim, as it may leave something behind.
-
-    Claims of dead agents with the same folder end with that of their successor, which has removed what they left.
-    """
-    path = folder() / claim.file
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, msgspec.json.encode(claim), durable=False)
-    except OSError as error:  # the lab works without: only a cleanup would miss it
-        _log.warning("%s: %s: what this agent leaves if it is killed will not be found", path, error.strerror)
-    yield
-    path.unlink(missing_ok=True)
-    for other, earlier in claims():
-        if earlier.state_dir == claim.state_dir and not earlier.alive:
-            other.unlink(missing_ok=True)
+def budget_of(claim: Claim) -> NodeBudget:
+    """Return what the driver of an agent was opened with."""
+    return NodeBudget(
+        claim.node, claim.cpus, claim.memory_mib, Path(claim.state_dir), Path(claim.image_dir), claim.address, PREFIX
+    )  # fmt: skip

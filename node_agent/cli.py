@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed import __version__
-from testbed.errors import TestbedError, UserError
-from testbed.limits import (
+from testbed.bus.limits import (
     CORES_EXPECTED,
     LEAST_AGENT_MIB,
     LEAST_NODE_CORES,
@@ -29,6 +28,7 @@ from testbed.limits import (
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
+from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
     from node_agent.agent import AgentConfig
@@ -206,10 +206,11 @@ async def _claim(
     agent: Coroutine[Any, Any, None], config: AgentConfig, where: BrokerAddress, driver: str, options: dict[str, str],
     *, ephemeral: bool,
 ) -> None:  # fmt: skip
-    from node_agent.claims import Claim, claimed  # noqa: PLC0415  # --help stays quick
+    from node_agent.claims import own_claim  # noqa: PLC0415  # --help stays quick
+    from testbed.host.agents import claimed  # noqa: PLC0415  # as above
 
     public = replace(where, password=None, username=None).url
-    own = Claim.own(config.budget, config.lab, driver, options, public, config.tls_dir, ephemeral=ephemeral)
+    own = own_claim(config.budget, config.lab, driver, options, public, config.tls_dir, ephemeral=ephemeral)
     with claimed(own):
         await agent
 

@@ -1,4 +1,4 @@
-"""Ends of guests, and barriers that they wait in: told again after the bus was away, as nothing else says so."""
+"""Ends of guests and the barriers that they wait in, sent again after a loss of the bus: no other message has them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ async def _nowhere(end: bytes) -> None:
 class Ends:
     """Publishes ends of guests, and that a guest's rank waits in a barrier of MPI.
 
-    A broker that is killed takes with it what it had acknowledged and not yet passed on to a busy controller. So all
-    ends, and the barrier that each guest waits in, are told again after a loss of the bus; the controller takes each
-    once.
+    A killed broker loses messages that it has acknowledged but not yet delivered to a busy controller. So all ends, and
+    the barrier that each guest waits in, are sent again after a loss of the bus. The controller processes each once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class Ends:
         self._lock = asyncio.Lock()
 
     def open(self, publish: Callable[[bytes], Awaitable[None]]) -> None:
-        """Tell them by `publish(end)` from now on, which returns once the broker has acknowledged it."""
+        """Send them by `publish(end)` from now on, which returns once the broker has acknowledged it."""
         self._publish = publish
 
     async def tell(self, end: bytes) -> None:
@@ -57,12 +56,12 @@ class Ends:
         self._due.set()
 
     def forget(self) -> None:
-        """Tell none of the ends again that were told so far; the controller that heard them has left the node."""
+        """Repeat none of the ends sent so far; the controller that received them has left the node."""
         self._told.clear()
         self._waits.clear()
 
     async def again(self) -> None:
-        """After a loss of the bus, publish all of it again; somebody is known to listen."""
+        """After a loss of the bus, publish all of them again; a controller is known to listen."""
         async with self._lock:
             if not self._due.is_set():
                 return
@@ -75,7 +74,7 @@ class Ends:
                 raise
 
     async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
-        """Do that after each loss, once `ready` returns; until cancelled."""
+        """Publish again after each loss, once `ready` returns; until cancelled."""
         while True:
             await self._due.wait()
             await ready()

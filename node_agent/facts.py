@@ -1,4 +1,4 @@
-"""What a node is: its machine, its budget, and what its driver found."""
+"""Facts of a node: its machine, its budget, and its driver's findings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import psutil
 
-import testbed
 from node_agent.drivers.protocol import Driver, DriverFacts, NodeBudget
 from node_agent.stores import ImageStores
+from testbed import __version__
 from testbed.bus.messages import NodeFacts
 
 
 def cpu_model() -> str:
-    """Return the processor's name, as the kernel tells it."""
+    """Return the processor's name, as reported by the kernel."""
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -35,7 +35,8 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts that an agent announces.
 
-    `image_port` is where it serves images, 0 if nowhere; `image_free_mib` the room for images, None without a limit.
+    `image_port` is the port of its image server, 0 without one; `image_free_mib` the room for images, None without a
+    limit.
     """
     return NodeFacts(
         cpus=budget.cpus,
@@ -46,7 +47,7 @@ def node_facts(
         kernel=platform.release(),
         driver=driver.name,
         capabilities=capabilities,
-        versions={"testbed": testbed.__version__, "python": platform.python_version(), **found.versions},
+        versions={"testbed": __version__, "python": platform.python_version(), **found.versions},
         address=budget.address,
         image_port=image_port,
         image_free_mib=stores.disk.free_mib() if image_free_mib is None else image_free_mib,

@@ -1,4 +1,4 @@
-"""Log lines that somebody else can cause: a few of a kind, then how many there were."""
+"""Log lines that a remote party can cause: a few of each kind, then their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVERY_S = 10.0
 
 
 class FewLines:
-    """Passes on `MOST_LINES` lines in `EVERY_S` seconds; before the next ones comes how many were left out."""
+    """Passes on `MOST_LINES` lines in `EVERY_S` seconds; the number of omitted lines precedes the next ones."""
 
     def __init__(self, log: Callable[[str], None], now_s: Callable[[], float]) -> None:
         self._log = log

@@ -1,6 +1,6 @@
 """Events of an agent's guests on their way to the bus: in their order, ends and barriers again after a loss of it.
 
-Events wait while too much waits for the broker: they are few, and a run without one of them goes wrong.
+Events wait while the outbox is full: they are few, and a run that misses one of them fails.
 """
 
 from __future__ import annotations
@@ -8,29 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.ends import ENDS, Ends
-from node_agent.post import Listener
-from node_agent.tell import tell
-from node_agent.verifier import Verifier
+from node_agent.telemetry_sender import Listener
+from node_agent.verifier import Answer, Verifier, compare
 from testbed.bus import topics
 from testbed.bus.event_details import told
 from testbed.bus.messages import MPI_BARRIER, GuestEvent, encode
 from testbed.bus.protocol import Bus, BusError, FullError
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 AGAIN_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class GuestEvents:
-    """Takes what happens to guests by `put`, and publishes it as events of the node once the bus is open.
+    """Takes events of guests by `put`, and publishes them as events of the node once the bus is open.
 
     `gone(guest)` is called for a guest that has ended, before its end is published. `refused` counts how often a full
-    outbox took no event.
+    outbox refused an event.
     """
 
     def __init__(self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None]) -> None:
@@ -40,16 +40,16 @@ class GuestEvents:
         self._topic = topics.node_topic(lab, node, "event")
         self._verifier = verifier
         self._gone = gone
-        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._driver_events: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
-    def put(self, happening: Happening) -> None:
-        """Take what has happened, also before there is a bus."""
-        self._happenings.put_nowait(happening)
+    def put(self, driver_event: DriverEvent) -> None:
+        """Take an event, also before the bus is open."""
+        self._driver_events.put_nowait(driver_event)
 
     def put_failed(self, guest: str, why: str, code: FailureCode) -> None:
-        """Take that the agent itself has ended a guest."""
+        """Take the event that the agent itself has ended a guest."""
         detail: dict[str, object] = {"reason": why, "code": code.value}
-        self.put(Happening(guest, "failed", time.monotonic_ns(), detail))
+        self.put(DriverEvent(guest, "failed", time.monotonic_ns(), detail))
 
     def open(self, bus: Bus, listener: Listener) -> None:
         """Note losses of this bus from now on, for the listener as well."""
@@ -62,26 +62,26 @@ class GuestEvents:
         bus.on_lost = lost
 
     async def run(self, bus: Bus, listener: Listener) -> None:
-        """Publish what happens, until cancelled."""
+        """Publish events until cancelled."""
 
-        async def publish(happening: Happening) -> None:
+        async def publish(driver_event: DriverEvent) -> None:
             event = GuestEvent(
-                node=self._node, guest=happening.guest, event=happening.event, mono_ns=happening.mono_ns,
-                detail=told(happening.event, happening.detail),
+                node=self._node, guest=driver_event.guest, event=driver_event.event, mono_ns=driver_event.mono_ns,
+                detail=told(driver_event.event, driver_event.detail),
             )  # fmt: skip
             if not bus.connected.is_set():
                 await listener.ready()
-            if happening.event in ENDS:
+            if driver_event.event in ENDS:
                 await self.ends.tell(encode(event))
-            elif happening.event == MPI_BARRIER:
+            elif driver_event.event == MPI_BARRIER:
                 await self.ends.tell_barrier(event.guest, event.detail, encode(event))
             else:
                 await self._publish(bus, encode(event))
 
-        await tell(self._happenings, self._verifier, publish, self._gone)
+        await tell(self._driver_events, self._verifier, publish, self._gone)
 
     async def _publish(self, bus: Bus, event: bytes) -> None:
-        """Publish an event, however long the outbox is full; one that can never be published is logged and left out."""
+        """Publish an event, however long the outbox is full; an unpublishable event is logged and dropped."""
         while True:
             try:
                 await bus.publish(self._topic, event)
@@ -95,3 +95,38 @@ class GuestEvents:
                 return
             else:
                 return
+
+
+async def tell(
+    driver_events: asyncio.Queue[DriverEvent],
+    verifier: Verifier,
+    publish: Callable[[DriverEvent], Awaitable[None]],
+    gone: Callable[[str], None],
+) -> None:
+    """Publish events in order until cancelled; `gone(guest)` is called first for a guest that has ended.
+
+    The end of a guest whose result is still being checked is published as `ended`, and later as `done` or `failed`.
+    """
+    checks: set[asyncio.Task[None]] = set()
+
+    async def publish_checked(driver_event: DriverEvent, answer: asyncio.Task[Answer]) -> None:
+        await publish(compare(driver_event, await answer))
+
+    try:
+        while True:
+            driver_event = await driver_events.get()
+            answer = verifier.take(driver_event)
+            if driver_event.event in ("done", "failed"):
+                gone(driver_event.guest)
+            if answer is None:
+                await publish(driver_event)
+            elif answer.done():
+                await publish(compare(driver_event, answer.result()))
+            else:
+                await publish(replace(driver_event, event="ended"))
+                check = asyncio.create_task(publish_checked(driver_event, answer), name=f"check {driver_event.guest}")
+                checks.add(check)
+                check.add_done_callback(checks.discard)
+    finally:
+        for check in checks:
+            check.cancel()

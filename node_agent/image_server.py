@@ -1,7 +1,7 @@
-"""Serves a node's images to the agents of other nodes: each to who has a ticket for it (`image_tickets`), once.
+"""Serves a node's images to the agents of other nodes: each once, to the holder of its ticket (`image_tickets`).
 
-It listens on a TCP port, by TLS where agents have certificates. Everything that a stranger can make it do is bounded:
-connections, those of one address, the time for a handshake, for a line, and for each piece of an image that is read.
+It listens on a TCP port, by TLS where agents have certificates. These are bounded against unauthorised clients:
+connections, connections per address, and the time for a handshake, a line and each piece of an image.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.few_lines import FewLines
 from node_agent.image_tickets import NoTicketError, Tickets
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of
-from testbed.errors import UserError
-from testbed.failure_codes import FailureCode
-from testbed.suspicious_acts import SOMEBODY, ActKind, ActLog
+from testbed.bus.suspicious_acts import SOMEBODY, ActKind, ActLog
+from testbed.errors import FailureCode, UserError
 
 MOST_CONNECTIONS = 256
 MOST_OF_ONE_ADDRESS = 128
@@ -35,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class ImageServer:
-    """Serves the file `find(image)` of images that `tickets` are out for; with `tls` to other agents only.
+    """Serves the file `find(image)` of images with valid `tickets`; with `tls` to other agents only.
 
-    What no honest node does goes to `acts`, too.
+    Requests that no honest node sends are also reported to `acts`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ImageServer:
         self._accepting = asyncio.create_task(self._accept(self._listener), name="accept image fetches")
 
     async def close(self) -> None:
-        """Stop listening, and break off what is being sent."""
+        """Stop listening, and abort transfers."""
         tasks = [*([self._accepting] if self._accepting is not None else []), *self._talks]
         for task in tasks:
             task.cancel()
@@ -102,7 +101,7 @@ class ImageServer:
             talk.add_done_callback(self._talks.pop)
 
     def _full(self, address: str) -> str:
-        """Return why no further connection is taken, or an empty string."""
+        """Return the reason why no further connection is accepted, or an empty string."""
         if len(self._talks) >= MOST_CONNECTIONS:
             return f"{MOST_CONNECTIONS} connections are open"
         if Counter(self._talks.values())[address] >= MOST_OF_ONE_ADDRESS:
@@ -116,7 +115,7 @@ class ImageServer:
         limits = {"ssl_handshake_timeout": PATIENCE_S, "ssl_shutdown_timeout": PATIENCE_S} if self._tls else {}
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **limits)
-        except OSError as error:  # also what TLS says
+        except OSError as error:  # includes errors of TLS
             connection.close()
             self._refused(f"image server: {address} refused: no handshake: {error or type(error).__name__}")
             if isinstance(error, ssl.SSLError):

@@ -1,7 +1,7 @@
-"""Starts of guests, anew or from images: none from an image but the one that the controller names, by its digest.
+"""Starts of guests, new or from images: only from the image that the controller names, by its digest.
 
-What this agent has written or fetched itself was digested then; only images of an earlier agent are read beforehand.
-Damage since then is found by whoever reads the image.
+Images written or fetched by this agent were digested then; only images of an earlier agent are read beforehand. Later
+damage is detected when the image is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.bus.messages import GuestSpec, ImageRef
 class ImageStarts:
     """Starts guests of a driver.
 
-    With a driver whose guests are simulated nothing is done in threads, as they and virtual time do not go together.
+    With a driver of simulated guests no threads are used, as threads do not work with virtual time.
     """
 
     def __init__(self, driver: Driver, able: Abilities, stores: ImageStores) -> None:
@@ -29,7 +29,7 @@ class ImageStarts:
         self._simulated = driver.traits.simulated
 
     async def start(self, spec: GuestSpec, cap_cores: float, image: ImageRef | None, *, cold: bool) -> float | None:
-        """Start a guest; return how much of its image was in the page cache before, if there is one and if known.
+        """Start a guest; return the share of its image that was in the page cache before, if there is one and if known.
 
         Raises `ImageLostError` for a wrong image, else `DriverError`.
         """
@@ -48,39 +48,39 @@ class ImageStarts:
         return found
 
     async def _compare(self, image: ImageRef) -> None:
-        """Raise `ImageLostError` if the image of that name is another one."""
+        """Raise `ImageLostError` if the image of that name has another digest."""
         noted = self._stores.noted(image.image)
         if noted is None:
-            if self._simulated:
-                self._stores.verify(image)
-            else:
-                await asyncio.to_thread(self._stores.verify, image)
+            await self._verify(image)
             self._stores.note(image.image, image.digest)
         elif noted != image.digest:
             raise ImageLostError(f"image {image.image}: digest {noted[:12]}…, expected {image.digest[:12]}…")
 
     async def _restore_and_verify(self, restoring: Awaitable[None], image: ImageRef) -> None:
-        """Read the image beside the hypervisor, which leaves the guest held: a wrong one never gets to work."""
+        """Read the image while the hypervisor restores it, held: a guest from a wrong image never runs."""
         outcomes = await asyncio.gather(
             restoring, asyncio.to_thread(self._stores.verify, image), return_exceptions=True
         )
-        for outcome in reversed(outcomes):  # that the image is a wrong one says more than what came of it
+        for outcome in reversed(outcomes):  # a wrong image is the cause, so its error is preferred to the consequences
             if outcome is not None:
                 raise outcome
 
     async def _restore_or_blame(self, restoring: Awaitable[None], image: ImageRef) -> None:
-        """Restore a guest whose driver checks the image; if it fails, find out whether the image is a wrong one."""
+        """Restore a guest whose driver checks the image; if it fails, check whether the image is wrong."""
         try:
             await restoring
         except DriverError:
-            if self._simulated:
-                self._stores.verify(image)
-            else:
-                await asyncio.to_thread(self._stores.verify, image)
+            await self._verify(image)
             raise
 
+    async def _verify(self, image: ImageRef) -> None:
+        if self._simulated:
+            self._stores.verify(image)
+        else:
+            await asyncio.to_thread(self._stores.verify, image)
+
     async def _cached(self, path: Path, *, cold: bool) -> float | None:
-        """Return how much of an image is in the page cache, after it was thrown out of there if it is to be cold."""
+        """Return the share of an image in the page cache, after it was evicted if it is to be `cold`."""
         if self._simulated:
             return 0.0 if cold and path.parent == self._stores.disk.folder else 1.0
         return await asyncio.to_thread(self._stores.cached_frac, path, cold=cold)

@@ -1,7 +1,7 @@
-"""Who may have which image: a ticket of the controller is good for one fetch of one image by one node.
+"""Access to images: a ticket of the controller is valid for one fetch of one image by one node.
 
 The controller gives the ticket's digest to the node that has the image, and the ticket to the node that fetches it. So
-a node can open no image but those that it is told to fetch, whatever it hears or remembers.
+a node can open only images that it was ordered to fetch, whatever else it received or kept.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from testbed.bus.lease import token_digest
 from testbed.bus.messages import ImageRef, OfferImage
 
 MOST_OFFERS = 4096
-_REMEMBERED_S = 600.0  # after its end, so that the log can say that a ticket was one
+_REMEMBERED_S = 600.0  # after its expiry, so that the log can tell an expired ticket from an invalid one
 
 
 class NoTicketError(DriverError):
-    """No honest node asks like this; one whose ticket expired while it waited may."""
+    """A request that no honest node sends, unless its ticket expired while it waited."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Offer:
 
 
 class Tickets:
-    """The tickets of a node's images. Times are of the clock that it is made with, in seconds."""
+    """The tickets of a node's images. Times are in seconds, of the clock given to it."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -49,8 +49,8 @@ class Tickets:
     def take(self, request: Request, peer: str) -> ImageRef:
         """Use up the ticket of a request, and return the image that it is for.
 
-        Raises `NoTicketError`, and `DriverError` for a ticket that has expired.
-        `peer` is who asks by its certificate, "" without one.
+        Raises `NoTicketError`, and `DriverError` for a ticket that has expired. `peer` is the requester's name in its
+        certificate, "" without one.
         """
         offer = self._offers.get(token_digest(request.ticket))
         if offer is None:
@@ -67,5 +67,5 @@ class Tickets:
         return offer.image
 
     def clear(self) -> None:
-        """Take all tickets back."""
+        """Revoke all tickets."""
         self._offers.clear()

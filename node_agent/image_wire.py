@@ -1,7 +1,7 @@
-"""What two agents say to each other when an image goes from one to the other.
+"""The protocol of an image transfer between two agents.
 
 Request: one JSON line {"ticket", "image", "bytes", "digest", "offset"}. Answer: one JSON line {"bytes"} or {"error"},
-then the bytes from the offset on. With an error comes a `code` if the image is missing.
+then the bytes from the offset on. An error has a `code` if the image is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN_CHARS = 300
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The image that is wanted, as the controller named it, and from where on."""
+    """The requested image, as named by the controller, and the offset."""
 
     ticket: str
     image: str
@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How many bytes follow, or why none do."""
+    """The number of bytes that follow, or an error."""
 
     bytes: int = 0
     error: str | None = None
@@ -40,5 +40,5 @@ def line_of(record: Request | Answer) -> bytes:
 
 
 def shown_line(text: str) -> str:
-    """Return words of the other end for a message: as they are if they are one short line."""
+    """Return text of the other end for a message: unchanged if it is one short line."""
     return text if len(text) <= _SHOWN_CHARS and text.isprintable() else shown(text, _SHOWN_CHARS)

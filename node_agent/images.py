@@ -1,7 +1,7 @@
-"""The image store of a node, and how images come to it from other nodes (`image_server` has the other end).
+"""The image store of a node, and transfers to it from other nodes (`image_server` has the other end).
 
-A fetch goes on where an earlier one broke off. The receiver checks the digest of the whole file before the image gets
-its name, also of one that is there already.
+A fetch continues where an earlier one broke off. The receiver checks the digest of the whole file, including its
+existing part, before the image gets its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from node_agent.drivers.protocol import DriverError, ImageLostError, SuspectErro
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of, shown_line
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}\.img")
 _CHUNK = 1 << 20
@@ -46,7 +46,7 @@ class ImageStore:
         return self.folder / image
 
     def verify(self, image: ImageRef) -> None:
-        """Read an image; raises `ImageLostError` for another than was saved, `DriverError` if it is unreadable."""
+        """Read an image; raises `ImageLostError` if it is not the saved one, `DriverError` if it is unreadable."""
         try:
             with self.path(image.image).open("rb") as file:
                 found = _digest_so_far(file).hexdigest()
@@ -58,13 +58,13 @@ class ImageStore:
             raise ImageLostError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
 
     def drop(self, image: str) -> None:
-        """Delete an image and what a broken transfer left of it."""
+        """Delete an image and its partial transfers."""
         path = self.path(image)
         path.unlink(missing_ok=True)
         path.with_name(path.name + ".part").unlink(missing_ok=True)
 
     def all(self) -> list[Path]:
-        """Return every image, and what broken transfers left."""
+        """Return every image and every partial transfer."""
         return sorted(
             path
             for path in self.folder.iterdir()
@@ -90,9 +90,9 @@ class ImageFetcher:
         self._tls = tls
 
     async def fetch(self, image: ImageRef, host: str, port: int, ticket: str) -> dict[str, object]:
-        """Copy an image here, resuming what an earlier try left; raises `DriverError`.
+        """Copy an image here, resuming a partial transfer; raises `DriverError`.
 
-        One that is there with the same digest is not copied again.
+        An existing image with the same digest is not copied again.
         """
         path = self._store.path(image.image)
         if await self._is_there(image, path):
@@ -117,7 +117,7 @@ class ImageFetcher:
         return {"bytes": image.bytes - offset}
 
     async def _is_there(self, image: ImageRef, path: Path) -> bool:
-        """Whether the very image is there; another one of that name is deleted."""
+        """Whether the image is there; a different one of that name is deleted."""
         if not await asyncio.to_thread(path.exists):
             return False
         try:
@@ -129,7 +129,7 @@ class ImageFetcher:
         return True
 
     async def _pull(self, request: Request, part: Path, host: str, port: int) -> str:
-        """Append what is missing to `part`, make it durable, and return the digest of all of it."""
+        """Append the missing bytes to `part`, make it durable, and return the digest of all of it."""
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection(host, port, limit=4 * _CHUNK, ssl=self._tls)
         try:
@@ -153,12 +153,12 @@ class ImageFetcher:
 
 
 def _check(line: bytes, expected: int) -> None:
-    """Raise `DriverError` unless the source has answered that it sends so many bytes."""
+    """Raise `DriverError` unless the source has answered with the expected number of bytes."""
     if len(line) > LONGEST_LINE:
         raise DriverError(f"its answer has {len(line)} bytes: expected {LONGEST_LINE} at most")
     try:
         answer = msgspec.json.decode(line, type=Answer)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:  # it hung up, or is something else
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:  # it hung up, or is no image server
         raise DriverError(f"no answer of an agent: {error}") from error
     if answer.error is not None:
         lost = answer.code == FailureCode.IMAGE_LOST
@@ -168,7 +168,7 @@ def _check(line: bytes, expected: int) -> None:
 
 
 class ImageCopier:
-    """Takes images from the folders of a node whose files this one can read; `find(folder, image)` says from which."""
+    """Copies images from another node's folders, which this one can read; `find(folder, image)` returns the file."""
 
     def __init__(self, store: ImageStore, find: Callable[[Path, str], Path]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Which images a node keeps: those of the lease that they were saved under, for as long as it is in force."""
+"""Retention of a node's images: each is kept for as long as the lease under which it was saved is in force."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _FILE = "images-of"
 class KeptImages:
     """Deletes images that belong to no lease in force.
 
-    The digest of the lease is noted in the state folder, so that an agent that takes the place of a killed one keeps
-    its images, too.
+    The digest of the lease is noted in the state folder, so that the successor of a killed agent keeps its images, too.
     """
 
     def __init__(self, stores: ImageStores, state_dir: Path) -> None:
@@ -24,7 +23,7 @@ class KeptImages:
         self._heard = False  # a lease, by this agent
 
     def begin(self) -> None:
-        """Keep images of the lease that was noted, if any, until another is heard."""
+        """Keep images of the noted lease, if any, until another one is received."""
         self._keep(self._noted())
 
     def keep(self, lease: str) -> None:
@@ -35,7 +34,7 @@ class KeptImages:
     def leave(self, *, in_force: bool) -> None:
         """The agent ends in order: delete all images unless a lease is `in_force`, whose holder may want them.
 
-        An agent that has heard of no lease does not know; then images of the noted lease stay for the next agent.
+        An agent that has received no lease cannot know; then images of the noted lease stay for the next agent.
         """
         if not in_force and (self._heard or not self._lease):
             self._stores.clear()

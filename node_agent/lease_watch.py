@@ -1,4 +1,4 @@
-"""Follows the lease of the lab, and says when it has ended."""
+"""Follows the lease of the lab, and reports its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Guests(Protocol):
-    """What becomes of a node's guests when nobody drives it any more."""
+    """The guests of a node that has lost its controller."""
 
     def held(self) -> set[str]:
         """Return the names of the guests that hold memory."""
@@ -24,7 +24,7 @@ class Guests(Protocol):
 
 
 class Abandon(Protocol):
-    """Destroys a node's guests, or lets them stand still (`pause`), as nobody drives it any more."""
+    """Destroys a node's guests, or holds them (`pause`), when the node has no controller any more."""
 
     def __call__(self, why: str, *, pause: bool = False) -> Awaitable[None]:
         """See above."""
@@ -65,7 +65,7 @@ class LeaseWatch:
                 await self._run_out()
 
     async def _run_out(self) -> None:
-        """The lease ran out: its holder may be away for good, or come back and go on."""
+        """The lease ran out: its holder may be gone, or may return and continue."""
         loss = self._guard.on_controller_loss
         why = f"the lease ran out, on_controller_loss = {loss}"
         if loss == "keep":

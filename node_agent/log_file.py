@@ -1,6 +1,6 @@
-"""The agent's log on standard error, bounded where that is a file: whoever makes it write much fills no disk.
+"""The agent's log on standard error, bounded where that is a file, so that no remote party can fill the disk.
 
-What a service manager takes from standard error is bounded by that.
+A service manager bounds its own log of standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class OneLine(logging.Formatter):
-    """A formatter of single lines: what guests, other nodes and controllers say forges none, and no control codes.
+    """A formatter of single lines: text of guests, other nodes and controllers can forge no lines or control codes.
 
     The traceback of a fault in the agent itself stays as it is.
     """
@@ -35,25 +35,25 @@ class OneLine(logging.Formatter):
 class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
     """A handler for standard error that keeps a file of at most `most_bytes`, and the one before it as `NAME.1`.
 
-    `turns` counts how often a file was full. What other processes write to the same file is part of it. Where `NAME.1`
-    cannot be written, the lines of before are lost, and the first line of the file says so. A file that cannot even be
-    emptied takes no more lines.
+    `turns` counts how often a file was full. Output of other processes to the same file counts. If `NAME.1` cannot be
+    written, the older lines are lost, and the first line of the file states this. A file that cannot even be emptied
+    takes no more lines.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         super().__init__(sys.stderr)
         self.most_bytes = most_bytes
         self.turns = 0
-        self._full = False  # beyond its bound, and cannot be emptied
+        self._full = False  # over its bound, and cannot be emptied
         self._left_out = 0  # lines since then
         self._number = sys.stderr.fileno()
         self._is_file = stat.S_ISREG(os.fstat(self._number).st_mode)
-        if self._is_file:  # else whatever is written after the file was emptied would leave a hole before it
+        if self._is_file:  # else writes after the file was emptied would leave a hole before them
             flags = fcntl.fcntl(self._number, fcntl.F_GETFL)
             fcntl.fcntl(self._number, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, and make room if the file is full by now; while that is in vain, count the line instead."""
+        """Write a line, and make room if the file is full by now; if no room can be made, count the line instead."""
         if self._full and not self._empty(""):
             self._left_out += 1
             return
@@ -75,9 +75,9 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
             self._empty(f"{reached} in {name}.1\n")
 
     def _set_aside(self) -> str:
-        """Copy the file to `NAME.1`, and return its name; raises `OSError`, and leaves nothing half done."""
+        """Copy the file to `NAME.1`, and return its name; raises `OSError`, and leaves no partial copy."""
         path = Path(f"/proc/self/fd/{self._number}").readlink()
-        if path.exists():  # not one that somebody has deleted
+        if path.exists():  # unless the file was deleted
             part = path.with_name(path.name + ".1.part")
             try:
                 shutil.copyfile(path, part)
@@ -92,7 +92,7 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]  # of text
         """Empty the file, and begin it with a line; returns whether there is room again."""
         try:
             os.ftruncate(self._number, 0)
-        except OSError:  # nobody can be told: what could be written would make the file longer
+        except OSError:  # not reported: a message would make the file longer
             self._full = True
             return False
         if self._left_out:

@@ -1,4 +1,4 @@
-"""How much of a file is in the kernel's page cache, and how to have none of it there."""
+"""The share of a file in the kernel's page cache, and the eviction of a file from it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def drop_cached(path: Path) -> None:
-    """Have a file read from its disk next; raises `OSError`. On a tmpfs, which is no more than pages, nothing happens.
+    """Evict a file, so that the next read is from its disk; raises `OSError`. No effect on a tmpfs, which is all pages.
 
-    Pages that are not on the disk yet, or that somebody has mapped, would stay: so the file is made durable first.
+    Pages that are not on the disk yet, or that are mapped, would stay, so the file is made durable first.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -27,9 +27,9 @@ def drop_cached(path: Path) -> None:
 
 
 def cached_frac(path: Path) -> float | None:
-    """Return the part of a file's pages that are in memory; None if the kernel does not say, or there are none.
+    """Return the part of a file's pages that are in memory; None if that is unknown, or the file has no pages.
 
-    The kernel says it to who may write to the file (mincore(2)).
+    The kernel reports it only to users who may write to the file (mincore(2)).
     """
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -44,7 +44,7 @@ def cached_frac(path: Path) -> float | None:
 
 
 def _resident(descriptor: int, offset: int, length: int, pages: int) -> int:
-    # private and writable, which nobody uses, so that its address can be had
+    # private, and writable only so that its address can be taken
     with mmap.mmap(descriptor, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
                    offset=offset) as mapped:  # fmt: skip
         begin = ctypes.c_char.from_buffer(mapped)

@@ -1,7 +1,7 @@
-"""How fast a core is right now: half a millisecond of work units, by CPU time.
+"""The current speed of a core, measured by half a millisecond of work units in CPU time.
 
-A machine's cores are not always as fast as when work was sized by them: frequencies change, and a virtual machine
-shares its cores with strangers whom it cannot see. A sample tells of the core that the agent is on.
+Cores are not always as fast as when work was sized for them: frequencies change, and a virtual machine shares its cores
+with other tenants. A sample measures the core that the agent runs on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _UNITS = 20
 
 
 class SpeedProbe:
-    """Takes a sample when it is asked to; about 0.6 ms of CPU time."""
+    """Takes samples on demand, each in about 0.6 ms of CPU time."""
 
     def __init__(self) -> None:
         self._kernel = Kernel(seed=1, rank=0, workers=1)
 
     def units_per_s(self) -> float:
-        """Return work units in a second of a core's CPU time; 0 if the clock did not move."""
+        """Return work units per second of a core's CPU time; 0 if the clock did not advance."""
         self._kernel.run(_WARM_UP_UNITS)
         begin_ns = time.thread_time_ns()
         self._kernel.run(_UNITS)

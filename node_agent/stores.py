@@ -1,4 +1,4 @@
-"""Where a node keeps saved guests: on its disk, and in its memory. Images are found by name, wherever they are."""
+"""The stores of a node's saved guests, on its disk and in its memory. Images are found by name in either."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.images import ImageStore
 from node_agent.page_cache import cached_frac, drop_cached
 from testbed.bus.messages import ImageRef
-from testbed.locks import try_lock
+from testbed.host.locks import try_lock
 
 DISK = "disk"
 MEMORY = "memory"
@@ -35,16 +35,16 @@ def tmpfs() -> Path | None:
 
 
 class MemoryFolder:
-    """A private folder on a tmpfs, locked for as long as its owner lives, so that others know what nobody owns."""
+    """A private folder on a tmpfs, locked while its owner lives; an unlocked one is abandoned and may be removed."""
 
     def __init__(self, base: Path, node: str) -> None:
-        """Make it in `base`, and remove there what agents that were killed left; raises `OSError`."""
+        """Make it in `base`, and remove the folders of killed agents there; raises `OSError`."""
         sweep(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{node}-", dir=base))
             lock = _lock(self.path)
             if lock is not None:
-                break  # else another agent's sweep was quicker, and removes it
+                break  # else another agent's sweep was faster, and removes it
         self._lock = lock
 
     def remove(self) -> None:
@@ -54,7 +54,7 @@ class MemoryFolder:
 
 
 def sweep(base: Path, node: str = "", *, dry_run: bool = False) -> list[Path]:
-    """Remove the folders of agents that live no more, or of those of a node; return them. `dry_run` only looks."""
+    """Remove the folders of dead agents, or of a node's dead agents; return them. `dry_run` only lists them."""
     found = []
     own = re.compile(rf"{_PREFIX}{re.escape(node)}-[a-z0-9_]{{8}}" if node else f"{_PREFIX}.*")
     for path in sorted(path for path in base.glob(f"{_PREFIX}*") if own.fullmatch(path.name)):
@@ -69,7 +69,7 @@ def sweep(base: Path, node: str = "", *, dry_run: bool = False) -> list[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder that is there for as long as the descriptor is open; None if it is gone, locked or another's."""
+    """Lock an existing folder while the descriptor is open; None if it is gone, locked or another user's."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -83,7 +83,7 @@ def _lock(folder: Path) -> int | None:
 
 
 class ImageStores:
-    """The image stores of a node by name; `disk` is always there, `memory` once it is opened."""
+    """The image stores of a node by name; `disk` always exists, `memory` once it is opened."""
 
     def __init__(self, disk: Path) -> None:
         self.disk = ImageStore(disk)
@@ -93,7 +93,7 @@ class ImageStores:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the stores that there are."""
+        """Names of the existing stores."""
         return tuple(self._stores)
 
     def open_memory(self, node: str) -> None:
@@ -109,11 +109,11 @@ class ImageStores:
             self._stores[MEMORY] = ImageStore(self._memory.path)
 
     def rehearse_memory(self) -> None:
-        """Add a store `memory` that is a folder beside the disk's, for nodes that only pretend."""
+        """Add a store `memory` that is a folder beside the disk's, for the nodes of a dry run."""
         self._stores[MEMORY] = ImageStore(_rehearsed_memory(self.disk.folder))
 
     def close(self) -> None:
-        """Remove what is in memory."""
+        """Remove the images in memory."""
         if self._memory is not None:
             self._memory.remove()
             self._memory = None
@@ -134,13 +134,13 @@ class ImageStores:
                 )
         path = self._stores[store or DISK].path(image)
         self._digests.pop(image, None)
-        for other in self._stores.values():  # a name is that of one image
+        for other in self._stores.values():  # a name belongs to one image
             if other.path(image) != path:
                 other.drop(image)
         return path
 
     def path(self, image: str) -> Path:
-        """Return the file of an image in whichever store it is; that on the disk if it is nowhere."""
+        """Return the file of an image in whichever store it is; its path on the disk if it is in none."""
         paths = [store.path(image) for store in self._stores.values()]
         return next((path for path in paths if path.exists()), paths[0])
 
@@ -149,15 +149,15 @@ class ImageStores:
         self._digests[image] = digest
 
     def noted(self, image: str) -> str | None:
-        """Return the digest of an image, None for one that was there before this agent."""
+        """Return the digest of an image, None for an image older than this agent."""
         return self._digests.get(image)
 
     def verify(self, image: ImageRef) -> None:
-        """Read an image; raises `ImageLostError` if it is not the one that was saved."""
+        """Read an image; raises `ImageLostError` if it is not the saved one."""
         ImageStore(self.path(image.image).parent).verify(image)
 
     def cached_frac(self, path: Path, *, cold: bool) -> float | None:
-        """Return how much of an image is in the page cache, if that is known; `cold` throws it out of there first."""
+        """Return the share of an image in the page cache, if known; `cold` evicts it from there first."""
         try:
             if cold:
                 drop_cached(path)
@@ -166,13 +166,13 @@ class ImageStores:
         return cached_frac(path)
 
     def drop(self, image: str) -> None:
-        """Delete an image and what a broken transfer left of it."""
+        """Delete an image and its partial transfers."""
         self._digests.pop(image, None)
         for store in self._stores.values():
             store.drop(image)
 
     def all(self) -> list[str]:
-        """Return the names of the images that are whole."""
+        """Return the names of the complete images."""
         return sorted({path.name for store in self._stores.values() for path in store.all() if path.suffix == ".img"})
 
     def clear(self) -> None:
@@ -183,7 +183,7 @@ class ImageStores:
 
 
 def rehearsed_path(disk: Path, image: str) -> Path:
-    """Return the file of an image of a node that only pretends, and keeps those on its disk in `disk`."""
+    """Return the file of an image in the memory store of a dry run's node, whose disk store is `disk`."""
     found = ImageStore(_rehearsed_memory(disk)).path(image)
     return found if found.exists() else ImageStore(disk).path(image)
 

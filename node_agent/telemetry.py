@@ -1,4 +1,4 @@
-"""What psutil says of the machine, once a second, and what the driver says of its guests."""
+"""Telemetry: psutil's counters of the machine, once per second, and the driver's samples of its guests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MIB = 1 << 20
 class GuestSampler:
     """Reads the driver's samples.
 
-    Each look ends the driver's search for the longest iteration; one for another purpose than telemetry keeps what it
-    found for the next one that is for it.
+    Every read resets the driver's longest iteration. Reads for other purposes than telemetry keep it until the next
+    telemetry sample.
     """
 
     def __init__(self, read: Callable[[], Sequence[GuestSample]]) -> None:
@@ -25,7 +25,7 @@ class GuestSampler:
         self._longest_s: dict[str, float] = {}
 
     def look(self) -> list[GuestSample]:
-        """Return what every guest used so far."""
+        """Return the usage of every guest so far."""
         samples = list(self._read())
         for sample in samples:
             if sample.supersteps is not None:
@@ -34,7 +34,7 @@ class GuestSampler:
         return samples
 
     def take(self) -> tuple[GuestSample, ...]:
-        """Return it for telemetry: with the longest iteration since this was last called."""
+        """Return it for telemetry: with the longest iteration since the last call."""
         samples = self.look()
         longest_s, self._longest_s = self._longest_s, {}
         return tuple(
@@ -51,8 +51,8 @@ class GuestSampler:
 class NodeSampler:
     """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction.
 
-    `clock_s` is the monotonic clock of the event loop, which is the node's, and a rehearsal's own in a rehearsal.
-    `speed` probes the cores; without it their speed is not told. `image_free_mib` returns the room for images.
+    `clock_s` is the monotonic clock of the event loop, which is the node's clock, or the virtual one of a dry run.
+    `speed` probes the cores; without it their speed is not reported. `image_free_mib` returns the room for images.
     """
 
     def __init__(

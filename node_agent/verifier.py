@@ -1,4 +1,4 @@
-"""Whether a guest came to the result that its task has: worked out while it works, compared when it is done."""
+"""Verification of guests' results: expected values are computed while a guest works, and compared at its end."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import Task
 from testbed.bus.messages import GuestSpec
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a task must come to, or why nobody knows."""
+    """A task's expected checksum, or the reason why it is unknown."""
 
     checksum: str = ""
     unknown: str = ""
 
 
 def work_out(task: Task, given_up: Callable[[], bool]) -> Answer:
-    """Return what a task must come to; a checksum without characters as soon as `given_up()`. Blocks."""
+    """Return a task's expected checksum, an empty one as soon as `given_up()`. Blocks."""
     try:
         program = find_program(task.name)
         if program.expected is None:
@@ -47,7 +47,7 @@ class Verifier:
         self._expected: dict[str, tuple[asyncio.Task[Answer], threading.Event]] = {}
 
     def begin(self, spec: GuestSpec) -> None:
-        """Work out, beside everything else, what a guest's checksum must be."""
+        """Compute a guest's expected checksum in the background."""
         self.forget(spec.guest)
         task = Task.from_spec(msgspec.to_builtins(spec))
         given_up = threading.Event()
@@ -62,31 +62,31 @@ class Verifier:
             self._expected.pop(guest)[1].set()
 
     def close(self) -> None:
-        """Give all of them up."""
+        """Abort all computations."""
         for guest in list(self._expected):
             self.forget(guest)
 
-    def take(self, happening: Happening) -> asyncio.Task[Answer] | None:
-        """Return what a guest that is done must come to, which may take a while; None for what needs no check."""
-        if happening.event != "done" or happening.guest not in self._expected:
+    def take(self, driver_event: DriverEvent) -> asyncio.Task[Answer] | None:
+        """Return the pending expected checksum of a guest that is done; None for events that need no check."""
+        if driver_event.event != "done" or driver_event.guest not in self._expected:
             return None
-        return self._expected.pop(happening.guest)[0]
+        return self._expected.pop(driver_event.guest)[0]
 
-    async def check(self, happening: Happening) -> Happening:
-        """Return what happened, compared with what it must come to, as soon as that is known."""
-        answer = self.take(happening)
-        return happening if answer is None else compare(happening, await answer)
+    async def check(self, driver_event: DriverEvent) -> DriverEvent:
+        """Return the event with its result compared, as soon as the expected checksum is known."""
+        answer = self.take(driver_event)
+        return driver_event if answer is None else compare(driver_event, await answer)
 
 
-def compare(happening: Happening, expected: Answer) -> Happening:
+def compare(driver_event: DriverEvent, expected: Answer) -> DriverEvent:
     """Return the end of a guest, marked `verified` if its checksum is right, as a failure if it is wrong.
 
-    Where nobody knows what is right it is marked as not `verified`, with the reason as `unverified`.
+    If the expected checksum is unknown it is marked as not `verified`, with the reason as `unverified`.
     """
-    found = happening.detail["checksum"]
+    found = driver_event.detail["checksum"]
     if expected.unknown:
-        return replace(happening, detail={**happening.detail, "verified": False, "unverified": expected.unknown})
+        return replace(driver_event, detail={**driver_event.detail, "verified": False, "unverified": expected.unknown})
     if found == expected.checksum:
-        return replace(happening, detail={**happening.detail, "verified": True})
+        return replace(driver_event, detail={**driver_event.detail, "verified": True})
     reason = f"it is done with checksum {found}; its work comes to {expected.checksum}"
-    return replace(happening, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})
+    return replace(driver_event, event="failed", detail={"reason": reason, "code": FailureCode.WRONG_RESULT.value})

@@ -1,4 +1,4 @@
-"""CPU time and work units of some guests, sampled on time while their caps change on time.
+"""CPU time and work units of some guests, sampled at fixed times while their caps change at fixed times.
 
 The samples are taken in a thread of their own: the event loop may be late by milliseconds, and must not be kept busy.
 """
@@ -33,7 +33,7 @@ class _Samples:
 
 
 def check(action: Watch) -> None:
-    """Raise `DriverError` for a watch that makes no sense, or whose reply would be too large."""
+    """Raise `DriverError` for an invalid watch, or one whose reply would be too large."""
     if not action.guests or len(set(action.guests)) != len(action.guests):
         raise DriverError(f"watch: guests = {list(action.guests)}: expected at least one, each once")
     samples = len(action.guests) * (_last_step(action) + 1)
@@ -53,7 +53,7 @@ def check(action: Watch) -> None:
 async def watch(
     action: Watch, meters: Mapping[str, Meter], set_cap: SetCap, *, in_loop: bool = False
 ) -> dict[str, object]:
-    """Do a checked watch; returns what its reply carries. Raises `DriverError`, also when a guest ends meanwhile.
+    """Do a checked watch; returns the data of its reply. Raises `DriverError`, also when a guest ends meanwhile.
 
     With `in_loop` the samples are taken in the loop: its time may be virtual, or the meters may be for its thread only.
     """
@@ -85,7 +85,7 @@ def _last_step(action: Watch) -> int:
 
 
 def _waits(action: Watch, now_s: Callable[[], float], begin_s: float) -> Iterator[float]:
-    """Yield the seconds to wait before each sample; who comes late leaves samples out and does not catch up."""
+    """Yield the seconds to wait before each sample; samples that are missed are left out."""
     step, last = 0, _last_step(action)
     while step <= last:
         yield max(0.0, begin_s + step * action.every_s - now_s())

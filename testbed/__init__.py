@@ -6,17 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from testbed.analysis.run_directory import Run
-    from testbed.analysis.simulation import Simulation, simulate
     from testbed.errors import InputError, RunError, TestbedError, UserError
     from testbed.lab.blocking import BlockingLab, BlockingLabJob
     from testbed.lab.job import LabJob
     from testbed.lab.lab import Lab
     from testbed.lab.opening import open_lab
-    from testbed.policies.view import NOT_PLACED, ClusterView, Decision, Event, JobState, Policy, WakingPolicy
     from testbed.run.history import History
-    from testbed.workload.jobs import Job
-    from testbed.workload.trace import load_trace
+    from testbed.scheduling.policies.view import (
+        NOT_PLACED,
+        ClusterView,
+        Decision,
+        Event,
+        JobState,
+        Policy,
+        WakingPolicy,
+    )
+    from testbed.scheduling.workload.jobs import Job
+    from testbed.scheduling.workload.trace import load_trace
+    from testbed.study.analysis.run_directory import Run
+    from testbed.study.analysis.simulation import Simulation, simulate
 
 __version__ = "0.1.0"
 
@@ -48,26 +56,26 @@ __all__ = [
 _EXPORTS = {
     "BlockingLab": "testbed.lab.blocking",
     "BlockingLabJob": "testbed.lab.blocking",
-    "ClusterView": "testbed.policies.view",
-    "Decision": "testbed.policies.view",
-    "Event": "testbed.policies.view",
+    "ClusterView": "testbed.scheduling.policies.view",
+    "Decision": "testbed.scheduling.policies.view",
+    "Event": "testbed.scheduling.policies.view",
     "History": "testbed.run.history",
     "InputError": "testbed.errors",
-    "Job": "testbed.workload.jobs",
-    "JobState": "testbed.policies.view",
+    "Job": "testbed.scheduling.workload.jobs",
+    "JobState": "testbed.scheduling.policies.view",
     "Lab": "testbed.lab.lab",
     "LabJob": "testbed.lab.job",
-    "NOT_PLACED": "testbed.policies.view",
-    "Policy": "testbed.policies.view",
-    "Run": "testbed.analysis.run_directory",
+    "NOT_PLACED": "testbed.scheduling.policies.view",
+    "Policy": "testbed.scheduling.policies.view",
+    "Run": "testbed.study.analysis.run_directory",
     "RunError": "testbed.errors",
-    "Simulation": "testbed.analysis.simulation",
+    "Simulation": "testbed.study.analysis.simulation",
     "TestbedError": "testbed.errors",
     "UserError": "testbed.errors",
-    "WakingPolicy": "testbed.policies.view",
-    "load_trace": "testbed.workload.trace",
+    "WakingPolicy": "testbed.scheduling.policies.view",
+    "load_trace": "testbed.scheduling.workload.trace",
     "open_lab": "testbed.lab.opening",
-    "simulate": "testbed.analysis.simulation",
+    "simulate": "testbed.study.analysis.simulation",
 }
 """Modules of the public names; each is imported when the name is first asked for, so that `import testbed` is quick."""
 

@@ -1,4 +1,4 @@
-"""TOML files that a person writes, read with errors that name file, key, value and what would be right."""
+"""TOML files that a person writes, read with errors that name file, key, value and the expected value."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def first_mistake(
     table: str = "",
     words: Callable[[ErrorDetails], str | None] = lambda _mistake: None,
 ) -> UserError:
-    """Return what is wrong with a file that is not a `model`, as one line.
+    """Return the first error of a file that is not a `model`, as one line.
 
-    Keys are named from `table` on. `words` returns what would be right where pydantic says it badly, else None.
+    Keys are named from `table` on. `words` returns the expected value where pydantic's text is unclear, else None.
     """
     mistakes = error.errors()
     # an unknown key is often why another one is missing

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported by controllers, too, which need no driver's code
 
 @dataclass(frozen=True, slots=True)
 class BuiltInDriver:
-    """An entry point that names a driver's class (`MODULE:CLASS`) and says what it declares."""
+    """An entry point that names a driver's class (`MODULE:CLASS`) and its declared traits."""
 
     place: str
     traits: DriverTraits

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from testbed.errors import TestbedError
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode, TestbedError
 
 
 class DriverError(TestbedError):
-    """An operation on a guest failed; the message says what was looked for and what was found."""
+    """An operation on a guest failed; the message has the expected and the actual state."""
 
 
 class UnableError(DriverError):
@@ -17,12 +16,12 @@ class UnableError(DriverError):
 
 
 class SuspectError(DriverError):
-    """What a command names, or what is in an image, could harm this node, and no honest controller or node made it."""
+    """A command or an image could harm this node, and no honest controller or node can have made it."""
 
     suspicious = True
 
 
 class ImageLostError(DriverError):
-    """A saved image is missing, or is not the one that was saved."""
+    """A saved image is missing or differs from the one that was saved."""
 
     failure_code = FailureCode.IMAGE_LOST

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 from node_agent.drivers.builtin import BuiltInDriver
 from node_agent.drivers.protocol import Driver
-from testbed.drivers import drivers, traits_of
+from testbed.bus.drivers import drivers, traits_of
 from testbed.errors import UserError
 
 
 def make_driver(name: str, options: Mapping[str, str] | None = None) -> Driver:
     """Return a new driver by its entry point name (group `testbed.drivers`), made with `options` as its arguments.
 
-    Raises `UserError` for a name or an option that is not known, and for a driver that needs what is not installed.
+    Raises `UserError` for a name or an option that is not known, and for a driver whose dependencies are not installed.
     """
     points = drivers()
     if name not in points:

@@ -1,4 +1,4 @@
-"""Programs that run on the node itself, outside any guest: how fast the slowest rank is, once all of them work."""
+"""Programs that run on the node itself, outside any guest: the speed of the slowest rank, once all ranks work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOOK_AFTER_S = 0.1  # else
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How far a rank was at one instant of the node's monotonic clock, and what CPU time it had used by then."""
+class RankProgress:
+    """A rank's progress at one instant of the node's monotonic clock, and its CPU time up to then."""
 
     units: int
     mono_ns: int
@@ -43,7 +43,7 @@ class NativeBarriers:
         self._barriers = Barriers(ranks)
 
     def enter(self, rank: int, detail: dict[str, object]) -> None:
-        """Take what `Barrier.detail` says of a rank; raises `BadKeysError`."""
+        """Take the `Barrier.detail` of a rank; raises `BadKeysError`."""
         entered = msgspec.convert(detail, _Entered)
         if self._barriers.enter(rank, entered.number, entered.keys) is Entered.ALL:
             for let_pass in self.passes:
@@ -55,19 +55,19 @@ class _Entered(msgspec.Struct):
     keys: dict[str, str]
 
 
-async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) -> NativeReport:
-    """Return what the slowest rank did over at least `seconds` once all of them have progressed.
+async def measure(ranks: Sequence[Callable[[], RankProgress | None]], seconds: float) -> NativeReport:
+    """Return the progress of the slowest rank over at least `seconds`, after all of them have progressed.
 
-    A rank is asked how far it was when it told last, None before that; it raises `DriverError` once it has ended.
+    Each function in `ranks` returns a rank's last report, None before the first; it raises `DriverError` after its end.
     """
     begin = [await _told(rank, lambda told: told.units > 0) for rank in ranks]
-    begin = [rank() or told for rank, told in zip(ranks, begin, strict=True)]  # the first had to wait for the last
+    begin = [rank() or told for rank, told in zip(ranks, begin, strict=True)]  # the first rank had to wait for the last
     until_ns = max(told.mono_ns for told in begin) + round(seconds * 1e9)
     ends_s = asyncio.get_running_loop().time() + seconds
     while (left_s := ends_s - asyncio.get_running_loop().time()) > 0:
         await asyncio.sleep(min(left_s, _LOOK_AFTER_S))
         for rank in ranks:
-            rank()  # one that has ended is told at once
+            rank()  # raises at once for a rank that has ended
     end = [await _told(rank, lambda told: told.mono_ns >= until_ns) for rank in ranks]
     reports = [
         NativeReport(last.units - first.units, (last.mono_ns - first.mono_ns) / 1e9, last.cpu_s - first.cpu_s)
@@ -76,14 +76,14 @@ async def measure(ranks: Sequence[Callable[[], Told | None]], seconds: float) ->
     return min(reports, key=lambda report: report.units / report.elapsed_s)
 
 
-async def _told(rank: Callable[[], Told | None], enough: Callable[[Told], bool]) -> Told:
-    while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # a file tells no event; the command has a deadline
+async def _told(rank: Callable[[], RankProgress | None], enough: Callable[[RankProgress], bool]) -> RankProgress:
+    while (told := rank()) is None or not enough(told):  # noqa: ASYNC110  # a file sends no event; the command has a deadline
         await asyncio.sleep(_LOOK_EVERY_S)
     return told
 
 
 def rank_spec(guest: str, program: ProgramSpec, rank: int, memory_mib: int) -> GuestSpec:
-    """Return one rank of a program as the task of a guest; of the ballast it has next to nothing is touched."""
+    """Return one rank of a program as the task of a guest; hardly any of its ballast memory is touched."""
     return GuestSpec(
         guest=guest, run="native", job=0, task=rank, cpu_cores=float(program.workers), memory_mib=memory_mib,
         program=msgspec.structs.replace(program, rank=rank, touched_frac=1e-9),

@@ -1,4 +1,4 @@
-"""A driver that touches nothing: guests are arithmetic on the event loop's clock. For rehearsals and for tests."""
+"""A driver without real guests: they are arithmetic on the event loop's clock. For dry runs and for tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from node_agent.drivers.builtin import NULL
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     MigrationReport,
@@ -45,7 +45,7 @@ class _Guest:
     since_s: float
     runs: bool = False
     held: bool = False
-    fresh: bool = False  # from an image, and not released since
+    fresh: bool = False  # restored and not released since
     cpu_s: float = 0.0
     end: asyncio.TimerHandle | None = None
     passed: asyncio.Event = field(default_factory=asyncio.Event)  # the barrier at the start of MPI
@@ -54,10 +54,10 @@ class _Guest:
 class NullDriver(Driver):
     """Work advances at the cap; operations take no time, but for live migrations; images hold a guest's progress.
 
-    `extras` names capabilities to have beside the usual ones, with commas between: `whole`, `live`. Guests migrate
-    between the drivers of one process, at `MIGRATION_MIB_PER_S`, and stand still for `MIGRATION_DOWNTIME_S` at the end.
-    A report says that an image is as large as the guest's touched memory, so that rehearsed amounts are real ones.
-    Files are written in the loop: threads and virtual time do not go together.
+    `extras` names additional capabilities, separated by commas: `whole`, `live`. Guests migrate between the drivers of
+    one process at `MIGRATION_MIB_PER_S`, and stop for `MIGRATION_DOWNTIME_S` at the end. The reported size of an image
+    is the guest's touched memory, so that the amounts of a dry run are those of a real run. Files are written in the
+    loop, because threads do not work with virtual time.
     """
 
     name = "null"
@@ -72,9 +72,9 @@ class NullDriver(Driver):
                 raise UserError(f"driver 'null': extras = {extras!r}: expected some of {', '.join(EXTRAS)}")
         self._uri = ""
         self._guests: dict[str, _Guest] = {}
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         self._tell = tell
         if "live" in self._extras:
@@ -125,7 +125,7 @@ class NullDriver(Driver):
         """See `Joins.mpi_join`: there is one barrier, in which nothing is published."""
         found = self._get(guest)
         detail: dict[str, object] = {"session": session, "number": 1, "keys": {}}
-        self._tell(Happening(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
+        self._tell(DriverEvent(guest, MPI_BARRIER, int(self._now_s() * 1e9), detail))
         await found.passed.wait()
         if self._guests.get(guest) is not found:
             raise DriverError(f"guest {guest} was destroyed while its MPI job began")
@@ -177,7 +177,7 @@ class NullDriver(Driver):
             found.units = max(found.units, min(float(program.work_units), float(at * program.units_per_iteration)))
         content = json.dumps({"guest": guest, "units": found.units}).encode()
         try:
-            image.write_bytes(content)  # noqa: ASYNC240  # some bytes, see the class
+            image.write_bytes(content)  # noqa: ASYNC240  # a few bytes, see the class
         except OSError as error:
             raise DriverError(f"{image}: {error.strerror}") from error
         await self.stop(guest)
@@ -185,7 +185,7 @@ class NullDriver(Driver):
         return SaveReport(bytes=_touched_bytes(found.spec), digest=digest, run_on_s=0.0, write_s=0.0, sync_s=0.0)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """See `Migrates.migrate`; memory is sent once, so that something is always less."""
+        """See `Migrates.migrate`; memory is sent once, so the remaining amount always falls."""
         del no_progress_s
         found, there = self._get(guest), self.reachable.get(self._place(to.uri))
         if there is None or not self._uri:
@@ -231,7 +231,7 @@ class NullDriver(Driver):
         found = self._guests.pop(guest, None)
         if found is None:
             return
-        found.passed.set()  # whoever waits there finds that the guest is gone
+        found.passed.set()  # a task that waits there finds that the guest is gone
         if found.end is not None:
             found.end.cancel()
 
@@ -297,11 +297,11 @@ class NullDriver(Driver):
 
     def _begin(self, guest: str) -> None:
         found = self._get(guest)
-        self._tell(Happening(guest, "progress", int(self._now_s() * 1e9), {"units": int(found.units)}))
+        self._tell(DriverEvent(guest, "progress", int(self._now_s() * 1e9), {"units": int(found.units)}))
         self._arm(found)
 
     def _arm(self, found: _Guest) -> None:
-        """Set the timer of the guest's end anew."""
+        """Set the timer of the guest's end again."""
         if found.end is not None:
             found.end.cancel()
             found.end = None
@@ -315,7 +315,7 @@ class NullDriver(Driver):
         self._advance(found)
         self._guests.pop(name, None)
         units = found.spec.program.work_units
-        self._tell(Happening(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
+        self._tell(DriverEvent(name, "done", int(self._now_s() * 1e9), {"units": units, "checksum": "null"}))
 
 
 def _in_force(found: _Guest) -> float:

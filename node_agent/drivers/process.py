@@ -14,15 +14,15 @@ from node_agent.drivers.builtin import PROCESS
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.procs.environment import environment, program_argv
-from node_agent.drivers.procs.guest import House, ProcessGuest
+from node_agent.drivers.procs.guest import Enclosure, ProcessGuest
 from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     NativeReport,
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class ProcessDriver(Driver):
     """One guest = one program in a session of its own; the agent is the process manager of an MPI member's rank.
 
-    Joins of the members of one job must run side by side: no rank is ready before all are. `caps` forces a mechanism
+    Joins of the members of one job must run concurrently: no rank is ready before all are. `caps` forces a mechanism
     (`cgroup2`, `cgroup1`, `duty`); by default DFRS_CAPS in the environment does, else the best that works is taken.
     """
 
@@ -52,15 +52,15 @@ class ProcessDriver(Driver):
     def __init__(self, caps: str | None = None) -> None:
         self._forced_caps = caps or os.environ.get("DFRS_CAPS") or None
         self._guests: dict[str, ProcessGuest] = {}
-        self._native: set[ProcessGuest] = set()  # ranks that are no guests
+        self._native: set[ProcessGuest] = set()  # ranks outside guests
         self._programs: tuple[str, ...] = ()
         self._count = 0
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
         self._records: ProcessRecords | None = None
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class ProcessDriver(Driver):
 
     @property
     def images(self) -> ImageKind:
-        """See `Saves.images`: programs write what they need, and check it when they read it."""
+        """See `Saves.images`: programs write their own state, and check it when they read it."""
         return ImageKind("program")
 
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
@@ -88,12 +88,12 @@ class ProcessDriver(Driver):
         return (await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()
 
     async def open_caps(self, group: str) -> Caps:
-        """Return what caps the guests, ready to use."""
+        """Return the mechanism that caps the guests, ready to use."""
         return await open_caps(group, self._forced_caps)
 
     @property
-    def house(self) -> House | None:
-        """What guests are put into, if it is anything."""
+    def enclosure(self) -> Enclosure | None:
+        """The function that starts guests in an enclosure such as a container, or None."""
         return None
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class ProcessDriver(Driver):
             raise DriverError(f"guest {spec.guest} is there already")
         if spec.program.name not in self._programs:
             raise DriverError(unknown(spec.program.name, self._programs))
-        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell, self.house)
+        guest = self._guests[spec.guest] = self._new(spec, cap_cores, image, self._tell, self.enclosure)
         try:
             await guest.listen()
             if spec.program.ranks == 1:
@@ -131,14 +131,14 @@ class ProcessDriver(Driver):
             raise
 
     def _new(
-        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
-        house: House | None = None,
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
+        enclosure: Enclosure | None = None,
     ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
         self._count += 1
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
-            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, house,
+            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure,
         )  # fmt: skip
 
     def socket_name(self, guest: str) -> str:
@@ -147,7 +147,7 @@ class ProcessDriver(Driver):
         return f"{self._count}.sock"
 
     async def mpi_join(self, guest: str, session: str) -> None:
-        """See `Joins.mpi_join`; all processes of a node are reached at the node's address."""
+        """See `Joins.mpi_join`; all processes of a node are reachable at the node's address."""
         member = self._get(guest)
         check_rank(member.spec)
         await join_job(member, session, self._opened()[0].address)
@@ -170,7 +170,7 @@ class ProcessDriver(Driver):
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Saves.save`. The call returns when all members of the job are written: they end together."""
+        """See `Saves.save`. The call returns when all members of the job are written, as they end together."""
         return await self._get(guest).save(at, image)
 
     async def stop(self, guest: str) -> None:
@@ -187,7 +187,7 @@ class ProcessDriver(Driver):
         if program.name not in self._programs:
             raise DriverError(unknown(program.name, self._programs))
 
-        def make(spec: GuestSpec, cap_cores: float, tell: Callable[[Happening], None]) -> ProcessGuest:
+        def make(spec: GuestSpec, cap_cores: float, tell: Callable[[DriverEvent], None]) -> ProcessGuest:
             rank = self._new(spec, cap_cores, None, tell)
             self._native.add(rank)
             rank.gone.add_done_callback(lambda _gone: self._native.discard(rank))
@@ -216,7 +216,7 @@ class ProcessDriver(Driver):
 
 
 def _has_mpi() -> bool:
-    """Whether this environment has MPICH, and the module by which programs use it; MPI is not started by that."""
+    """Whether this environment has MPICH and the module by which programs use it; the check does not start MPI."""
     return all(importlib.util.find_spec(name) is not None for name in ("mpi4py",)) and bool(
         list(importlib.metadata.distributions(name="mpich"))
     )

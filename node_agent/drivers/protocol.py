@@ -1,4 +1,4 @@
-"""What a driver does: a small core that each has, and optional protocols from which its capabilities follow.
+"""The driver protocol: a small core, and optional protocols that determine a driver's capabilities.
 
 A driver is written once per kind of guest and knows nothing of jobs, policies or the bus. Its methods are coroutines
 that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
+from node_agent.drivers import errors
 from node_agent.drivers.calibration import calibrate_here
-from node_agent.drivers.errors import DriverError, ImageLostError, SuspectError, UnableError
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination
 from testbed.bus.telemetry import GuestSample
 from testbed.bus.traits import DriverTraits
 
-__all__ = [
-    "GUEST_NAME", "PREFIX", "Driver", "DriverError", "DriverFacts", "Happening", "ImageKind", "ImageLostError",
-    "Joins", "Meter", "Meters", "Migrates", "MigrationReport", "NativeReport", "Natives", "NodeBudget", "Reading",
-    "SaveReport", "Saves", "SuspectError", "UnableError", "check_name", "check_rank",
-]  # fmt: skip
+# Re-exported here, because authors of drivers need them.
+DriverError = errors.DriverError
+ImageLostError = errors.ImageLostError
+SuspectError = errors.SuspectError
+UnableError = errors.UnableError
 
 PREFIX = "dfrs-"  # begins the name of everything that agents make
 
@@ -44,7 +44,7 @@ def check_name(guest: str) -> None:
 
 
 def check_rank(spec: GuestSpec) -> None:
-    """Raise `SuspectError` unless a guest, which is told to join its MPI job, is a rank of one."""
+    """Raise `SuspectError` unless a guest that is ordered to join an MPI job is a rank of one."""
     if spec.program.ranks < 2:
         found = spec.program.ranks
         raise SuspectError(f"guest {spec.guest} has ranks = {found}: expected 2 or more, to join an MPI job")
@@ -52,7 +52,7 @@ def check_rank(spec: GuestSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """What a driver may use, and where its files go; `prefix` begins the name of everything that it makes."""
+    """A driver's resources and folders; `prefix` begins the name of everything that it makes."""
 
     node: str
     cpus: float
@@ -65,7 +65,7 @@ class NodeBudget:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver found on the machine when it opened.
+    """Facts about the machine, as found when the driver opened.
 
     `capabilities` are those that follow from no protocol: `checksums`: the end of a guest carries the checksum of its
     task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; how guests
@@ -76,7 +76,7 @@ class DriverFacts:
     capabilities: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     floor_mib: int = 0  # the least memory of a guest
-    programs: tuple[str, ...] = ()  # by name; empty if the driver does not say
+    programs: tuple[str, ...] = ()  # by name; empty if the driver does not list them
     lacks: Mapping[str, str] = field(default_factory=dict)
     boot_s: float = 0.5  # about how long a small guest takes to start
 
@@ -85,8 +85,8 @@ class DriverFacts:
 class ImageKind:
     """How guests are saved: nodes of one lab can exchange images of the same `name` only.
 
-    `whole` images hold the guest with all that runs in it. Where images are `verified`, whoever reads one compares it
-    with a digest in it; else the agent reads the image and compares its digest while the guest is restored.
+    `whole` images hold the guest with all that runs in it. `verified` images contain a digest that the restoring
+    program checks. For others, the agent reads the image and compares its digest while the guest is restored.
     """
 
     name: str
@@ -95,8 +95,8 @@ class ImageKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """Something a guest did by itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
+class DriverEvent:
+    """An event of a guest itself: `progress` (first after a start), `done`, `failed`, `drift`, `healed`.
 
     `mpi-barrier`: its rank waits in a barrier (see `Joins.mpi_join`).
 
@@ -111,7 +111,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """A durable image: its size and digest, and where the time went."""
+    """A durable image: its size and digest, and the duration of each phase."""
 
     bytes: int
     digest: str
@@ -122,7 +122,7 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """A live migration that succeeded, as the hypervisor counted it; an emulated guest stands still all the time."""
+    """A live migration that succeeded, as measured by the hypervisor; an emulated guest is stopped throughout."""
 
     bytes: int
     elapsed_s: float
@@ -132,7 +132,7 @@ class MigrationReport:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """CPU time that a guest's cap holds for, since its start here, by the finest counter; units as it told last."""
+    """Capped CPU time of a guest since its start here, by the finest counter, and the units of its last report."""
 
     cpu_s: float
     units: int
@@ -143,7 +143,7 @@ Meter = Callable[[], Reading]
 
 @dataclass(frozen=True, slots=True)
 class NativeReport:
-    """What the slowest rank of a program did on the node itself, while `elapsed_s` passed."""
+    """Progress of a program's slowest rank on the node itself in `elapsed_s`."""
 
     units: int
     elapsed_s: float
@@ -153,25 +153,26 @@ class NativeReport:
 class Driver(ABC):
     """One kind of guest on one node: the seven methods that every driver has, and defaults for the rest.
 
-    `name` is that of the entry point. `traits` are what other parts of the testbed have to know of the driver.
+    `name` is the name of the entry point. `traits` are declarations for other parts of the testbed.
     """
 
     name: ClassVar[str]
     traits: ClassVar[DriverTraits] = DriverTraits()
 
     @abstractmethod
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
-        """Probe the machine, remove what an earlier agent of this name left, and get ready."""
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
+        """Probe the machine, remove leftovers of an earlier agent of this name, and get ready."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Destroy every guest and release everything; never raises for a guest that resists, it tries the next."""
+        """Destroy every guest and release everything; a guest that cannot be destroyed is skipped without an error."""
 
     @abstractmethod
     async def sweep(self, budget: NodeBudget, *, dry_run: bool = False) -> list[str]:
-        """Destroy what a killed agent with this budget left; return what it was, in words. `open` does so by itself.
+        """Destroy the leftovers of a killed agent with this budget; return a description of each. `open` does so, too.
 
-        For a driver that is not open, and no live agent of that node. With `dry_run` it only looks.
+        Call it only on a driver that is not open, without a live agent of that node. With `dry_run` nothing is
+        destroyed.
         """
 
     @abstractmethod
@@ -183,26 +184,26 @@ class Driver(ABC):
 
     @abstractmethod
     async def stop(self, guest: str) -> None:
-        """Destroy the guest; one that is not there is no error."""
+        """Destroy the guest; a missing guest is no error."""
 
     @abstractmethod
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """Set the cap and return the cap in force, as read back; raises `DriverError` if that cannot be done.
 
-        While the guest is made, held or saved without one, the cap is kept for later and all that it can use returned.
+        While a guest is uncapped (made, held, saved) the cap is kept for later, and the most that it can use is
+        returned.
         """
 
     @abstractmethod
     def sample(self) -> list[GuestSample]:
-        """Read what every guest used so far, and its cap; cheap, called once a second.
+        """Read the usage and the cap of every guest; cheap, called once per second.
 
-        A guest that works under another cap than was set gets its own again; that is told as `drift`.
-
-        The longest iteration in `supersteps` is that since the last call.
+        If a guest's cap differs from the one that was set, it is set again and reported as `drift`. The longest
+        iteration in `supersteps` is the longest since the last call.
         """
 
     async def refresh(self) -> None:
-        """Fetch what `sample` tells, as far as that takes longer than reading a file; within a few seconds.
+        """Fetch the values for `sample` that take longer than reading a file; returns within a few seconds.
 
         By default there is nothing to fetch.
         """
@@ -211,14 +212,14 @@ class Driver(ABC):
     async def calibrate(self, cpu_s: float) -> float:
         """Return work units that a core of a guest does in a second of CPU time.
 
-        By default those of this package's programs on the node itself, which suits guests that run them there.
+        By default this package's programs are measured on the node itself, which suits guests that run there.
         """
         return await calibrate_here(cpu_s)
 
 
 @runtime_checkable
 class Saves(Protocol):
-    """Guests stop, are written to a file, and go on from it, here or on another node: capability `save`.
+    """Guests can be saved to a file and restored, here or on another node: capability `save`.
 
     `images` is known once the driver is open; its name is the capability `save:NAME`, and `whole` one of its own.
     """
@@ -231,30 +232,30 @@ class Saves(Protocol):
         """Stop at the next consistent point; return the iterations done, or None where any point will do."""
 
     async def release(self, guest: str) -> None:
-        """Go on after a hold."""
+        """Continue after a hold."""
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """Run a held guest on to iteration `at`, write it, make it durable, and destroy it.
 
-        If that fails the guest is held still.
+        After a failure the guest is still held.
         """
 
     async def restore(self, spec: GuestSpec, cap_cores: float, image: Path) -> None:
         """Create the guest from its image, with its cap set, and return when its memory is read and verified.
 
-        From a `whole` image the guest is held until `release`, and there is nothing to join; else it goes on at once.
+        From a `whole` image the guest is held until `release`, and there is nothing to join; else it continues at once.
         """
 
 
 @runtime_checkable
 class Migrates(Protocol):
-    """Guests go to another node while they run: capability `live`."""
+    """Guests can migrate to another node while they run: capability `live`."""
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
-        """Move a running guest to another node's hypervisor while it works; it is gone here when this returns.
+        """Migrate a running guest to another node's hypervisor; it is gone here when this returns.
 
-        Raises `DriverError` when it takes longer than `budget_s`, or when `no_progress_s` passed without less remaining
-        than ever before: the guest then still runs here, and not there, as far as this end can know.
+        Raises `DriverError` when it takes longer than `budget_s`, or when the remaining amount reached no new minimum
+        for `no_progress_s`. The guest then still runs here and not there, as far as this end can know.
         """
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
@@ -268,16 +269,16 @@ class Joins(Protocol):
     async def mpi_join(self, guest: str, session: str) -> None:
         """Start the guest's rank: its own program, served as process manager; return when the rank has its memory.
 
-        Whenever the rank enters a barrier of MPI that happens as `mpi-barrier`, with `session`, the `number` of the
-        barrier, from 1, and the `keys` that the rank published since the last one. It waits there for `mpi_pass`.
-        A driver with `whole` images tells of a barrier again when the guest has come from another node meanwhile.
+        Each barrier of MPI that the rank enters is reported as the event `mpi-barrier`, with the `session`, the
+        `number` of the barrier from 1, and the `keys` published since the last barrier. The rank waits there for
+        `mpi_pass`. A driver with `whole` images reports the barrier again after the guest has moved from another node.
         """
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
-        """Hand the guest's rank what others published in a barrier; it passes with the `last` part.
+        """Hand the guest's rank the keys that other ranks published in a barrier; it passes with the `last` part.
 
-        A guest that is not there, another session, and a barrier that was passed are no errors. Raises `DriverError`
-        for a barrier still to come, and for keys that no rank of MPI would publish.
+        A missing guest, another session and a barrier already passed are no errors. Raises `DriverError` for a barrier
+        still to come, and for keys that no rank of MPI would publish.
         """
 
 
@@ -286,7 +287,7 @@ class Natives(Protocol):
     """The programs of guests also run outside guests: capability `native`."""
 
     async def native(self, program: ProgramSpec, seconds: float, cap_cores: float) -> NativeReport:
-        """Run all ranks of a program on the node itself, by the code that guests run, and nothing is left of them.
+        """Run all ranks of a program on the node itself, by the code that guests run, and remove them afterwards.
 
         They are measured for `seconds` after the first progress of the last of them, each under a cap of `cap_cores`,
         or without one for 0. Raises `DriverError`, also when the work is done before that.
@@ -298,4 +299,4 @@ class Meters(Protocol):
     """CPU time and work units of a guest can be read from any thread; else the agent reads `Driver.sample`."""
 
     def meter(self, guest: str) -> Meter:
-        """Return a function that reads them in some 10 µs; it raises `DriverError` once the guest has ended."""
+        """Return a function that reads them in about 10 µs and raises `DriverError` once the guest has ended."""

@@ -1,4 +1,4 @@
-"""Saved guests as files: on the disk almost as soon as the hypervisor has written them, and with a digest."""
+"""Saved guests as files: flushed to the disk while the hypervisor writes them, and with a digest."""
 
 from __future__ import annotations
 
@@ -7,27 +7,19 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+from node_agent.drivers.protocol import SaveReport
 
 _BLOCK = 4 << 20
 _SYNC_EVERY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """An image that is durable; `elapsed_s` is what that took after it was written."""
-
-    bytes: int
-    digest: str
-    elapsed_s: float
-
-
 @contextlib.asynccontextmanager
 async def written_back(path: Path) -> AsyncIterator[None]:
-    """Have the disk follow what the block writes to `path`, so that little is left to wait for at its end."""
+    """Flush `path` to the disk while the block writes to it, so that little is left to flush at its end."""
     follower = asyncio.create_task(_follow(path), name=f"write back {path.name}")
     try:
         yield
@@ -43,13 +35,13 @@ async def _follow(path: Path) -> None:
             await asyncio.to_thread(_sync, path)
 
 
-async def seal(path: Path) -> Sealed:
-    """Digest a written image (XXH3-128, hexadecimal) and have all of it on the disk."""
+async def seal(path: Path, written_s: float) -> SaveReport:
+    """Digest an image (XXH3-128, hexadecimal) that was written in `written_s`, and flush all of it to the disk."""
     begin_s = time.monotonic()
     (size, digest), *_ = await asyncio.gather(
         asyncio.to_thread(_digest, path), asyncio.to_thread(_sync, path), asyncio.to_thread(_sync, path.parent)
     )
-    return Sealed(size, digest, time.monotonic() - begin_s)
+    return SaveReport(size, digest, 0.0, written_s, time.monotonic() - begin_s)
 
 
 def _digest(path: Path) -> tuple[int, str]:

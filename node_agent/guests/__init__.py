@@ -1,1 +1,1 @@
-"""Guests: how an agent speaks with what runs inside."""
+"""Guests: the protocols between an agent and the programs inside."""

@@ -1,13 +1,13 @@
 r"""The control channel between an agent and the program of one guest: its messages and their framing.
 
 Framing: both directions carry JSON objects in UTF-8, each on one line that ends in ``\n`` and has at most
-`MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and go on. Any reliable
-byte stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one
-life of one program; who opens it (the program) says `hello` first. `kind` names the message, `v` (in `hello` and
-`task`) the version of this protocol. Integers are from 0 below 2**63, other numbers within 1e15, as what is told of
-guests on the bus; durations are seconds, `*_ns` CLOCK_MONOTONIC of the machine that the program runs on, `at`
-iterations done. A reader ignores fields that it does not know; a missing or mistyped field, or a number out of these
-bounds, is an error of that line, but for fields that may be missing.
+`MAX_LINE_BYTES` bytes with it. No line depends on another, so a reader may drop a bad one and continue. Any reliable
+byte stream will do: a UNIX socket for processes, a virtio-serial port for virtual machines. One channel serves one life
+of one program; the program opens it and sends `hello` first. `kind` names the message, `v` (in `hello` and `task`) the
+version of this protocol. Integers are from 0 below 2**63, other numbers within 1e15, as in messages about guests on the
+bus; durations are seconds, `*_ns` CLOCK_MONOTONIC of the machine that the program runs on, `at` iterations done. A
+reader ignores fields that it does not know; a missing or mistyped field, or a number out of these bounds, is an error
+of that line, but for fields that may be missing.
 
 From the program to the agent::
 
@@ -22,10 +22,10 @@ From the program to the agent::
     done         units, checksum, messages, <steps>     the work is done; then it ends with exit code 0
     error        message                        it cannot go on; then it ends with exit code 1
 
-<steps> are `steps, longest_s, compute_s, comm_s`: iterations done, the longest one since this was last told, and the
+<steps> are `steps, longest_s, compute_s, comm_s`: iterations done, the longest one since the last report, and the
 seconds of all iterations spent computing and communicating. All but `longest_s` count from the job's first iteration:
 an image carries them from one life to the next. Time for which the program was held is in none of them. `steps` and
-`longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not tell them.
+`longest_s` may be missing, as may all four in `progress`: programs of earlier versions do not send them.
 
 From the agent to the program::
 
@@ -36,9 +36,9 @@ From the agent to the program::
     park                                        hang up, and call again until somebody answers (held only)
 
 `hold` may come again to a held program, or to one that has written and waits for the other members of its job: it
-answers `held` again. A program whose channel closes ends at once, unless it was told to `park`: while nobody answers it
-may be written to disk with its memory and go on elsewhere. It then says `hello`, and if it is given a `task` anew
-`ready`, since its memory is there. Only programs of this package can park; nobody else is told to.
+answers `held` again. A program whose channel closes ends at once, unless it got `park`: while no agent answers, it may
+be written to disk with its memory and continue elsewhere. It then sends `hello`, and `ready` if it is given a `task`
+again, since its memory is there. Only programs of this package can park, so only they get this message.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT
 from testbed.errors import TestbedError, shown
-from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_LINE_BYTES = 65536
@@ -101,7 +101,7 @@ def encode(kind: str, **fields: object) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Read one line, with or without its end; raises `ChannelError` that says what is wrong with it."""
+    """Read one line, with or without its end; raises `ChannelError` with the reason for a bad one."""
     if len(line) > MAX_LINE_BYTES:
         raise ChannelError(f"a line of {len(line)} bytes; expected at most {MAX_LINE_BYTES}")
     try:
@@ -131,9 +131,9 @@ def _type_names(types: type | tuple[type, ...]) -> str:
 
 
 class Decoder:
-    """Turns a byte stream into messages; what is wrong comes out as `ChannelError` values between them.
+    """Turns a byte stream into messages; bad lines become `ChannelError` values between them.
 
-    A line that grows beyond the bound is dropped to its end, so memory stays bounded whatever arrives.
+    A line that grows beyond the bound is dropped to its end, so memory stays bounded for any input.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Decoder:
         self._dropping = False
 
     def feed(self, data: bytes) -> list[Message | ChannelError]:
-        """Take the next bytes; return what they complete."""
+        """Take the next bytes; return the messages and errors that they complete."""
         *lines, rest = (self._rest + data).split(b"\n")
         results: list[Message | ChannelError] = []
         for line in lines:

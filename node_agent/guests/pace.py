@@ -1,4 +1,4 @@
-"""What programs tell of their iterations, added up between two samples."""
+"""Programs' reports of their iterations, accumulated between two samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from testbed.bus.telemetry import Supersteps
 
 
 def supersteps_of(told: Mapping[str, int | float], known: Supersteps | None) -> Supersteps | None:
-    """Return what is known after a program has told more; `longest_s` stays until a sample sets it back.
+    """Return the known iterations after a report of a program; `longest_s` stays until a sample resets it.
 
-    A program that does not tell changes nothing.
+    A report without these fields changes nothing.
     """
     if not {"steps", "longest_s", "compute_s", "comm_s"} <= told.keys():
         return known

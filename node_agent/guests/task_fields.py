@@ -1,4 +1,4 @@
-"""A task as the programs of the guest image read it from their file `task`: one `name=value` a line."""
+"""A task as the programs of the guest image read it from their file `task`: one `name=value` per line."""
 
 from __future__ import annotations
 

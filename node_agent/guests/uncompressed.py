@@ -1,4 +1,4 @@
-"""The kernel of the guest image as it is in memory: Xen starts that sooner than one that it has to unpack itself."""
+"""The uncompressed kernel of the guest image, which Xen starts faster than one that it has to unpack itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from node_agent.guests.image import GuestImage
-from testbed.whole_files import write_whole
+from testbed.host.guest_image import GuestImage
+from testbed.host.whole_files import write_whole
 
 _SETUP_SECTORS_AT, _MAGIC_AT, _PAYLOAD_AT = 0x1F1, 0x202, 0x248  # Linux, Documentation/arch/x86/boot.rst
 _SECTOR_BYTES = 512
@@ -37,7 +37,7 @@ def uncompressed(image: GuestImage) -> Path:
 
 
 def unpack_kernel(image: bytes) -> bytes:
-    """Return the ELF file inside a bzImage; raises `ValueError`, and the errors of whoever unpacks it."""
+    """Return the ELF file inside a bzImage; raises `ValueError`, and the errors of the decompressors."""
     if image[_MAGIC_AT : _MAGIC_AT + 4] != b"HdrS":
         raise ValueError("no bzImage: its header has no HdrS")
     offset, length = struct.unpack_from("<II", image, _PAYLOAD_AT)
@@ -57,7 +57,7 @@ def _by(*program: str) -> Callable[[bytes], bytes]:
         path = shutil.which(program[0])
         if path is None:
             raise ValueError(f"{program[0]} is not installed")
-        # the length of the unpacked kernel follows the packed one; some programs take that for damage
+        # the length of the unpacked kernel follows the packed one; some programs report that as damage
         done = subprocess.run(  # noqa: S603  # a fixed command line
             [path, *program[1:]], input=payload[:-4], capture_output=True, timeout=_UNPACKED_WITHIN_S, check=True
         )

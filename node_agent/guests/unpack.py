@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from node_agent.guests.image import GuestImage
 from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
 
 _MAGIC = b"070701"
 _HEADER_BYTES = 110
@@ -19,7 +19,7 @@ _NAME = "native"
 
 
 def files(archive: bytes) -> Iterator[tuple[str, int, memoryview]]:
-    """Yield name, mode and content of every entry; raises `TestbedError` for what is no such archive."""
+    """Yield name, mode and content of every entry; raises `TestbedError` if it is no such archive."""
     view, at = memoryview(archive), 0
     while True:
         head = bytes(view[at : at + _HEADER_BYTES])
@@ -57,7 +57,7 @@ def unpacked(image: GuestImage) -> Path:
                 target.chmod(0o755)
         try:
             ready.rename(place)
-        except OSError:  # another agent of this machine was quicker
+        except OSError:  # another agent of this machine was faster
             if not place.is_dir():
                 raise
             shutil.rmtree(ready)

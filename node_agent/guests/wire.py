@@ -1,20 +1,20 @@
 r"""The language between an agent and the agent inside a virtual machine: frames over a virtio-serial port or a console.
 
 The stream survives save, restore and migration of the machine, but its host end does not: bytes that QEMU had read and
-nobody fetched are lost, and a frame may be cut in the middle. So every frame says whether it is whole, what matters
-is told again to whoever attaches, and orders may be repeated. On Xen's console the kernel prints among the frames.
+the agent had not are lost, and a frame may be cut in the middle. So every frame has a checksum, important frames are
+sent again after each `attach`, and orders may be repeated. On Xen's console the kernel prints among the frames.
 
 A frame is one line of at most `MAX_FRAME_BYTES` bytes with its ``\n``::
 
     G1 <crc32 of the body: 8 hex digits> <body>
 
 The body is a kind, then `name=value` fields, separated by single spaces. In values every byte but letters, digits and
-``_.-~/:,`` is written `%XX`. A name may come again; its values then are a list in that order. Readers skip what
-is no whole frame (an incomplete line, a wrong checksum) and fields that they do not know.
+``_.-~/:,`` is written `%XX`. A repeated name makes its values a list in that order. Readers skip anything but a whole
+frame (an incomplete line, a wrong checksum) and fields that they do not know.
 
 Orders, host to guest; each carries `id`, a positive integer that the host never uses twice in the life of a guest. An
-order whose id the guest has carried out is answered again and not done again. Only the highest id is remembered, so
-the host sends an order after the one before it was answered::
+order with the id of an executed one is answered again and not executed again. Only the highest id is remembered, so the
+host sends an order after the one before it was answered::
 
     attach  id, after                 a host listens from now on: answered `attached`, then all that is retained with
                                       seq > after is sent, and telling goes on from there
@@ -28,7 +28,7 @@ the host sends an order after the one before it was answered::
 Answers carry `id`, too: `ok` (`attached` for attach: boot, seq), or `refused` with `error`, and with `last`, the
 highest id that it knows, when the order's is lower: the clock of its new node may be behind that of the one before.
 
-What the guest tells by itself is retained and numbered by `seq` (from 1), for whoever attaches later::
+Frames that the guest sends by itself are retained and numbered by `seq` (from 1), for later attaches::
 
     hello     seq, boot, v, memory_mib, uptime_s   first of all; `boot` is a random name of this life of the guest
     out       seq, pid, text          one line that a process of `run` printed (at most the last 64 KiB are retained)
@@ -50,8 +50,8 @@ The guest sends two more kinds of frame from the first `attach` on, and does not
                                       spent computing and communicating
     progress  (the same)              once after each `attach` and each `go`: the first time that units have grown since
 
-The last four are missing before the first iteration is done, and in guests of earlier versions. The guest's clock
-stands still while the guest is held or saved, and so that time is in none of these numbers.
+The last four are missing before the first iteration is done, and in guests of earlier versions. The guest's clock is
+stopped while the guest is held or saved, so that time is in none of these numbers.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT
 from testbed.errors import TestbedError, shown
-from testbed.limits import MOST_AMOUNT, MOST_COUNT
 
 VERSION = 1
 MAX_FRAME_BYTES = 16384
@@ -76,7 +76,7 @@ _NAME = re.compile(r"[a-z_]+")
 
 
 class WireError(TestbedError):
-    """A frame that cannot be written, or a message that lacks what its reader needs."""
+    """A frame that cannot be written, or a message without a field that its reader needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def encode(kind: str, fields: Iterable[tuple[str, object]] = ()) -> bytes:
 
 
 def is_frame(line: str) -> bool:
-    """Whether a line looks like a frame, whole or not: on a console that is nothing for people."""
+    """Whether a line looks like a frame, whole or not; such a line of a console is not shown."""
     return line.startswith(_MAGIC.decode())
 
 
@@ -158,9 +158,9 @@ def _decode(line: bytes) -> Frame | None:
 
 
 class Reader:
-    """Turns a byte stream into frames; `skipped` counts what was none. Memory stays bounded whatever arrives.
+    """Turns a byte stream into frames; `skipped` counts the rest. Memory stays bounded for any input.
 
-    `overhear` gets each line that is no frame: damaged ones, and on a console what the kernel prints.
+    `overhear` gets each line that is no frame: damaged ones, and kernel output on a console.
     """
 
     def __init__(self, overhear: Callable[[bytes], None] = lambda _line: None) -> None:
@@ -173,7 +173,7 @@ class Reader:
         *lines, rest = (self._rest + data).split(b"\n")
         frames = []
         for line in lines:
-            # what stands before the last magic may be the start of a frame that was cut
+            # text before the last magic may be the start of a frame that was cut
             frame = _decode(line) or _decode(line[max(line.rfind(_MAGIC), 0) :])
             if frame is None:
                 self.skipped += 1

@@ -16,7 +16,6 @@ from node_agent.programs.words import Words, fold, seed_of, stream
 LCG_A = 6364136223846793005
 LCG_C = 1442695040888963407
 ELEMENTS = 32768
-STATE_BYTES = ELEMENTS * 8  # of one worker
 
 
 def sweep(words: Words, times: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a program's iterations goes; the twin of what node_agent/guests/src/life.c counts."""
+"""Where the time of a program's iterations goes; the twin of what testbed/host/guest_sources/life.c counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the broker is, and how to be let in."""
+"""The broker's address and credentials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PORTS = {_PLAIN: 1883, _SECURE: 8883, _INSECURE: 1883}
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker. With `tls` its certificate is checked; `tls_dir` has whom we trust, and our own (`testbed.bus.tls`)."""
+    """A broker. With `tls` its certificate is checked; `tls_dir` has trusted ones and our own (`testbed.bus.tls`)."""
 
     host: str
     port: int = 1883
@@ -33,9 +33,9 @@ class BrokerAddress:
     def parse(cls, url: str, tls_dir: Path | None = None) -> Self:
         """Read `mqtts://[user[:password]@]host[:port]`, or `mqtt://…` on this machine; else raise `UserError`.
 
-        Beyond this machine plain MQTT must be asked for as `insecure+mqtt://`. Without `tls_dir` the folder of our
-        certificate is what the environment says. `$NAME` stands for the URL in that variable of the environment, so
-        that a file need not hold a password.
+        Plain MQTT to another machine requires `insecure+mqtt://`. Without `tls_dir` the folder of our certificate is
+        taken from the environment. `$NAME` stands for the URL in that variable of the environment, so that a file need
+        not hold a password.
         """
         if named := _VARIABLE.fullmatch(url):
             url = os.environ.get(named[1], "")
@@ -84,7 +84,7 @@ class BrokerAddress:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine by its very name."""
+    """Whether a host's name itself denotes this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

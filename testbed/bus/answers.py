@@ -1,16 +1,15 @@
-"""What an agent answered, by command: so that a command done once is answered again and not done again."""
+"""An agent's replies by command, so that a repeated command is answered again and not executed again."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from testbed.bus.messages import BadRecordError, Reply, decode, encode
-from testbed.failure_codes import FailureCode
-from testbed.whole_files import write_whole
+from testbed.errors import FailureCode
+from testbed.host.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -18,9 +17,9 @@ _log = logging.getLogger(__name__)
 class AnswerJournal:
     """The last `limit` final replies, in memory, and in the file `path` if there is one; open inside `with`.
 
-    The file has one reply a line: `accepted` before a command is begun, the final one after. An agent that
-    starts on the file of one that died answers as that one did, and says of what was under way that it was
-    interrupted. All replies together have at most `limit_bytes`, the last one apart, and the file four times as much.
+    The file has one reply per line: `accepted` before a command is begun, the final one after. An agent that starts on
+    the file of a dead one gives the same answers, and reports commands in progress as interrupted. All replies but the
+    last have at most `limit_bytes` together, and the file four times as much.
     """
 
     def __init__(self, path: Path | None = None, limit: int = 4096, limit_bytes: int = 16 << 20) -> None:
@@ -41,7 +40,7 @@ class AnswerJournal:
         return self
 
     def _rewrite(self, path: Path) -> None:
-        """Write the file anew, with what is still of use."""
+        """Rewrite the file with the replies that are still needed."""
         lines = [encode(reply).decode() + "\n" for reply in (*self._answers.values(), *self._begun.values())]
         write_whole(path, "".join(lines), durable=False)
         if self._file is not None:
@@ -49,9 +48,7 @@ class AnswerJournal:
         self._file = path.open("a", encoding="utf-8")
         self._file_bytes = sum(map(len, lines))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -61,7 +58,7 @@ class AnswerJournal:
         return self._answers.get(command_id)
 
     def begin(self, accepted: Reply) -> None:
-        """Note that a command is about to be done."""
+        """Record that a command is about to be executed."""
         self._begun[accepted.id] = accepted
         self._write(accepted)
 
@@ -103,7 +100,7 @@ class AnswerJournal:
                 continue
             try:
                 reply = decode(Reply, line, f"{path}:{number}")
-            except BadRecordError as error:  # the last line of an agent that was killed while it wrote
+            except BadRecordError as error:  # the last line of an agent that was killed during a write
                 _log.warning("%s", error)
                 continue
             if reply.final:

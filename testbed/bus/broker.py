@@ -1,4 +1,4 @@
-"""What serves the bus when no broker is given: Mosquitto if it is installed, else one within this process."""
+"""The broker that is started when none is given: Mosquitto if it is installed, else one within this process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ async def broker(
 ) -> AsyncIterator[RunningBroker]:
     """Serve the bus on the loopback interface, at a free port unless one is given.
 
-    `state_dir` is where Mosquitto keeps its files, so that queued messages outlive it; without one they go to
-    a temporary directory. Raises `UserError` if Mosquitto is wanted and not there, `BusError` if it does not
-    start.
+    `state_dir` is the folder of Mosquitto's files, so that queued messages outlive it; without one they go to a
+    temporary directory. Raises `UserError` if Mosquitto is wanted and missing, `BusError` if it does not start.
     """
     async with AsyncExitStack() as stack:
         if prefer != "embedded":

@@ -1,4 +1,4 @@
-"""When a CPU cap that was read back counts as the cap that was asked for."""
+"""Comparison of a CPU cap that was read back with the requested cap."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ _SLACK_FRAC = 0.01  # Xen rounds caps to a percent of a core
 
 
 def same_cap(found_cores: float, wanted_cores: float, most_cores: float) -> bool:
-    """Say whether the cap in force is the one that was asked for.
+    """Return whether the cap in force equals the requested one within the slack.
 
-    `most_cores` is what the guest can use at all: a cap of that much or more is none, and is read back as `most_cores`.
+    `most_cores` is the most that the guest can use: a cap of that or more is no cap, and is read back as `most_cores`.
     """
     wanted_cores = min(wanted_cores, most_cores)
     return abs(min(found_cores, most_cores) - wanted_cores) <= _SLACK_CORES + _SLACK_FRAC * wanted_cores

@@ -1,4 +1,4 @@
-"""What certificates say of themselves: until when they are valid, which is said in good time, and whose they are."""
+"""Fields of certificates: their validity, with a warning well before its end, and their owner."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _VERSION = 0xA0  # tag of the certificate's form: absent in the first
 _UTC_TIME = 0x17
 _COMMON_NAME = b"\x55\x04\x03"  # 2.5.4.3
 _ISSUER, _VALIDITY, _SUBJECT = 3, 4, 5  # fields of a certificate [RFC 5280 4.1]
-_CONTROLLER = "controller."  # begins the common name of each controller (`testbed.secure.authority`)
+_CONTROLLER = "controller."  # begins the common name of each controller (`testbed.lab.secure.authority`)
 
 _log = logging.getLogger(__name__)
-_said_s: dict[Path, float] = {}  # when the end of each certificate was said last, by the monotonic clock
+_said_s: dict[Path, float] = {}  # when the end of each certificate was last logged, by the monotonic clock
 
 
 def check_dates(cert: Path) -> None:
-    """Raise `UserError` if our own certificate is not valid now, as the other end would only hang up.
+    """Raise `UserError` if our own certificate is not valid now, because the other end would hang up without a reason.
 
-    One that ends within 30 days is logged, once a day.
+    A certificate that expires within 30 days is logged, once per day.
     """
     dates = dates_of(cert)
     if dates is None:
@@ -43,7 +43,7 @@ def check_dates(cert: Path) -> None:
 
 
 def dates_of(cert: Path) -> tuple[datetime, datetime] | None:
-    """Return from when to when the first certificate of a file is valid (UTC), None if its form is unknown.
+    """Return the validity period of a file's first certificate (UTC), None if its form is unknown.
 
     Raises `OSError` for a file that cannot be read.
     """
@@ -54,7 +54,7 @@ def dates_of(cert: Path) -> tuple[datetime, datetime] | None:
 
 
 def names_of(folder: Path | None) -> tuple[str, str]:
-    """Return who signed the certificate in `folder`, and whose it is; empty where that cannot be read."""
+    """Return the issuer and the owner of the certificate in `folder`; empty where unreadable."""
     if folder is None:
         return "", ""
     try:
@@ -65,7 +65,7 @@ def names_of(folder: Path | None) -> tuple[str, str]:
 
 
 def own_name(folder: Path | None) -> str:
-    """Return the name of the controller whose certificate is in `folder`; empty without one, or if it is a node's."""
+    """Return the name of the controller whose certificate is in `folder`; empty without one, or for a node's."""
     _, name = names_of(folder)
     return name.removeprefix(_CONTROLLER) if name.startswith(_CONTROLLER) else ""
 
@@ -77,7 +77,7 @@ def _der(cert: Path) -> bytes:
 
 
 def validity(der: bytes) -> tuple[datetime, datetime] | None:
-    """Return from when to when an X.509 certificate is valid, None if its form is unknown."""
+    """Return the validity period of an X.509 certificate, None if its form is unknown."""
     try:
         (since, until) = (_date(tag, value.decode("ascii")) for tag, value in _parts(_field(der, _VALIDITY)))
     except (IndexError, ValueError):
@@ -86,7 +86,7 @@ def validity(der: bytes) -> tuple[datetime, datetime] | None:
 
 
 def common_name(der: bytes) -> str:
-    """Return the common name of whom an X.509 certificate is of, an empty string if it has none that can be read."""
+    """Return the common name of an X.509 certificate's subject, an empty string if it has no readable one."""
     return _common_name(der, _SUBJECT)
 
 
@@ -103,7 +103,7 @@ def _common_name(der: bytes, field: int) -> str:
 
 
 def _field(der: bytes, number: int) -> bytes:
-    """Return a field of a certificate, as they are numbered where it has a version [RFC 5280 4.1]."""
+    """Return a field of a certificate, by its number in certificates that have a version [RFC 5280 4.1]."""
     tbs = _parts(_parts(_parts(der)[0][1])[0][1])
     return tbs[number if tbs[0][0] == _VERSION else number - 1][1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import aiomqtt
@@ -15,10 +14,9 @@ from testbed.bus.certificate import own_name
 from testbed.bus.comebacks import Comebacks
 from testbed.bus.connection import Connection, OlderBrokerError, connect, disconnect, lost
 from testbed.bus.inbox import Inbox
-from testbed.bus.outbox import Outbox, Parcel
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
+from testbed.bus.outbox import Outbox, Parcel, QueueingBus
+from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence
 from testbed.bus.quotas import AGENT_SESSION_S
-from testbed.bus.topics import check_topic
 from testbed.errors import UserError
 
 __all__ = ["BrokerAddress", "Bus", "BusError", "Handler", "Message", "MqttBus", "Presence"]
@@ -29,14 +27,14 @@ _REFUSED = 0x80
 _log = logging.getLogger(__name__)
 
 
-class MqttBus(Bus):
+class MqttBus(QueueingBus):
     """A `Bus` at an MQTT broker.
 
-    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id
-    while it is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
+    `client_id` must be unique at the broker. With `keep_session` the broker keeps QoS 1 messages for this id while it
+    is away, for `session_s` seconds at most if it speaks MQTT 5; with `end_session` closing ends it. The first
     connection is made within `connect_timeout_s` or entering raises `BusError`; later losses only lead to new
     connections. At most `outbox_limit` QoS 1 messages wait; one that is not acknowledged within `ack_timeout_s` makes
-    the connection count as lost. Closing gives what still waits `close_timeout_s`.
+    the connection count as lost. At closing, waiting messages have `close_timeout_s`.
     """
 
     def __init__(
@@ -92,35 +90,16 @@ class MqttBus(Bus):
             await self._close()
             raise BusError(f"broker {self.address}: it lets {self.client_id} in, but does not answer") from None
         except BaseException:
-            await self._close()  # it may have been announced as online already
+            await self._close()  # its presence may have been published already
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self._close()
-
-    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
-        """See `Bus.publish`."""
-        message = Message(check_topic(topic), payload, qos, retain)
-        if not self._open:
-            raise BusError(f"{topic}: the bus of {self.client_id} is closed")
-        check_size(topic, payload)
-        if qos == 0:
-            await self._send_once(message)
-            return
-        parcel = self._outbox.put(message)
-        try:
-            await parcel.delivered
-        except asyncio.CancelledError:
-            self._outbox.withdraw(parcel)
-            raise
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
         """See `Bus.subscribe`."""
-        if not self._open:
-            raise BusError(f"{pattern}: the bus of {self.client_id} is closed")
+        self._check_open(pattern)
         self._inbox.add(pattern, handler, qos)
         established = self._established[pattern] = asyncio.get_running_loop().create_future()
         self._subscribed.set()
@@ -167,7 +146,7 @@ class MqttBus(Bus):
                 self.on_lost()
                 in_peace = self._presence is None or self._parted
                 await disconnect(client, in_peace=in_peace, for_good=in_peace and self._ending and self._end_session)
-            if self._ending:  # a loss in the same moment has hidden the cancellation: a task group tells one of them
+            if self._ending:  # a simultaneous loss has hidden the cancellation: a task group reports only one of them
                 return
             why = self._comebacks.lost(self.client_id, taken_over=client.taken_over)
             if why:
@@ -202,7 +181,7 @@ class MqttBus(Bus):
                 self.connected.set()
         except* aiomqtt.MqttError as losses:
             _log.warning("bus %s: connection to %s lost: %s", self.client_id, self.address, _cause(losses))
-        except* Exception:  # noqa: BLE001  logged; whatever it was, a new connection is the answer
+        except* Exception:  # noqa: BLE001  logged; any error leads to a new connection
             _log.exception("bus %s: connection to %s given up", self.client_id, self.address)
 
     async def _send(self, client: Connection) -> None:

@@ -1,8 +1,7 @@
-"""When a client that lost its connection tries again: soon, unless its connections never last.
+"""Delays before a client that lost its connection connects again: short, unless its connections never last.
 
-A broker lets in one client of a name at a time, the one that came last. Two agents of one name would therefore throw
-each other out as fast as they connect: a connection that was made is no reason to try quickly the next time, one that
-lasts is.
+A broker accepts one client per name, the latest. Two agents of one name would therefore disconnect each other as fast
+as they connect. So not a new connection but only a lasting one resets the delay.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable
 
 FIRST_S, LAST_S, LAST_DOUBTFUL_S = 0.05, 5.0, 60.0
 STEADY_S = 30.0  # a connection that lasted that long was a good one
-FREE = 5  # so many short connections in a row are a network that is being repaired
+FREE = 5  # short connections in a row that may be a network under repair
 
 
 class Comebacks:
-    """Counts connections that did not last, in seconds by `now_s`, and says how long to wait for the next."""
+    """Counts connections that did not last, in seconds by `now_s`, and returns the delay before the next."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -30,13 +29,13 @@ class Comebacks:
         return self._short > FREE
 
     def made(self) -> None:
-        """Take note of a connection that was made."""
+        """Record a new connection."""
         self._made_s = self._now_s()
         if not self.doubtful:
             self._backoff_s = FIRST_S
 
     def lost(self, client_id: str, *, taken_over: bool = False) -> str:
-        """Take note of its loss; return what a person should know of it, or an empty string."""
+        """Record its loss; return a message for the user, or an empty string."""
         lasted_s = self._now_s() - self._made_s
         if lasted_s >= max(STEADY_S, 3 * self._backoff_s):
             self._short, self._backoff_s = 0, FIRST_S
@@ -55,7 +54,7 @@ class Comebacks:
         )
 
     def wait_s(self) -> float:
-        """Return the seconds until the next try, and take it for a failed one."""
+        """Return the seconds until the next try, and count that one as failed for now."""
         wait_s = self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, LAST_DOUBTFUL_S if self.doubtful else LAST_S)
         return wait_s * random.uniform(0.5, 1.5)  # noqa: S311  spreads agents, hides nothing

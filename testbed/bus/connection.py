@@ -1,8 +1,8 @@
 """One MQTT connection: made within a deadline, refused with one clear line, never left half open.
 
-aiomqtt makes the TCP connection in a thread, which nothing can stop, and leaves the socket and its reader
-behind if the broker does not greet. So the loop tries the address first (then the thread has next to nothing
-to do), and whatever failed later is taken apart here.
+aiomqtt makes the TCP connection in a thread that cannot be stopped, and leaks the socket and its reader if the broker
+sends no CONNACK. So the loop tries the address first (then the thread has almost nothing to do), and later failures are
+cleaned up here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiomqtt
@@ -22,8 +23,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from testbed.bus.address import BrokerAddress
+from testbed.bus.certificate import names_of
 from testbed.bus.protocol import NoBrokerError, Presence
-from testbed.bus.refusal import refusal
 from testbed.bus.tls import client_context
 from testbed.bus.topics import CLIENT_PREFIX, never_retained
 from testbed.errors import printable
@@ -37,11 +38,14 @@ _REFUSED = 0x80  # reason codes from here on [MQTT5-2.4]
 _OLDER_VERSION = 0x84  # the broker does not speak this version of the protocol
 _TAKEN_OVER = 0x8E  # another client of the same id has connected
 
+_UNTRUSTED = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "DECRYPT_ERROR")  # the last: one of the same name
+_DOORS = "agents have port 8883, controllers 8884, unless the broker says otherwise"
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _wire_log = logging.getLogger("testbed.bus.wire")
-_wire_log.setLevel(logging.CRITICAL)  # losses are told by the bus, with the broker's address
+_wire_log.setLevel(logging.CRITICAL)  # the bus itself logs losses, with the broker's address
 
 
 class OlderBrokerError(NoBrokerError):
@@ -49,7 +53,7 @@ class OlderBrokerError(NoBrokerError):
 
 
 class Connection(aiomqtt.Client):
-    """aiomqtt's client, with what it overlooks at the edges of a connection."""
+    """aiomqtt's client, with corrections for the beginning and the end of a connection."""
 
     taken_over = False  # the broker said that another client of the same id has connected
 
@@ -60,7 +64,7 @@ class Connection(aiomqtt.Client):
             self._client.disconnect = partial(self._client.disconnect, properties=expiry)  # type: ignore[method-assign]
 
     def abort(self) -> None:
-        """Break the connection without a word, so that the broker publishes the last will."""
+        """Break the connection without a DISCONNECT, so that the broker publishes the last will."""
         sock = self._client.socket()
         if isinstance(sock, socket.socket):
             with contextlib.suppress(OSError):
@@ -78,9 +82,9 @@ class Connection(aiomqtt.Client):
         self.taken_over = getattr(reason_code, "value", 0) == _TAKEN_OVER
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
-        else:  # else it would wait for a greeting until its time is over
+        else:  # else it would wait for the CONNACK until its timeout
             self._connected.set_exception(aiomqtt.MqttError(_NO_GREETING))
-            self._connected.exception()  # nobody may wait for it any more
+            self._connected.exception()  # possibly no task awaits it any more
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason_code: Any, properties: Any) -> None:
         if getattr(reason_code, "value", 0) >= _REFUSED:
@@ -105,7 +109,7 @@ class Connection(aiomqtt.Client):
 
 
 def _seen(task: asyncio.Task[object]) -> None:
-    """Take note of a task's failure, so that the loop does not complain where nobody waits for it any more."""
+    """Retrieve a task's exception, so that asyncio does not log "never retrieved" for a task that is not awaited."""
     if not task.cancelled():
         task.exception()
 
@@ -125,15 +129,15 @@ async def connect(
 
     The broker keeps the session for `session_s` seconds after the connection was lost, not at all for 0. A broker
     without MQTT 5 is an `OlderBrokerError`; with `mqtt5` false (MQTT 3.1.1, which every broker has) it keeps a session
-    for as long as it likes. `deliver(topic, payload)` is called for each message that arrives, before it is
-    acknowledged; retained messages on topics where none are due are left out.
+    for a time of its own choice. `deliver(topic, payload)` is called for each message that arrives, before it is
+    acknowledged; retained messages on topics that have none are dropped.
     """
 
     class Straight(asyncio.Queue[aiomqtt.Message]):
-        """Hands messages on at once: those that aiomqtt holds when a connection breaks would be lost."""
+        """Delivers messages at once: messages in aiomqtt's own queue would be lost when a connection breaks."""
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
-            if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all that waited as retained
+            if mqtt5 and item.retain and never_retained(item.topic.value):  # amqtt marks all queued ones as retained
                 _log.warning("%s: a retained message is ignored: none is due there", printable(item.topic.value, 200))
             else:
                 deliver(item.topic.value, bytes(item.payload))
@@ -178,7 +182,7 @@ async def connect(
     await disconnect(client)
     hint = f"no MQTT greeting within {timeout_s:g} s; is it a broker?" if "timed out" in str(error) else str(error)
     if tls is not None and _NO_GREETING in hint:
-        hint = await refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
+        hint = await _refusal(address.host, address.port, tls, address.tls_dir, timeout_s) or hint
     raise NoBrokerError(f"broker {address}: {hint or type(error).__name__}")
 
 
@@ -191,8 +195,8 @@ async def lost(client: aiomqtt.Client) -> None:
 async def disconnect(client: Connection, *, in_peace: bool = True, for_good: bool = False) -> None:
     """Close a connection in whatever state it is; if not `in_peace`, the broker publishes the last will.
 
-    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt passes on every error of
-    reading or writing the socket, and the bus, which connects again after this, would end with it.
+    With `for_good` the broker is to forget the session at once. Raises nothing: aiomqtt raises every error of reading
+    or writing the socket, which would end the bus instead of its reconnection.
     """
     if for_good:
         client.end_session()
@@ -220,7 +224,7 @@ async def _try_address(address: BrokerAddress, timeout_s: float, tls: ssl.SSLCon
 
 
 def _session(session_s: float, *, mqtt5: bool) -> dict[str, Any]:
-    """Return the arguments of aiomqtt's client that say how long the broker keeps the session."""
+    """Return the arguments of aiomqtt's client for the session's expiry at the broker."""
     if not mqtt5:
         return {"clean_session": not session_s}
     return {
@@ -251,3 +255,39 @@ def _os_reason(error: OSError) -> str:
 def _reason(error: MqttConnectError) -> str:
     text = str(error.rc).lower()
     return f"{text}; check user and password" if "author" in text or "password" in text else text
+
+
+async def _refusal(host: str, port: int, tls: ssl.SSLContext, folder: Path | None, timeout_s: float) -> str:
+    """Return why a broker closes connections right after the handshake, from its TLS alert; empty without one.
+
+    In TLS 1.3 the client has finished before the broker judges its certificate: the alert is read afterwards.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+            try:
+                await reader.read(1)
+            finally:
+                writer.close()
+    except ssl.SSLError as error:
+        return _explain(error.reason or "", folder)
+    except (OSError, TimeoutError):
+        pass
+    return ""
+
+
+def _explain(alert: str, folder: Path | None) -> str:
+    issuer, subject = names_of(folder)
+    ours = f"our certificate, {folder}/cert.pem of {subject!r}," if folder is not None else "our certificate"
+    if "EXPIRED" in alert:
+        return f"it says that {ours} has expired: renew it by `testbed ca issue`, and compare the clocks"
+    if "REVOKED" in alert:
+        return f"it says that {ours} was revoked: `testbed ca issue` makes another one"
+    if any(name in alert for name in _UNTRUSTED):
+        return (
+            f"it does not trust {issuer or 'the authority'!r}, which signed {ours} on this port: {_DOORS}; "
+            "another lab's broker trusts another authority"
+        )
+    if "CERTIFICATE_REQUIRED" in alert:
+        return "it wants a certificate, and we have none: expected tls_dir, --tls-dir or TESTBED_TLS_DIR"
+    return f"it ended the connection with the TLS alert {alert}" if "ALERT" in alert else ""

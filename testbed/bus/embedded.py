@@ -1,12 +1,19 @@
-"""The broker that needs no installation: amqtt in this process, with what it gets wrong put right.
+"""The broker that needs no installation: amqtt in this process, with fixes for its faults.
 
-Found in amqtt 0.12 and mended here: a client that connects again before its old connection is known to be dead gets
-no more messages; a client that falls silent is never given up, so its last will is never published; messages of
-QoS 0 are handed on, and kept, as QoS 1; subscriptions that change while retained messages are sent end the session of
-another client; connections that do not speak MQTT stay open; anonymous clients have no queue; a shutdown in the
-middle of traffic may wait for ever; a client that speaks MQTT 5 is never answered; messages of any size and number
-wait for clients that are away. What stays: messages on the wire to a client when its connection breaks are lost,
-and nothing outlives the process. Those who need more install Mosquitto.
+Faults of amqtt 0.12 that are fixed here:
+
+* A client that connects again before its old connection is known to be dead gets no more messages.
+* A silent client never times out, so its last will is never published.
+* Messages of QoS 0 are forwarded, and kept, as QoS 1.
+* Subscriptions that change while retained messages are sent end the session of another client.
+* Connections that do not speak MQTT stay open.
+* Anonymous clients have no queue.
+* A shutdown during traffic may block forever.
+* A client that speaks MQTT 5 is never answered.
+* Messages of any size and number are queued for clients that are away.
+
+Remaining limits: messages in transit are lost when a connection breaks, and no state outlives the process. Without
+these limits, use Mosquitto.
 """
 
 from __future__ import annotations
@@ -44,18 +51,18 @@ _REFUSE_VERSION = b"\x20\x02\x00\x01"  # a CONNACK of MQTT 3.1.1: unacceptable p
 
 
 class _Snapshots(dict[str, Any]):
-    """A dictionary that may change while it is walked through."""
+    """A dictionary that may change during an iteration."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(super().__iter__()))
 
     def items(self) -> dict_items[str, Any]:
-        """Return what is there now."""
+        """Return the current items."""
         return dict(super().items()).items()
 
 
 class _FromFirst(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no type information
-    """A reader of which the first bytes were read already."""
+    """A reader whose first bytes were read already."""
 
     def __init__(self, first: bytes, rest: asyncio.StreamReader) -> None:
         super().__init__(rest)
@@ -71,7 +78,7 @@ class _FromFirst(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no typ
 
 
 async def _connect_packet(reader: asyncio.StreamReader) -> bytes:
-    """Return the first packet of a connection whole, if it is a CONNECT; raises `ValueError` or `EOFError`."""
+    """Return the whole first packet of a connection, a CONNECT; raises `ValueError` or `EOFError`."""
     packet = bytearray(await reader.readexactly(2))
     while packet[-1] & 0x80 and len(packet) < 5:  # the length has four octets at most
         packet += await reader.readexactly(1)
@@ -82,18 +89,18 @@ async def _connect_packet(reader: asyncio.StreamReader) -> bytes:
 
 
 def _version(connect: bytes) -> int:
-    """Return the version of the protocol that a CONNECT packet asks for, 0 if it does not say."""
+    """Return the protocol version in a CONNECT packet, 0 if it has none."""
     begin = next(place for place, octet in enumerate(connect) if place and not octet & 0x80) + 1
     name_bytes = int.from_bytes(connect[begin : begin + 2], "big")
     return int.from_bytes(connect[begin + 2 + name_bytes : begin + 3 + name_bytes], "big")
 
 
 class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type information
-    """Lets in who knows the password; named sessions are those that amqtt keeps messages for."""
+    """Accepts clients with the password; amqtt queues messages only for named sessions."""
 
     @dataclass
     class Config:
-        """The password, as amqtt's plugin loader wants it."""
+        """The password, as amqtt's plug-in loader expects it."""
 
         password: str
 
@@ -105,14 +112,14 @@ class PasswordAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no type i
 
 
 class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
-    """amqtt's broker, mended."""
+    """amqtt's broker, with the fixes."""
 
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__(config)
         self._subscriptions = _Snapshots()
         self._connections: dict[asyncio.Task[Any], tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
-        self._in_hand: dict[str, int] = {}  # QoS of the message of each client that is being handed on
-        self._queued_bytes: dict[str, int] = {}  # that wait for each client that is away
+        self._in_hand: dict[str, int] = {}  # QoS of the message that is being forwarded from each client
+        self._queued_bytes: dict[str, int] = {}  # queued for each client that is away
 
     @property
     def port(self) -> int:
@@ -123,14 +130,14 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        """Serve a connection, and close it whatever came over it."""
+        """Serve a connection, and close it in every case."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a connection is served by a task of its own")
         self._connections[task] = (reader, writer)
         try:
             first = await _connect_packet(reader)
-            if _version(first) == _MQTT_5:  # amqtt would take its properties for lengths, and wait for the rest
+            if _version(first) == _MQTT_5:  # amqtt would read its properties as lengths, and wait for more bytes
                 writer.write(_REFUSE_VERSION)
                 await writer.drain()
                 return
@@ -154,7 +161,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
 
     async def _client_message_loop(self, session: Session, handler: BrokerProtocolHandler) -> None:
         if not session.transitions.is_connected():
-            session.transitions.connect()  # the end of the connection it took over from came in between
+            session.transitions.connect()  # the connection that it replaced ended in between
         if session.keep_alive > 0:
             closing: set[asyncio.Task[None]] = set()
             handler.handle_read_timeout = lambda: closing.add(
@@ -175,7 +182,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
     async def retain_message(
         self, source_session: Session | None, topic_name: str | None, data: bytes | None, qos: int | None = None
     ) -> None:
-        """Keep a message for who subscribes later, on topics where that is due."""
+        """Keep a message for later subscribers, on topics with retained messages."""
         if topic_name is None or not never_retained(topic_name):
             await super().retain_message(source_session, topic_name, data, qos)
 
@@ -202,13 +209,13 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
         await super()._handle_disconnect(session, handler, waiter)
         current = self._get_handler(session)
         if current is not None and current is not handler:
-            session.transitions.connect()  # another connection has taken the session over, and lives
+            session.transitions.connect()  # another connection has taken the session over, and is alive
 
 
 @asynccontextmanager
 async def embedded_broker(port: int = 0) -> AsyncIterator[BrokerAddress]:
     """Serve the bus on the loopback interface from this process; the address carries its password."""
-    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it tells clients' ordinary departures as errors
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it logs ordinary disconnects as errors
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
     password = secrets.token_urlsafe(24)
     broker = _Broker(

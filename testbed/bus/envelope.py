@@ -1,4 +1,4 @@
-"""What can be read of a command that is no valid one."""
+"""The readable part of an invalid command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What can be read of a command that is no valid one: enough to tell its sender."""
+    """The readable part of an invalid command: enough to answer its sender."""
 
     id: str = ""
     reply_to: str = ""

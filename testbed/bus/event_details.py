@@ -1,4 +1,4 @@
-"""What an event of a guest may tell besides: flat, few and short, as it is written into journals."""
+"""The permitted detail of a guest's event: flat, few and short fields, as journals store them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.bus.messages import MPI_BARRIER, GuestEvent
 from testbed.errors import printable
 
 MOST_EVENT_BYTES = 64 << 10
-MOST_REASON_CHARS = 2000  # of a guest's failure: the last words of a program
+MOST_REASON_CHARS = 2000  # of a guest's failure: the last output of a program
 _MOST_FIELDS, _MOST_CHARS = 24, 256
 _GUEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -24,7 +24,7 @@ def fitting(detail: Mapping[str, object]) -> dict[str, object]:
 
 
 def told(event: str, detail: Mapping[str, object]) -> dict[str, object]:
-    """Return what is told of an event: all of a barrier of MPI, which nobody writes down, and what fits of others."""
+    """Return an event's detail: all of an MPI barrier's, which is not journalled, and the fitting part of others."""
     return dict(detail) if event == MPI_BARRIER else fitting(detail)
 
 
@@ -36,7 +36,7 @@ def named(event: GuestEvent) -> bool:
 def _fits(name: str, value: object) -> bool:
     if isinstance(value, str):
         return name == _REASON or len(value) <= _MOST_CHARS
-    if isinstance(value, int):  # also true and false
+    if isinstance(value, int):  # includes booleans
         return -(2**63) <= value < 2**63
     return value is None or (isinstance(value, float) and math.isfinite(value))
 

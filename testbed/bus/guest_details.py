@@ -1,6 +1,6 @@
-"""What guests report with their events, typed: a union with one kind for each event, told apart by the event's name.
+"""Typed details of guests' events: a union with one type per event, tagged by the event's name.
 
-Agents of earlier versions may leave fields out; fields that only a later version knows are ignored.
+Agents of earlier versions may leave fields out; fields of later versions are ignored.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 
+from testbed.bus.limits import MOST_NODE_CORES
 from testbed.bus.messages import GuestEvent
 from testbed.bus.numbers import Count, Seconds
 from testbed.bus.records import BadRecordError, convert
-from testbed.limits import MOST_NODE_CORES
 
 Found: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=MOST_NODE_CORES)]
 
@@ -29,7 +29,7 @@ class Progress(Detail, frozen=True, kw_only=True, tag="progress"):
 
 
 class Done(Detail, frozen=True, kw_only=True, tag="done"):
-    """A guest ended well; `verified` if its checksum was found right, else `unverified` may say why not."""
+    """A guest ended successfully; `verified` if its checksum is right, else `unverified` may have the reason."""
 
     units: Count | None = None
     checksum: str = ""
@@ -43,25 +43,25 @@ class Done(Detail, frozen=True, kw_only=True, tag="done"):
 
 
 class Ended(Done, frozen=True, kw_only=True, tag="ended"):
-    """A guest ended well, and its result is still being checked."""
+    """A guest ended successfully, and its result is still being checked."""
 
 
 class Failed(Detail, frozen=True, kw_only=True, tag="failed"):
-    """A guest ended with an error, or its result is wrong; its end counts, whatever its code is (`known_code`)."""
+    """A guest ended with an error or a wrong result; the end counts even with an unknown code (`known_code`)."""
 
     reason: str = "it ended without a word"
     code: Any = None
 
 
 class Drift(Detail, frozen=True, kw_only=True, tag="drift"):
-    """Another cap was in force than the wanted one, in cores; -1 if there was none."""
+    """The cap in force, in cores, differed from the wanted one; -1 if there was none."""
 
     wanted: Found | None = None
     found: Found | None = None
 
 
 class Healed(Detail, frozen=True, kw_only=True, tag="healed"):
-    """A guest reports again after so many seconds of silence."""
+    """A guest sends frames again after a silence, in seconds."""
 
     silent_s: Seconds | None = None
     attachments: Count = 0
@@ -72,16 +72,16 @@ EVENTS: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(G
 
 
 def detail_of(event: str, told: Mapping[str, object]) -> GuestDetail | None:
-    """Return the typed detail of an event, None of an event of another kind; raises `BadRecordError`."""
+    """Return the typed detail of an event, None for an event of another kind; raises `BadRecordError`."""
     if event not in EVENTS:
         return None
     return convert({**told, "event": event}, GuestDetail)  # type: ignore[arg-type]  # a union
 
 
 def known_detail(event: str, told: Mapping[str, object]) -> GuestDetail | None:
-    """Return the typed detail of an event in a journal, without its fields if they do not fit: they were not checked.
+    """Return the typed detail of a journal's event, without its unchecked fields if they do not fit.
 
-    None is that of an event of another kind.
+    Returns None for an event of another kind.
     """
     try:
         return detail_of(event, told)
@@ -90,9 +90,9 @@ def known_detail(event: str, told: Mapping[str, object]) -> GuestDetail | None:
 
 
 class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a guest as the controller takes it: `detail` was checked and typed once, where it came in.
+    """A guest's event in the controller: `detail` was checked and typed once, on reception.
 
-    `told` is the detail as the agent sent it, for the journal. `detail` is None of a kind of event without one.
+    `told` is the detail as the agent sent it, for the journal. `detail` is None for kinds of events without one.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""Messages on their way in: handlers by pattern, called one at a time in the order of arrival."""
+"""Received messages: handlers by pattern, called one at a time in the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from testbed.errors import printable
 _UNCLAIMED = 1000
 _SHOWN_CHARS = 200
 _TRACEBACK_EVERY_S = 60.0  # of one pattern
-MOST_WAITING_BYTES = 16 << 20  # on one topic, and of all that nobody claims
-EACH_BYTES = 256  # for a message beside its topic and payload: objects and queue take some 150
+MOST_WAITING_BYTES = 16 << 20  # on one topic, and of all messages without a handler
+EACH_BYTES = 256  # per message beside its topic and payload: objects and queue take about 150
 
 _log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """One handler a pattern, and what has arrived for them.
+    """One handler per pattern, and the messages that wait for them.
 
-    It belongs to a bus, not to one of its connections: what has arrived is handled also if the
-    connection breaks. A broker sends what it kept for a client before that has subscribed again, so
-    messages without a handler wait for one (the last 1000 of them, of 16 MiB in all). At most 16 MiB wait on one topic:
-    whoever sends faster than its messages can be handled loses its own, not those of others. All of a message counts:
-    payload, topic, and the objects that hold them. What is lost is counted in `dropped`.
+    It belongs to a bus, not to one of its connections: received messages are handled even if the connection breaks. A
+    broker sends queued messages to a client before the client has subscribed again, so messages without a handler wait
+    for one (the last 1000 of them, of 16 MiB in all). At most 16 MiB wait on one topic: a sender that is faster than
+    its handler loses its own messages, not those of others. The size of a message includes payload, topic and the
+    objects that hold them. Lost messages are counted in `dropped`.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class Inbox:
         self._changed = asyncio.Event()
         self._waiting_bytes: dict[str, int] = {}  # by topic
         self.dropped: Counter[str] = Counter()  # messages, by topic
-        self._failures: dict[str, tuple[float, int]] = {}  # by pattern: when one was logged, and how many since
+        self._failures: dict[str, tuple[float, int]] = {}  # by pattern: when a failure was logged, and the number since
 
     @property
     def waiting(self) -> int:
-        """How many messages have arrived and were not looked at yet."""
+        """The number of messages that have arrived and were not handled yet."""
         return len(self._arrived)
 
     def add(self, pattern: str, handler: Handler, qos: int) -> None:
-        """Enter a handler; a second one for the same pattern is a mistake in the program."""
+        """Add a handler; a second one for the same pattern is a programming error."""
         if check_pattern(pattern) in self.by_pattern:
             raise ValueError(f"pattern {pattern!r} has a handler already")
         self.by_pattern[pattern] = (handler, qos)
@@ -62,7 +62,7 @@ class Inbox:
             self._changed.set()
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Take in a message that has arrived."""
+        """Take a message that has arrived."""
         waiting_bytes = self._waiting_bytes.get(topic, 0) + _size_bytes(topic, payload)
         if waiting_bytes > MOST_WAITING_BYTES:
             self._drop(topic, "messages come faster than they can be handled")
@@ -72,7 +72,7 @@ class Inbox:
         self._changed.set()
 
     async def run(self) -> None:
-        """Call handlers until cancelled; whatever they raise is logged."""
+        """Call handlers until cancelled; their exceptions are logged."""
         while True:
             while self._arrived:
                 topic, payload = self._arrived.popleft()
@@ -114,7 +114,7 @@ class Inbox:
         self.dropped[topic] += 1
 
     def _failed(self, pattern: str, message: str, error: Exception) -> None:
-        """Log a failure with its traceback, but for a minute only its first: whoever sends can cause any number."""
+        """Log a failure with its traceback, only the first in a minute, as a sender can cause any number."""
         now_s = asyncio.get_running_loop().time()
         since_s, left_out = self._failures.get(pattern, (float("-inf"), 0))
         if now_s - since_s < _TRACEBACK_EVERY_S:

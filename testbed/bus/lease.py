@@ -1,12 +1,12 @@
-"""Who drives a lab: the one rule by which agents and controllers read the lease topic.
+"""The lease of a lab: the one rule by which agents and controllers read the lease topic.
 
-All hear its records in the same order, so all agree: the first holder of a free lab keeps it until it lets go, is made
-to, or ceases to renew. Only the digest of its token is published. The token itself is in commands alone: whoever
-can read the topic learns nothing that an agent would obey.
+All receive its records in the same order, so all agree: the first holder of a free lab keeps it until it releases it,
+is forced to, or stops renewing it. Only the digest of its token is published. The token itself is only in commands, so
+a reader of the topic learns nothing that an agent would obey.
 
-The broker lets every controller write the lease topic, so a record there is believed only as far as it proves itself:
+The broker lets every controller write the lease topic, so a record there is accepted only as far as it proves itself:
 
-* A release has the token, which is of no use from then on. Only the holder and the agents know it.
+* A release has the token, which is invalid from then on. Only the holder and the agents know it.
 * A renewal prolongs the lease, and changes none of its terms.
 * One controller ends the lease of another on a topic of its own, which the broker keeps from all others: so the name of
   that controller is known.
@@ -34,15 +34,16 @@ def new_token() -> str:
 
 
 def token_digest(token: str) -> str:
-    """Return what is published of a token."""
+    """Return the published digest of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class LeaseGuard:
     """Follows the lease topic.
 
-    The time to live counts from when a renewal was heard, by the loop's own clock, so that clocks of machines need not
-    agree; only a retained record of a lease that ended while nobody listened is judged by its wall-clock time.
+    The time to live counts from the reception of a renewal, by the loop's own clock, so that the machines' clocks need
+    not agree. Only a retained record, whose lease may have ended before it was received, is judged by its wall-clock
+    time.
     """
 
     def __init__(self, now_s: Callable[[], float], unix_s: Callable[[], float] = time.time) -> None:
@@ -50,39 +51,39 @@ class LeaseGuard:
         self._unix_s = unix_s
         self._lease: Lease | None = None
         self._ends_s = 0.0
-        self._lapsed = False  # a lease ran out, and another was heard before anybody asked
-        self._ended = ""  # digest of the last lease that was let go: a renewal that crossed that does not bring it back
-        self.released_by = ""  # who made the last holder that let go let go, if that was not itself
-        self.on_controller_loss: OnControllerLoss = "remove"  # what is done with the last holder's guests at its end
+        self._lapsed = False  # a lease ran out, and another was received before the next query
+        self._ended = ""  # digest of the last released lease: a renewal that crossed the release does not revive it
+        self.released_by = ""  # the controller that ended the last released lease, if not its holder
+        self.on_controller_loss: OnControllerLoss = "remove"  # the treatment of the last holder's guests at its end
 
     @property
     def live(self) -> bool:
-        """Whether somebody holds the lease."""
+        """Whether the lease is held."""
         return self._lease is not None and self._now_s() < self._ends_s
 
     @property
     def lease(self) -> Lease | None:
-        """The live lease, as last heard."""
+        """The live lease, as last received."""
         return self._lease if self.live else None
 
     @property
     def name(self) -> str:
-        """What the live lease may be called in public: its holder and a digest of its token; else an empty string."""
+        """The public name of the live lease: its holder and a digest of its token; else an empty string."""
         return f"{self._lease.holder}/{self._lease.digest[:12]}" if self._lease and self.live else ""
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the lease runs out if it is not renewed; 0 when nobody holds it."""
+        """Seconds until the lease runs out if it is not renewed; 0 when it is not held."""
         return max(0.0, self._ends_s - self._now_s()) if self._lease else 0.0
 
     def allows(self, token: str) -> bool:
-        """Whether a command with this token is to be obeyed."""
+        """Whether a command with this token is to be executed."""
         lease = self.lease
         return lease is not None and hmac.compare_digest(token_digest(token), lease.digest)
 
     def hear(self, topic: str, payload: bytes) -> bool:
-        """Take a record of the lease topic or a release topic; return whether the holder has let go, or was made to."""
-        if not payload:  # somebody has removed the retained record: the lease goes on while it is renewed
+        """Take a record of the lease topic or a release topic; return whether the lease was released or ended."""
+        if not payload:  # the retained record was removed: the lease continues while it is renewed
             return False
         try:
             lease = decode(Lease, payload, topic, any_protocol=True)  # whoever drives the lab, drives it

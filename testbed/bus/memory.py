@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from testbed.bus.inbox import Inbox
-from testbed.bus.outbox import Outbox
-from testbed.bus.protocol import Bus, BusError, Handler, Message, Presence, check_size
-from testbed.bus.topics import check_topic, matches
+from testbed.bus.outbox import Outbox, QueueingBus
+from testbed.bus.protocol import BusError, Handler, Message, Presence
+from testbed.bus.topics import matches
 
 
 class MemoryHub:
-    """What a broker is: retained messages, and the sessions of its clients."""
+    """The broker's state: retained messages, and the sessions of its clients."""
 
     def __init__(self) -> None:
         self.retained: dict[str, Message] = {}
@@ -41,7 +40,7 @@ class MemoryHub:
         return self._sessions.setdefault(client_id, _Session())
 
     def take(self, message: Message) -> None:
-        """Retain a message if it asks for that, and hand it to everyone subscribed."""
+        """Retain a message if its flag is set, and deliver it to all subscribers."""
         if message.retain and message.payload:
             self.retained[message.topic] = message
         elif message.retain:
@@ -50,11 +49,11 @@ class MemoryHub:
             for pattern, qos in session.patterns.items():
                 if matches(pattern, message.topic):
                     session.put(message, min(qos, message.qos))
-                    break  # one copy a client: its handlers are found by topic
+                    break  # one copy per client: its handlers are found by topic
 
 
 class _Session:
-    """What the hub knows of a client id: it outlives connections, and keeps QoS 1 messages in between."""
+    """The hub's session of a client id: it outlives connections, and keeps QoS 1 messages in between."""
 
     def __init__(self) -> None:
         self.patterns: dict[str, int] = {}
@@ -67,7 +66,7 @@ class _Session:
             self.inbox.put_nowait(message)
 
 
-class MemoryBus(Bus):
+class MemoryBus(QueueingBus):
     """A `Bus` at a `MemoryHub`; make it with `MemoryHub.client`."""
 
     def __init__(self, hub: MemoryHub, client_id: str, presence: Presence | None, outbox_limit: int) -> None:
@@ -89,9 +88,7 @@ class MemoryBus(Bus):
         self.attach()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self._open = False
         if self.connected.is_set():
             await self._outbox.drained()
@@ -105,27 +102,13 @@ class MemoryBus(Bus):
         self._outbox.fail(BusError(f"the bus of {self.client_id} was closed"))
         await asyncio.wait(tasks)
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
-        """See `Bus.publish`."""
-        message = Message(check_topic(topic), payload, qos, retain)
-        if not self._open:
-            raise BusError(f"{topic}: the bus of {self.client_id} is closed")
-        check_size(topic, payload)
-        if qos == 0:
-            if self.connected.is_set():
-                self._hub.take(message)
-            return
-        parcel = self._outbox.put(message)
-        try:
-            await parcel.delivered
-        except asyncio.CancelledError:
-            self._outbox.withdraw(parcel)
-            raise
+    async def _send_once(self, message: Message) -> None:
+        if self.connected.is_set():
+            self._hub.take(message)
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
         """See `Bus.subscribe`."""
-        if not self._open:
-            raise BusError(f"{pattern}: the bus of {self.client_id} is closed")
+        self._check_open(pattern)
         self._inbox.add(pattern, handler, qos)
         await self.connected.wait()
         self._session.patterns[pattern] = qos
@@ -148,7 +131,7 @@ class MemoryBus(Bus):
         self.connected.set()
 
     def lose(self) -> None:
-        """Be cut off: the hub publishes `lost` in this client's name."""
+        """Lose the connection: the hub publishes `lost` in this client's name."""
         self._detach()
         self.on_lost()
         self._session.dropped = self

@@ -15,7 +15,7 @@ from testbed.bus.migration import Destination
 from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank, Ranks, Workers
 from testbed.bus.traits import DriverTraits
 
-# Part of this module as well: whoever uses records needs them.
+# Re-exported here, because users of records need them.
 Record = records.Record
 Value = records.Value
 BadRecordError = records.BadRecordError
@@ -37,10 +37,10 @@ Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
 class ProgramSpec(Value, frozen=True):
     """The workload of one task.
 
-    `work_units` is the job's demand a task; `units_per_iteration` of them are done between two messages
-    (patterns) or two looks at the control channel (eatcpu). `workers` is the number of threads that compute
-    side by side. `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is
-    reserved and never touched.
+    `work_units` is the job's demand per task; `units_per_iteration` of them are done between two messages (patterns) or
+    two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
+    `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
+    never touched.
     """
 
     name: ProgramName
@@ -59,9 +59,10 @@ class ProgramSpec(Value, frozen=True):
 class GuestSpec(Value, frozen=True):
     """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
 
-    `cpu_cores` is what the task uses at full speed: CPU need times the node's cores. `address` is the guest's own on
-    the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none ignore it.
-    `lease` names the lease that the guest was last started or adopted under; the agent writes it, whatever it was told.
+    `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
+    own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
+    ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
+    the value in a command.
     """
 
     guest: GuestName
@@ -97,12 +98,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_k
 class Start(Action, frozen=True):
     """Create a guest, from nothing or from `image`, with its cap set before it runs.
 
-    With `cold` the image's pages are dropped from the node's page cache first; an image on a tmpfs, which is nothing
-    but such pages, stays. The reply of a start from an image carries `cached_frac`, the part of it that was in memory
-    right before it was read, or no such key where that cannot be known.
+    With `cold` the image's pages are dropped from the node's page cache first; an image on a tmpfs consists of such
+    pages and stays. The reply of a start from an image carries `cached_frac`, the part of it that was in memory right
+    before it was read, or no such key where that is unknown.
 
-    With `verify` the agent works out beside the guest what its checksum must be at its end; that takes time in
-    proportion to the guest's work, so it is not for guests that never end.
+    With `verify` the agent computes the guest's expected final checksum in parallel. The time for it is proportional to
+    the guest's work, so guests that never end must not be verified.
     """
 
     spec: GuestSpec
@@ -113,7 +114,7 @@ class Start(Action, frozen=True):
 
 
 class RankKeys(Value, frozen=True):
-    """What one rank of an MPI job publishes for the others; see `testbed.bus.mpi_keys`."""
+    """Keys that one rank of an MPI job publishes for the others; see `testbed.bus.mpi_keys`."""
 
     rank: Rank
     keys: dict[str, str]
@@ -134,9 +135,9 @@ class MpiJoin(Action, frozen=True):
 
 
 class MpiPass(Action, frozen=True):
-    """Let the rank of `guest` pass the barrier `number` of `session`; a guest that is not there is no error.
+    """Let the rank of `guest` pass the barrier `number` of `session`; a missing guest is no error.
 
-    `keys` is what other ranks published in it, or a part of that: the rank passes with the `last` part.
+    `keys` are the keys that other ranks published in it, or a part of them: the rank passes with the `last` part.
     """
 
     guest: GuestName
@@ -147,9 +148,9 @@ class MpiPass(Action, frozen=True):
 
 
 class SetCaps(Action, frozen=True):
-    """Set the CPU cap of each guest, in cores; the reply carries `caps`, those in force as read back.
+    """Set the CPU cap of each guest, in cores; the reply carries `caps`, the values in force as read back.
 
-    A cap that is lifted while the guest is made, held or saved is all that the guest can use; it is set later.
+    While a guest is made, held or saved its cap is lifted: the reply has all that it can use, and the cap is set later.
     """
 
     caps: dict[GuestName, Cores]
@@ -158,9 +159,9 @@ class SetCaps(Action, frozen=True):
 class Hold(Action, frozen=True):
     """Stop a guest at its next consistent point; the reply carries `at` (iterations done) or None.
 
-    It also carries `wall_ns`, Unix time by the node's clock at which the guest stood still. With `image` the node
-    reserves room for that image on its disk first, and refuses if there is none; the room is kept until the image is
-    written, or the guest is released or gone.
+    It also carries `wall_ns`, Unix time by the node's clock at which the guest stopped. With `image` the node reserves
+    room for that image on its disk first, and refuses if there is none; the room is kept until the image is written, or
+    the guest is released or gone.
     """
 
     guest: GuestName
@@ -168,7 +169,7 @@ class Hold(Action, frozen=True):
 
 
 class Release(Action, frozen=True):
-    """Let a held guest go on; the reply carries `wall_ns`, Unix time by the node's clock at which it went on."""
+    """Let a held guest continue; the reply carries `wall_ns`, Unix time by the node's clock at which it continued."""
 
     guest: GuestName
 
@@ -177,7 +178,7 @@ class Save(Action, frozen=True):
     """Run a held guest on to iteration `at`, write it to `image` in a store of the node, and free its memory.
 
     `store` is one of `NodeFacts.image_stores`, or "" for the first of them. Names of images are unique over the stores
-    of a node, so that whoever restores, fetches or drops one need not say where it is.
+    of a node, so commands to restore, fetch or drop one need not name the store.
     """
 
     guest: GuestName
@@ -189,7 +190,7 @@ class Save(Action, frozen=True):
 class Migrate(Action, frozen=True):
     """Move a running guest to another node's hypervisor while it works; it is gone from this node afterwards.
 
-    Given up after `budget_s`, or when `no_progress_s` passed without less remaining than ever before: the guest then
+    Aborted after `budget_s`, or when the remaining amount reached no new minimum for `no_progress_s`: the guest then
     still runs here. The reply carries `bytes`, `elapsed_s`, `downtime_s` and `rounds`.
     """
 
@@ -200,7 +201,7 @@ class Migrate(Action, frozen=True):
 
 
 class Adopt(Action, frozen=True):
-    """Take over a guest that has arrived by a live migration and set its cap; one taken over already is no error.
+    """Take over a guest that has arrived by a live migration and set its cap; a second takeover is no error.
 
     `verify` is as for `Start`.
     """
@@ -211,7 +212,7 @@ class Adopt(Action, frozen=True):
 
 
 class OfferImage(Action, frozen=True):
-    """Serve an image to node `to` once, within `for_s` seconds: to who shows the ticket that has this digest."""
+    """Serve an image to node `to` once, within `for_s` seconds, if it shows the ticket with this digest."""
 
     image: ImageRef
     ticket_digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -220,9 +221,9 @@ class OfferImage(Action, frozen=True):
 
 
 class FetchImage(Action, frozen=True):
-    """Pull an image from the image server of another agent, which has been told of `ticket`, into this node's store.
+    """Pull an image from the image server of another agent, which has the digest of `ticket`, into this node's store.
 
-    `memory_mib` is that of its guest, which bounds how large it can be; 0 is of a controller that did not say so yet.
+    `memory_mib` is the memory of its guest, which bounds its size; controllers of earlier versions send 0.
     """
 
     image: ImageRef
@@ -233,19 +234,19 @@ class FetchImage(Action, frozen=True):
 
 
 class DropImage(Action, frozen=True):
-    """Delete an image; one that is not there is no error."""
+    """Delete an image; a missing image is no error."""
 
     image: str
 
 
 class Stop(Action, frozen=True):
-    """Destroy a guest; one that is not there is no error."""
+    """Destroy a guest; a missing guest is no error."""
 
     guest: GuestName
 
 
 class Calibrate(Action, frozen=True):
-    """Measure how many work units a core does in one second of its CPU time, over `cpu_s` seconds."""
+    """Measure the work units of a core per second of its CPU time, over `cpu_s` seconds."""
 
     cpu_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
@@ -261,9 +262,9 @@ class Watch(Action, frozen=True):
     """Sample CPU time and work units of `guests` every `every_s` for `for_s` seconds, changing caps meanwhile.
 
     The reply carries `t_s`, the samples' times by the node's monotonic clock, from 0; `cpu_s` and `units`, guest name
-    to as many values: CPU time by the finest counter there is (a virtual machine's is that of its virtual CPUs, which
-    caps hold for), and work units done as told last; and `cap_changes`: `begin_s`, `end_s` (same clock) and `caps` as
-    read back, one for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
+    to as many values: CPU time by the finest counter (for a virtual machine, of its virtual CPUs, to which caps apply),
+    and work units of the last report; and `cap_changes`: `begin_s`, `end_s` (same clock) and `caps` as read back, one
+    for each of `caps`. All samples together are `MAX_WATCH_SAMPLES` at most.
     """
 
     guests: tuple[GuestName, ...]
@@ -292,7 +293,7 @@ MOST_NATIVE_RANKS = 64
 
 
 class ListGuests(Action, frozen=True):
-    """Tell every guest that this node really holds and its state, once no command for those in `settled` runs."""
+    """List the guests that this node actually holds and their states, once no command for those in `settled` runs."""
 
     settled: tuple[GuestName, ...] = ()
 
@@ -302,7 +303,7 @@ class Ping(Action, frozen=True):
 
 
 class Cancel(Action, frozen=True):
-    """Give up the command `command`, if it still runs."""
+    """Cancel the command `command`, if it still runs."""
 
     command: str
 
@@ -320,8 +321,8 @@ AnyAction = (
 class Command(Record, frozen=True):
     """One order to one node.
 
-    The id makes it idempotent: an agent that has seen it answers again with what it answered before.
-    `deadline_s` counts from arrival; then the agent gives up by itself.
+    The id makes it idempotent: an agent repeats its reply to an id that it has received before. `deadline_s` counts
+    from arrival; then the agent gives up by itself.
     """
 
     id: str
@@ -339,7 +340,7 @@ class Reply(Record, frozen=True):
     """An agent's answer: `accepted` at once, then exactly one of done, failed, cancelled, expired, rejected.
 
     `result` is the driver's report as plain data; `elapsed_s` the agent's time on it. `code` is a `FailureCode` if the
-    agent knows the cause of a failure, whatever the command was.
+    agent knows the cause of a failure, for any command.
     """
 
     id: str
@@ -360,15 +361,15 @@ class Reply(Record, frozen=True):
         return self.status != "accepted"
 
 
-# --- what agents say by themselves -------------------------------------------------------------------------
+# --- messages that agents send by themselves -------------------------------------------------------------------------
 
 
 class NodeFacts(Value, frozen=True):
-    """What a node is: budget, machine, driver, what the driver can do, and the programs that its guests can run.
+    """Facts of a node: budget, machine, driver, the driver's capabilities, and the programs that its guests can run.
 
-    `image_stores` are the places that it can save guests to: `disk` is the first, `memory` a folder on a tmpfs.
-    `guest_boot_s` is about how long a small guest takes to start. Agents of earlier releases do not send it, nor the
-    `traits` of their driver, which `testbed.drivers.traits_in` then looks up by name.
+    `image_stores` are its stores for saved guests: `disk` is the first, `memory` a folder on a tmpfs. `guest_boot_s` is
+    about how long a small guest takes to start. Agents of earlier releases do not send it, nor the `traits` of their
+    driver, which `testbed.bus.drivers.traits_in` then looks up by name.
     """
 
     cpus: float
@@ -397,7 +398,7 @@ class NodeFacts(Value, frozen=True):
 
 
 class NodeStatus(Record, frozen=True):
-    """Retained presence of a node: online with facts, or offline by its own word (`left`) or by its last will."""
+    """Retained presence of a node: online with facts, or offline by its own message (`left`) or by its last will."""
 
     node: str
     online: bool
@@ -418,13 +419,11 @@ MPI_BARRIER = "mpi-barrier"
 class GuestEvent(Record, frozen=True):
     """A guest changed by itself: `progress` (first after a start or restore), `done`, `failed`, `drift`, `healed`.
 
-    `mpi-barrier` says that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
-    barrier, from 1, and the `keys` that the rank published since the one before.
-
-    One that has ended well while its result is still being checked is told as `ended` first, with the same detail, and
-    as `done`, or as `failed` if the result is wrong, when it was checked.
-
-    An event `limit` of the guest `ITSELF` is of the agent itself, with an `AgentLimit` as its detail.
+    `mpi-barrier` means that the rank of the guest waits in a barrier: `session` of `MpiJoin`, the `number` of the
+    barrier, from 1, and the `keys` that the rank published since the last one. The successful end of a guest whose
+    result is still being checked is published first as `ended`, with the same detail, and after the check as `done`, or
+    as `failed` if the result is wrong. An event `limit` of the guest `ITSELF` concerns the agent itself, with an
+    `AgentLimit` as its detail.
     """
 
     node: str
@@ -438,7 +437,7 @@ class GuestEvent(Record, frozen=True):
         make_printable(self, "node", "guest", "event")
 
 
-ITSELF = "agent"  # in place of a guest: those of ours have a prefix
+ITSELF = "agent"  # in place of a guest, whose names have a prefix
 
 
 class AgentLimit(Value, frozen=True):
@@ -454,12 +453,12 @@ OnControllerLoss = Literal["keep", "pause", "remove"]
 
 
 class Lease(Record, frozen=True):
-    """Who drives the lab.
+    """The lease of the lab: the controller that drives it.
 
     Retained and renewed. Agents obey commands whose token has this `digest` (`testbed.bus.lease`) and no others. They
-    destroy their guests when the lease is released, and do what `on_controller_loss` says when it runs out.
-    `since_unix_s` is when it was taken. A holder that lets go proves by the `token` that it is the holder. Another
-    controller ends a lease on its own topic (`testbed.bus.topics.release_topic`), and says in `released_by` who it is.
+    destroy their guests when the lease is released, and apply `on_controller_loss` when it runs out. `since_unix_s` is
+    when it was taken. A holder that releases it proves its identity by the `token`. Another controller ends a lease on
+    its own topic (`testbed.bus.topics.release_topic`), with its name in `released_by`.
     """
 
     digest: str
@@ -470,7 +469,7 @@ class Lease(Record, frozen=True):
     on_controller_loss: OnControllerLoss = "remove"
     released: bool = False
     released_by: str = ""
-    token: str = ""  # once it is released, and of no use any more
+    token: str = ""  # published with the release, and invalid from then on
     release: str = ""  # of the holder's testbed
 
     def __post_init__(self) -> None:

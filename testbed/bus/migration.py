@@ -1,7 +1,7 @@
-"""Where live migrations go: URIs in one strict form, written by controllers and checked again by agents.
+"""Destinations of live migrations: URIs in one strict form, written by controllers and checked again by agents.
 
 libvirt's URIs can name programs to start, keys to read, sockets and users. Here only the transport, the host and the
-port vary; nothing of a URI comes from a node.
+port vary, and no part of a URI comes from a node.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ URI_PATTERN = (
     r"(:(?P<port>[1-9][0-9]{0,4}))?/system"
 )
 _URI = re.compile(URI_PATTERN)
-_NO_LIBVIRT = r"null://[a-z0-9][a-z0-9-]{0,62}/system"  # of a dry run, whose guests are nothing
+_NO_LIBVIRT = r"null://[a-z0-9][a-z0-9-]{0,62}/system"  # of a dry run, whose guests are simulated
 _SHOWN_CHARS = 120
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a live migration goes, as the controller knows it: no node has a say in it.
+    """The destination of a live migration, from the controller's own data: no node can influence it.
 
-    `uri` is the target's libvirt at `host`; a command with a URI of another form is malformed, whatever the driver.
+    `uri` is the target's libvirt at `host`; a command with a URI of another form is malformed for every driver.
     `partition` and `bridge` are control group and bridge of guests there; with an empty one libvirt chooses the group,
     or the guest keeps the bridge's name.
     """
@@ -45,7 +45,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationUriError(TestbedError):
-    """A URI of a migration that has another form than the only one, or another host than it was announced with."""
+    """A URI of a migration that has not the only valid form, or another host than the announced one."""
 
 
 def migration_uri(hypervisor: str, transport: Transport, host: str, port: int | None = None) -> str:

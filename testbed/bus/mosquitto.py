@@ -22,12 +22,12 @@ from testbed.bus.protocol import BusError
 from testbed.bus.quotas import mosquitto_quotas
 
 _USER = "testbed"
-_START_TIMEOUT_S = 60.0  # it takes a fraction of a second, but machines stand still for seconds
+_START_TIMEOUT_S = 60.0  # it takes a fraction of a second, but machines can stall for seconds
 _STOP_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 0.02
 _PLACES = os.pathsep.join(("/usr/local/sbin", "/usr/sbin"))  # where packages put it, often not in PATH
 
-# Becomes the broker, under the same process id, after asking the kernel to end it should its parent die.
+# Becomes the broker, under the same process id, after it has asked the kernel to end it when its parent dies.
 _TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -47,11 +47,11 @@ async def mosquitto_broker(
 ) -> AsyncIterator[BrokerAddress]:
     """Run Mosquitto until the end of the block; a second run on `state_dir` has the sessions of the first.
 
-    It tells of its load under $SYS every `sys_interval_s` seconds. Raises `BusError` with the last line of its log when
-    it does not come up within a minute.
+    It publishes its load under $SYS every `sys_interval_s` seconds. Raises `BusError` with the last line of its log
+    when it does not come up within a minute.
     """
     await asyncio.to_thread(state_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
-    address = await _address(state_dir, port or _free_port())
+    address = await _address(state_dir, port or free_port())
     config = state_dir / "mosquitto.conf"
     config.write_text(_config(address, state_dir, sys_interval_s))
     log = state_dir / "mosquitto.log"
@@ -75,7 +75,8 @@ def _find(program: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -92,7 +93,7 @@ async def _address(state_dir: Path, port: int) -> BrokerAddress:
         for path, text in ((hashed, f"{_USER}:{password}\n"), (secret, password)):
             path.touch(mode=0o600)
             path.write_text(text)
-        # Hashes the file in place: on a command line the password would be for all to see.
+        # Hashes the file in place: on a command line the password would be visible to all users.
         child = await asyncio.create_subprocess_exec(
             str(hasher), "-U", str(hashed), stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
@@ -112,7 +113,7 @@ def _config(address: BrokerAddress, state_dir: Path, sys_interval_s: int) -> str
         "set_tcp_nodelay true",
         "persistence true",
         f"persistence_location {state_dir}/",
-        "autosave_interval 5",  # so that even a broker that is killed comes back with the sessions of its clients
+        "autosave_interval 5",  # so that even a killed broker restarts with the sessions of its clients
         *mosquitto_quotas(),
         f"sys_interval {sys_interval_s}",
         "log_dest stderr",

@@ -1,4 +1,4 @@
-"""Barriers of one MPI job: which ranks have entered the next one, and what each publishes in it."""
+"""Barriers of one MPI job: the ranks that have entered the next one, and the keys that each publishes in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.bus.messages import RankKeys
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError, check_keys
 
 MOST_BARRIERS = 32  # in the life of a job's processes: MPI has one at its start and one at its end
-MOST_REPEATS = 8  # of one barrier by one rank: a guest that was moved enters again what it had entered
+MOST_REPEATS = 8  # of one barrier by one rank: a guest that was moved enters its barrier again
 
 
 class BadBarrierError(BadKeysError):
@@ -25,12 +25,9 @@ class UnequalKeysError(BadKeysError):
         self.others = others
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.ranks, self.others)
-
 
 class Entered(Enum):
-    """What entering a barrier leads to."""
+    """The result of entering a barrier."""
 
     WAITS = "waits"  # for other ranks
     ALL = "all"  # every rank may pass
@@ -38,9 +35,9 @@ class Entered(Enum):
 
 
 class Barriers:
-    """From the start of a job's processes to their end. `keys` is what the ranks published in the last full barrier.
+    """Covers the time from the start of a job's processes to their end. `keys` are those of the last full barrier.
 
-    The caller hands on what `keys` says once `enter` returns something else than `WAITS`.
+    The caller forwards `keys` once `enter` returns something else than `WAITS`.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -58,7 +55,7 @@ class Barriers:
         return tuple(rank for rank in range(self._ranks) if rank not in self._inside)
 
     def enter(self, rank: int, number: int, keys: Mapping[str, str]) -> Entered:
-        """Let a rank enter a barrier, numbered from 1, with what it publishes; raises `BadKeysError`."""
+        """Let a rank enter a barrier, numbered from 1, with its keys; raises `BadKeysError`."""
         if number == self.released > 0 and rank not in self._inside:
             self._repeat(rank, number)
             return Entered.AGAIN
@@ -92,7 +89,7 @@ class Barriers:
         self._sizes[rank] = check_keys(rank, keys)
 
     def _compare(self) -> None:
-        """Once all ranks have entered, see that they gather the same: only then is known what most of them do."""
+        """Check that all ranks gather the same, once all have entered, as the majority is unknown before."""
         if len(self._sizes) < self._ranks:
             return
         shapes = {rank: tuple(sorted(self._sizes[rank].items())) for rank in sorted(self._sizes)}

@@ -14,14 +14,14 @@ _KEY = "no_room"
 
 
 class NoRoom(Value, frozen=True):
-    """Room that images need on a node, and room that there is, in MiB."""
+    """The room that images need on a node and the room available, in MiB."""
 
     needed_mib: DiskSpace
     free_mib: DiskSpace
 
 
 class NoRoomError(TestbedError):
-    """An image does not fit on its node, and was not written; asking again does not help until there is more room."""
+    """An image does not fit on its node, and was not written; a repeated command fails until there is more room."""
 
     def __init__(self, image: str, where: str, needed_mib: int, free_mib: int) -> None:
         self.image = image
@@ -29,11 +29,8 @@ class NoRoomError(TestbedError):
         self.room = NoRoom(needed_mib=needed_mib, free_mib=free_mib)
         super().__init__(f"no room for image {image}: {needed_mib} MiB needed, {free_mib} MiB free in {where}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.image, self.where, self.room.needed_mib, self.room.free_mib)
-
     def result(self) -> dict[str, object]:
-        """Return what the reply to the command carries as its result."""
+        """Return the result for the reply to the command."""
         return {_KEY: msgspec.to_builtins(self.room)}
 
 

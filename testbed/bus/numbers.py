@@ -1,4 +1,4 @@
-"""Bounds on the bus: beyond them one message could take its reader's memory or screen, or make sums infinite."""
+"""Bounds on the bus: beyond them one message could fill its reader's memory or screen, or make sums infinite."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Annotated
 
 import msgspec
 
-from testbed.limits import MOST_AMOUNT, MOST_COUNT, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
+from testbed.bus.limits import MOST_AMOUNT, MOST_COUNT, MOST_DISK_MIB, MOST_NODE_CORES, MOST_NODE_MEMORY_MIB
 
 MOST_RANKS = 1 << 20
-MOST_TEXT_CHARS = 1000  # of what a node says for people, as the text of an error
+MOST_TEXT_CHARS = 1000  # of a node's text for people, such as an error's
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=-MOST_AMOUNT, le=MOST_AMOUNT)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]  # of one image or transfer: sums of a run fit into 64 bits
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # a duration
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # what others are divided by
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # a divisor
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cores = Annotated[float, msgspec.Meta(ge=0, le=MOST_NODE_CORES)]
 Memory = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODE_MEMORY_MIB)]  # MiB

@@ -1,11 +1,13 @@
-"""Messages on their way out: in order, bounded, kept until acknowledged."""
+"""Outgoing messages: in order, bounded, kept until acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import OrderedDict, deque
 
-from testbed.bus.protocol import BusError, FullError, Message
+from testbed.bus.protocol import Bus, BusError, FullError, Message, check_size
+from testbed.bus.topics import check_topic
 
 
 class Parcel:
@@ -57,13 +59,13 @@ class Outbox:
         self._changed.set()
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Take back a parcel that was not sent; one that was is sent until it is acknowledged."""
+        """Remove an unsent parcel; a sent one is repeated until it is acknowledged."""
         if parcel not in self._sent and parcel in self._waiting:
             self._waiting.remove(parcel)
             self._changed.set()
 
     def rewind(self) -> None:
-        """After a loss of the connection, let what was not acknowledged be sent again, before the rest."""
+        """After a loss of the connection, let unacknowledged parcels be sent again, before the rest."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._changed.set()
@@ -75,11 +77,42 @@ class Outbox:
             await self._changed.wait()
 
     def fail(self, error: BusError) -> None:
-        """Raise `error` in everyone who still waits."""
+        """Raise `error` in all tasks that still wait."""
         for parcel in (*self._sent, *self._waiting):
             if not parcel.delivered.done():
                 parcel.delivered.set_exception(error)
-                parcel.delivered.exception()  # nobody may wait for it, and that is no mistake
+                parcel.delivered.exception()  # possibly no task awaits it, which is no error
         self._sent.clear()
         self._waiting.clear()
         self._changed.set()
+
+
+class QueueingBus(Bus):
+    """A bus whose messages of QoS 1 wait in an outbox until they are delivered."""
+
+    client_id: str
+    _outbox: Outbox
+    _open: bool
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        """See `Bus.publish`."""
+        message = Message(check_topic(topic), payload, qos, retain)
+        self._check_open(topic)
+        check_size(topic, payload)
+        if qos == 0:
+            await self._send_once(message)
+            return
+        parcel = self._outbox.put(message)
+        try:
+            await parcel.delivered
+        except asyncio.CancelledError:
+            self._outbox.withdraw(parcel)
+            raise
+
+    @abstractmethod
+    async def _send_once(self, message: Message) -> None:
+        """Send a message of QoS 0 now, if there is a connection."""
+
+    def _check_open(self, topic: str) -> None:
+        if not self._open:
+            raise BusError(f"{topic}: the bus of {self.client_id} is closed")

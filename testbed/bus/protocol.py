@@ -1,11 +1,10 @@
-"""What every bus does, whatever carries it: a small interface over publish and subscribe."""
+"""The interface of every bus, independent of its transport: publish and subscribe."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from testbed.bus.quotas import MOST_MESSAGE_BYTES
@@ -23,14 +22,14 @@ class FullError(BusError):
 
 
 class NoBrokerError(BusError):
-    """There is no connection to a broker at the address that was given (exit code 2, as it is wrong)."""
+    """No broker could be reached at the given address (exit code 2, as for wrong input)."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something to publish. QoS 0: at most once; QoS 1: at least once."""
+    """A message to publish. QoS 0: at most once; QoS 1: at least once."""
 
     topic: str
     payload: bytes
@@ -40,10 +39,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What the bus shows of a client, on one topic.
+    """The published presence of a client, on one topic.
 
-    `online` is asked for the payload each time a connection is made, also after a loss: the broker has
-    published `lost` meanwhile. `offline` is the farewell of a clean close.
+    `online` returns the payload for each new connection, also after a loss: the broker has published `lost` meanwhile.
+    `offline` is the payload of a clean close.
     """
 
     topic: str
@@ -54,7 +53,7 @@ class Presence:
 
 
 def check_size(topic: str, payload: bytes) -> None:
-    """Raise `BusError` for a message for which a broker would end the connection, again and again."""
+    """Raise `BusError` for a message for which a broker would end every connection."""
     if len(payload) > MOST_MESSAGE_BYTES:
         raise BusError(f"{topic}: a message of {len(payload)} bytes: expected at most {MOST_MESSAGE_BYTES}")
 
@@ -74,25 +73,23 @@ class Bus(Protocol):
     async def __aenter__(self) -> Self:
         """Connect, or raise `BusError`."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Hand over what waits to be sent, say farewell, and disconnect."""
+    async def __aexit__(self, *_error: object) -> None:
+        """Send waiting messages, publish `offline`, and disconnect."""
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
         """Send a message.
 
-        QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages
-        leave in the order of the calls. If the caller is cancelled before the message left, it never leaves.
-        QoS 0: returns once it left; what is sent without a connection is lost, for it would be stale.
-        Raises `FullError` if too much waits already, `BusError` if the bus is closed.
+        QoS 1: kept until the broker acknowledges it, over any number of connections; returns then. Messages leave in
+        the order of the calls. If the caller is cancelled before the message left, it never leaves. QoS 0: returns once
+        it left; a message without a connection is dropped, because it would be stale later. Raises `FullError` if too
+        much waits already, `BusError` if the bus is closed.
         """
 
     async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
-        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker knows.
+        """Have `handler(topic, payload)` awaited for each message that matches; return once the broker acknowledges.
 
-        All handlers of a bus are called one at a time in the order of arrival: one that waits delays those
-        behind it, and one that waits for another message waits for ever. An exception in one is logged, no
-        more. A message may come twice (QoS 1), also because patterns overlap; retained ones come again after
-        a new connection. Raises `BusError` if the broker refuses.
+        All handlers of a bus are called one at a time in the order of arrival: a slow one delays those behind it, and
+        one that waits for another message blocks forever. An exception in a handler is only logged. A message may come
+        twice (QoS 1), also because patterns overlap; retained ones come again after a new connection. Raises `BusError`
+        if the broker refuses.
         """

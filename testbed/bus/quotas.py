@@ -1,4 +1,4 @@
-"""Quotas on the bus: what one client may send, and what a broker keeps for one that is away or slow.
+"""Quotas on the bus: messages that one client may send, and that a broker queues for an absent or slow client.
 
 Mosquitto limits bytes and numbers of messages, but no rate: a controller limits that (`Bucket`).
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, a watch of as many samples as are allowed, has nine tenths of it
+MOST_MESSAGE_BYTES = 1 << 20  # the largest reply, a watch with the most samples, has nine tenths of it
 MOST_PACKET_BYTES = MOST_MESSAGE_BYTES + (1 << 10)  # a message with its topic and header
 MOST_QUEUED_MESSAGES = 20_000  # 100 nodes, a report per second each, for longer than a session outlives its client
 MOST_QUEUED_BYTES = 32 << 20  # per client
-MOST_BROKER_BYTES = 256 << 20  # all of the broker: it drops the client whose packet would need more, or ends
+MOST_BROKER_BYTES = 256 << 20  # of the whole broker: it drops the client whose packet would need more, or ends
 AGENT_SESSION_S = 3600.0  # for which the broker keeps the session of a client that vanished
 CONTROLLER_SESSION_S = 120.0
 
 
 def mosquitto_quotas() -> list[str]:
-    """Return the lines of mosquitto.conf that bound what clients can make Mosquitto (2.0 or later) keep.
+    """Return the lines of mosquitto.conf that bound Mosquitto's (2.0 or later) memory for clients.
 
     A packet above `max_packet_size` ends the connection of its sender. A message for a client whose queue is full is
-    dropped. Sessions of clients that speak MQTT 5 end by the client's own word, others after an hour away, which is
-    the shortest time that Mosquitto knows.
+    dropped. Clients that speak MQTT 5 set the expiry of their own session. Other sessions expire after an hour, the
+    shortest time that Mosquitto supports.
     """
     return [
         f"max_packet_size {MOST_PACKET_BYTES}",
@@ -35,7 +35,7 @@ def mosquitto_quotas() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """At most `burst` messages at once and `per_s` a second after that; `bytes_s` are the bytes for each message."""
+    """At most `burst` messages at once and `per_s` per second after that; `bytes_s` are the bytes for each message."""
 
     burst: float
     per_s: float
@@ -43,7 +43,7 @@ class Quota:
 
 
 class Bucket:
-    """A quota in use: what is taken comes back by the clock `now_s`."""
+    """A quota in use (token bucket), refilled by the clock `now_s`."""
 
     def __init__(self, quota: Quota, now_s: Callable[[], float]) -> None:
         self._quota = quota
@@ -56,7 +56,7 @@ class Bucket:
         return self.charge(max(1.0, size_bytes / self._quota.message_bytes))
 
     def charge(self, cost: float) -> bool:
-        """Return whether so many messages more are within the quota."""
+        """Return whether `cost` more messages are within the quota."""
         now_s, quota = self._now_s(), self._quota
         self._left = min(quota.burst, self._left + (now_s - self._at_s) * quota.per_s)
         self._at_s = now_s

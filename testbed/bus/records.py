@@ -1,4 +1,4 @@
-"""What all records on the bus have in common: one JSON object each, with the protocol of its sender.
+"""The common form of all records on the bus: one JSON object each, with the protocol of its sender.
 
 A reader ignores fields that it does not know and fills missing ones with their defaults, so a newer minor change needs
 no new protocol. A record whose `v` is higher than `PROTOCOL` (`testbed.bus.version`) is refused.
@@ -16,40 +16,37 @@ from testbed.errors import TestbedError, printable
 
 
 class BadRecordError(TestbedError):
-    """A payload that is no valid record of its type; `topic` says where it came from."""
+    """A payload that is no valid record of its type; `topic` is its source."""
 
     def __init__(self, topic: str, reason: str) -> None:
         self.topic = printable(topic)
-        self.reason = printable(reason)  # of a decoder: it may repeat a value that somebody else chose
+        self.reason = printable(reason)  # a decoder's text, which may repeat a value chosen by the sender
         super().__init__(f"bad record on {self.topic}: {self.reason}")
 
 
 class OtherProtocolError(BadRecordError):
-    """A record of a protocol that this side cannot read; `protocol` and `release` say which."""
+    """A record of a protocol that this side cannot read; `protocol` and `release` identify it."""
 
     def __init__(self, topic: str, protocol: int, release: object) -> None:
         self.protocol = protocol
         self.release = release
         super().__init__(topic, f"{named(protocol, release)}; this side reads 1 to {PROTOCOL}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.topic, self.protocol, self.release)
-
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything that is published."""
+    """Base of all published records."""
 
     v: int = PROTOCOL
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is nested in a record."""
+    """Base of values nested in a record."""
 
 
 def make_printable(struct: msgspec.Struct, *fields: str) -> None:
     """Make texts of a struct, and those in its tuples and tables, single lines of bounded length without control codes.
 
-    For `__post_init__`: what a node says gets onto screens, into logs and reports, however it was read.
+    For `__post_init__`: a node's texts reach screens, logs and reports on every path.
     """
     for name in fields:
         value = getattr(struct, name)
@@ -72,7 +69,7 @@ T = TypeVar("T")
 
 
 def convert(plain: object, kind: type[T]) -> T:
-    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may say anything."""
+    """Read a part of a reply's result as `kind`, or raise `BadRecordError`: an agent may send anything."""
     try:
         return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -87,7 +84,7 @@ _encoder = msgspec.json.Encoder()
 def encode(record: Record) -> bytes:
     """Return the record as JSON.
 
-    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader takes for a number.
+    Plain data that JSON cannot hold is a `TypeError`. A NaN becomes null, which no reader accepts as a number.
     """
     return _encoder.encode(record)
 
@@ -98,7 +95,7 @@ class _Version(msgspec.Struct):
 
 
 def decode(kind: type[R], payload: bytes | str, topic: str = "?", *, any_protocol: bool = False) -> R:
-    """Read a record, or raise `BadRecordError` that says what is wrong with it, whatever the bytes are.
+    """Read a record from any bytes, or raise `BadRecordError` with the reason.
 
     A record of a newer protocol is an `OtherProtocolError`, or with `any_protocol` read as far as it can be.
     """

@@ -1,4 +1,4 @@
-"""Commands over the bus, seen from the controller: ask, be sure that it arrived, wait for the answer."""
+"""Commands over the bus, the controller's side: send, make sure of the arrival, wait for the reply."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, Self
 
 from testbed import __version__
 from testbed.bus.envelope import decode_envelope
+from testbed.bus.failure_codes import known_code
 from testbed.bus.messages import AnyAction, BadRecordError, Cancel, Command, Reply, decode, encode
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.topics import ANY, node_topic, replier_of, reply_topic
 from testbed.errors import TestbedError, shown
-from testbed.failure_codes import known_code
-from testbed.suspicious_acts import ActKind
 
 _CANCEL_DEADLINE_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 _REMEMBERED = 10_000  # ids of commands
-_MOST_NODES = 10_000  # whose strange replies are counted
+_MOST_NODES = 10_000  # with a count of unexpected replies
 _REPLIES = Quota(2000, 250, 1 << 16)  # of one node; the largest, of a watch, counts as fifteen
-_MOST_STRANGE = 100  # of a node; late replies to an earlier controller of the same name are no attack
+_MOST_STRANGE = 100  # unexpected replies per node; late replies to an earlier controller of the same name are no attack
 
 _log = logging.getLogger(__name__)
 
 
 class CommandError(TestbedError):
-    """A command was not done. `reply` is the agent's last word on it, None if there is none; it may tell the code."""
+    """A command was not done. `reply` is the agent's last reply, None without one; it may have the failure's code."""
 
     def __init__(self, node: str, action: AnyAction, reason: str, reply: Reply | None = None) -> None:
         self.node = node
@@ -40,46 +39,42 @@ class CommandError(TestbedError):
         self.failure_code = known_code(reply.code) if reply is not None else None
         super().__init__(f"{node}: {action.__struct_config__.tag}: {reason}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.action, self.reason, self.reply)
-
 
 class CommandFailedError(CommandError):
-    """The agent answered that it failed, was cancelled, or was refused; `reply` says which."""
+    """The agent answered that it failed, was cancelled, or was refused; `reply` has the status."""
 
 
 class NoAnswerError(CommandError):
-    """The agent does not acknowledge. What it did, if anything, is unknown."""
+    """The agent does not acknowledge. The effect of the command, if any, is unknown."""
 
 
 class DeadlineError(CommandError):
-    """The command was not done in time. The agent gave it up, or is told to."""
+    """The command was not done in time. The agent gave it up, or was sent a Cancel."""
 
 
 class Reach(Protocol):
-    """What is known of the way to the nodes."""
+    """The connection to the nodes, as known from their other messages."""
 
     async def reachable(self, node: str) -> None:
-        """Return once commands can be expected to reach a node; raises `TestbedError` if that is in vain."""
+        """Return once commands can be expected to reach a node; raises `TestbedError` if they cannot."""
 
     def heard(self, node: str) -> int:
-        """Return how many messages of a node have come so far, answers left aside."""
+        """Return the number of messages from a node so far, without answers."""
 
 
 class Requester:
     """Sends commands to nodes and waits for their replies; open inside `async with`.
 
-    `lease` returns the token in force. A command that is not acknowledged within `ack_timeout_s` is sent
-    again under the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which
-    finds out a dead agent long before the deadline and brings back a reply that was lost. Agents do each
-    id once. `on_round_trip(node, seconds)` is called with the time from publishing a command to the first word of the
-    agent about it; not for a command that was sent again, as nobody knows what that word answers. Each node has a
-    reply topic of its own. `on_bad_reply(node, kind, text)` is called for what is no reply of the node that was asked,
-    for replies to commands that were never given once these are many, and for more replies than a node has reason to
-    send.
+    `lease` returns the token in force. A command that is not acknowledged within `ack_timeout_s` is sent again under
+    the same id, `tries` times in all; one that runs is sent again every `ask_again_s`, which detects a dead agent long
+    before the deadline and recovers a lost reply. Agents execute each id once. `on_round_trip(node, seconds)` is called
+    with the time from publishing a command to the agent's first reply. It is not called for a command that was sent
+    again, as the reply cannot be matched to one of the sends. Each node has a reply topic of its own.
+    `on_bad_reply(node, kind, text)` is called for a message that is no reply of the addressed node, for many replies to
+    commands that were never sent, and for more replies than a node has reason to send.
 
-    Without a word of the node at all a try does not count, and is not taken from the deadline: with a `reach`, who
-    knows the nodes decides how long their silence is waited for.
+    With a `reach`, tries during a node's complete silence do not count and are not taken from the deadline: `reach`
+    decides how long to wait for a silent node.
     """
 
     def __init__(
@@ -105,9 +100,9 @@ class Requester:
             "%s: %s", node, text
         )
         self.on_round_trip: Callable[[str, float], None] = lambda _node, _seconds: None
-        self._replies: dict[str, tuple[str, asyncio.Queue[Reply]]] = {}  # by id, with the node that was asked
+        self._replies: dict[str, tuple[str, asyncio.Queue[Reply]]] = {}  # by id, with the addressed node
         self._strange: dict[str, int] = {}  # replies to others, by node
-        self._buckets: dict[str, Bucket] = {}  # of the nodes that were asked
+        self._buckets: dict[str, Bucket] = {}  # of the addressed nodes
         self._given: dict[str, None] = {}  # ids of the newest commands, in their order
         self._cancels: set[asyncio.Task[None]] = set()
 
@@ -115,9 +110,7 @@ class Requester:
         await self._bus.subscribe(reply_topic(self._lab, self._client, ANY), self._take)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._cancels:
             _, late = await asyncio.wait(self._cancels, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
@@ -126,18 +119,10 @@ class Requester:
     async def call(self, node: str, action: AnyAction, deadline_s: float) -> Reply:
         """Have `node` do `action` and return its reply, which is `done`.
 
-        The agent has `deadline_s` from the arrival of the command. Raises `CommandFailedError`,
-        `NoAnswerError` or `DeadlineError`. When the caller is cancelled, or no answer came, the agent is
-        told to give up.
+        The agent has `deadline_s` from the arrival of the command. Raises `CommandFailedError`, `NoAnswerError` or
+        `DeadlineError`. When the caller is cancelled, or no answer came, the agent is sent a Cancel.
         """
-        command = Command(
-            id=self._new_id(),
-            lease=self._lease(),
-            reply_to=self._reply_to(node),
-            deadline_s=deadline_s,
-            action=action,
-            release=__version__,
-        )
+        command = self._command(node, action, deadline_s, self._lease())
         replies = asyncio.Queue[Reply]()
         self._replies[command.id] = node, replies
         try:
@@ -154,17 +139,21 @@ class Requester:
             raise DeadlineError(node, action, reason, reply)
         raise CommandFailedError(node, action, reason, reply)
 
-    def _reply_to(self, node: str) -> str:
+    def _command(self, node: str, action: AnyAction, deadline_s: float, lease: str) -> Command:
         if node not in self._buckets:
             self._buckets[node] = Bucket(_REPLIES, asyncio.get_running_loop().time)
-        return reply_topic(self._lab, self._client, node)
-
-    def _new_id(self) -> str:
-        command_id = secrets.token_hex(8)
-        self._given[command_id] = None
+        command = Command(
+            id=secrets.token_hex(8),
+            lease=lease,
+            reply_to=reply_topic(self._lab, self._client, node),
+            deadline_s=deadline_s,
+            action=action,
+            release=__version__,
+        )
+        self._given[command.id] = None
         if len(self._given) > _REMEMBERED:
             del self._given[next(iter(self._given))]
-        return command_id
+        return command
 
     async def _ask(self, node: str, command: Command, replies: asyncio.Queue[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
@@ -208,7 +197,7 @@ class Requester:
         raise NoAnswerError(node, command.action, f"no acknowledgement within {waited_s:g} s, sent {self._tries} times")
 
     async def _reachable(self, node: str) -> int | None:
-        """Wait until commands can reach a node; return how much was heard of it so far, None if that is not known."""
+        """Wait until commands can reach a node; return the number of its messages so far, None if unknown."""
         if self.reach is None:
             return None
         await self.reach.reachable(node)
@@ -220,21 +209,14 @@ class Requester:
     async def _send_and_hear(self, node: str, payload: bytes, replies: asyncio.Queue[Reply]) -> Reply | None:
         try:
             async with asyncio.timeout(self._ack_timeout_s):
-                # Off the bus the message waits inside publish, and is taken back when the time is over.
+                # Without a connection the message waits inside publish, and is withdrawn at the timeout.
                 await self._bus.publish(node_topic(self._lab, node, "command"), payload)
                 return await replies.get()
         except TimeoutError:
             return None
 
     def _give_up(self, node: str, command: Command) -> None:
-        cancel = Command(
-            id=self._new_id(),
-            lease=command.lease,
-            reply_to=self._reply_to(node),
-            deadline_s=_CANCEL_DEADLINE_S,
-            action=Cancel(command=command.id),
-            release=__version__,
-        )
+        cancel = self._command(node, Cancel(command=command.id), _CANCEL_DEADLINE_S, command.lease)
         task = asyncio.create_task(self._send(node, cancel), name=f"cancel {command.id} on {node}")
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
@@ -272,7 +254,7 @@ class Requester:
         waiting.put_nowait(reply)
 
     def _note_strange(self, node: str) -> None:
-        """Count a reply to a command that was never given; who can write here is named by its topic."""
+        """Count a reply to a command that was never sent; its topic identifies the possible sender."""
         if node in self._strange or len(self._strange) < _MOST_NODES:
             count = self._strange[node] = self._strange.get(node, 0) + 1
             if count > _MOST_STRANGE:

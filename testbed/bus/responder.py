@@ -1,14 +1,15 @@
-"""Commands over the bus, seen from an agent: acknowledge, do each once, answer."""
+"""Commands over the bus, the agent's side: acknowledge, execute each once, answer."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self
+
+import msgspec
 
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.envelope import decode_envelope
@@ -19,65 +20,51 @@ from testbed.bus.messages import (
     Command,
     OtherProtocolError,
     Reply,
-    ReplyStatus,
     decode,
     encode,
 )
 from testbed.bus.no_room import NoRoomError
 from testbed.bus.protocol import Bus, BusError
+from testbed.bus.suspicious_acts import ActKind, ActLog
 from testbed.bus.topics import is_reply_topic, node_topic
 from testbed.bus.version import PROTOCOL, other_controller
-from testbed.errors import TestbedError, shown
-from testbed.failure_codes import FailureCode
-from testbed.suspicious_acts import ActKind, ActLog
+from testbed.errors import FailureCode, TestbedError, shown
 
-MOST_PENDING_REPLIES = 1000  # that wait for the broker: a tenth of what a bus keeps, so that events have room
+MOST_PENDING_REPLIES = 1000  # waiting for the broker: a tenth of a bus's queue, so that events have room
 MOST_PENDING_BYTES = 16 << 20
 _CLOSE_TIMEOUT_S = 2.0
-_HONEST_REPEATS = 4  # of a command that was answered: a controller that hears no answer gives up after as many tries
-_REPEATS_KEPT = 1000  # ids of answered commands that came again
+_HONEST_REPEATS = 4  # of an answered command: a controller without an answer gives up after this many tries
+_REPEATS_KEPT = 1000  # ids of answered commands that were repeated
+_AGENT_ENDS = "interrupted: the agent is ending", FailureCode.NODE_LOST.value
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A command under way. `cancelled` tells a Cancel from the end of the agent."""
+    """A command in progress. `cancelled` distinguishes a Cancel from the end of the agent."""
 
     task: asyncio.Task[None] | None = None
     handling: bool = False
     cancelled: bool = False
 
     def interrupt(self) -> None:
-        """Cancel the handler; if it was not begun, the task will see that by itself and still answer."""
+        """Cancel the handler; if it has not begun, the task detects that and still answers."""
         if self.task is not None and self.handling:
             self.task.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """How a command ended, as its reply will say."""
-
-    status: ReplyStatus
-    error: str | None = None
-    result: dict[str, object] = field(default_factory=dict)
-    code: str = ""
-
-
-_AGENT_ENDS = _Ending("failed", "interrupted: the agent is ending", code=FailureCode.NODE_LOST.value)
-
-
 class Responder:
-    """Does the commands sent to one node; open inside `async with`.
+    """Executes the commands sent to one node; open inside `async with`.
 
-    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run side by
-    side, begun in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel
-    (`cancelled`); a `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it.
-    `refuse(command)` returns why a command must not be done (its lease), or None. What is refused or cannot be read is
-    noted in `acts`. Closing cancels what runs.
+    `handle(action)` does one and returns its result; it runs as a task of its own, so commands run concurrently, begun
+    in the order of arrival. It is cancelled at the command's deadline (`expired`) or by a Cancel (`cancelled`); a
+    `TestbedError` from it is the text and the code of a `failed`. Cancel itself never reaches it. `refuse(command)`
+    returns why a command must not be done (its lease), or None. Refused and unreadable commands are noted in `acts`.
+    Closing cancels running commands.
 
-    At most 1000 replies and 16 MiB of them wait for the broker. What is beyond is lost, counted in `lost_replies`, and
-    remembered in the journal as any: whoever waits for it asks again.
+    At most 1000 replies and 16 MiB of them wait for the broker. Further ones are lost, counted in `lost_replies`, and
+    kept in the journal, so that a repeated command gets its reply.
     """
 
     def __init__(
@@ -95,6 +82,7 @@ class Responder:
         self._bus = bus
         self._lab = lab
         self._node = node
+        self._reply = partial(Reply, node=node)
         self._handle = handle
         self._refuse = refuse
         self._journal = journal if journal is not None else AnswerJournal()
@@ -110,9 +98,7 @@ class Responder:
         await self._bus.subscribe(node_topic(self._lab, self._node, "command"), self._take)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self._open = False
         runs = list(self._runs.values())
         for run in runs:
@@ -127,7 +113,7 @@ class Responder:
 
     async def _take(self, topic: str, payload: bytes) -> None:
         if not self._open:
-            return  # not acknowledged: its sender will find out
+            return  # not acknowledged: its sender will detect that
         try:
             command = decode(Command, payload, topic)
         except BadRecordError as error:
@@ -137,7 +123,7 @@ class Responder:
             if isinstance(error, OtherProtocolError):
                 reason = other_controller(error.protocol, error.release)
             if envelope.id:
-                self._answer(envelope.reply_to, self._reply(envelope.id, "rejected", reason))
+                self._answer(envelope.reply_to, self._reply(id=envelope.id, status="rejected", error=reason))
             return
         if not is_reply_topic(self._lab, command.reply_to, self._node):
             self._suspect(f"command {shown(command.id, 40)} wants its reply on {shown(command.reply_to, 80)}: ignored")
@@ -145,19 +131,19 @@ class Responder:
         self._answer(command.reply_to, self._receive(command))
 
     def _receive(self, command: Command) -> Reply:
-        """Begin what is new, and return what can be said at once."""
+        """Begin a new command, and return the immediate reply."""
         answered = self._journal.get(command.id)
         if answered is not None:
             self._repeated(command)
             return answered
-        accepted = self._reply(command.id, "accepted")
+        accepted = self._reply(id=command.id, status="accepted")
         if command.id in self._runs:
             return accepted
         reason = other_controller(command.v, command.release) if command.v != PROTOCOL else self._refuse(command)
         if reason is not None:
             tag = command.action.__struct_config__.tag
             self._suspect(f"{tag}, with its reply on {shown(command.reply_to, 80)}: {reason}")
-            return self._reply(command.id, "rejected", reason)
+            return self._reply(id=command.id, status="rejected", error=reason)
         if isinstance(command.action, Cancel):
             return self._cancel(command.id, command.action.command)
         self._journal.begin(accepted)
@@ -166,7 +152,7 @@ class Responder:
         return accepted
 
     def _repeated(self, command: Command) -> None:
-        """Note a command that somebody sends again and again although it was answered; it is not done again."""
+        """Note a command that is repeated many times although it was answered; it is not executed again."""
         if command.id not in self._repeats and len(self._repeats) >= _REPEATS_KEPT:
             self._repeats.clear()
         count = self._repeats[command.id] = self._repeats.get(command.id, 0) + 1
@@ -182,66 +168,50 @@ class Responder:
         if run is not None:
             run.cancelled = True
             run.interrupt()
-        elif self._journal.get(target) is None:  # overtook its command, or that never left: it must not begin now
-            self._journal.finish(self._reply(target, "cancelled", "cancelled before it began"))
-        return self._reply(command_id, "done", result={"running": run is not None})
+        elif self._journal.get(target) is None:  # the command is late, or was never sent: it must not begin
+            self._journal.finish(self._reply(id=target, status="cancelled", error="cancelled before it began"))
+        return self._reply(id=command_id, status="done", result={"running": run is not None})
 
     async def _run(self, command: Command, run: _Run) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         ending = await self._ending(command, run)
-        reply = self._reply(command.id, ending.status, ending.error, ending.result, loop.time() - began_s, ending.code)
+        reply = msgspec.structs.replace(ending, elapsed_s=loop.time() - began_s)
         try:
             encode(reply)
         except (TypeError, ValueError) as error:
-            reply = self._reply(command.id, "failed", f"the result is no plain data: {error}")
+            reply = self._reply(id=command.id, status="failed", error=f"the result is no plain data: {error}")
         self._journal.finish(reply)
         del self._runs[command.id]
         self._answer(command.reply_to, reply)
 
-    async def _ending(self, command: Command, run: _Run) -> _Ending:
+    async def _ending(self, command: Command, run: _Run) -> Reply:
+        """Do a command, and return how it ended."""
         deadline = asyncio.timeout(command.deadline_s)
         run.handling = True
         try:
             if run.cancelled or not self._open:
                 raise asyncio.CancelledError  # interrupted before it began
             async with deadline:
-                return _Ending("done", result=await self._handle(command.action))
+                return self._reply(id=command.id, status="done", result=await self._handle(command.action))
         except asyncio.CancelledError:
             if run.cancelled:
-                return _Ending("cancelled", "cancelled by its sender")
-            return _Ending("failed", "interrupted") if self._open else _AGENT_ENDS
+                return self._reply(id=command.id, status="cancelled", error="cancelled by its sender")
+            why, code = ("interrupted", "") if self._open else _AGENT_ENDS
+            return self._reply(id=command.id, status="failed", error=why, code=code)
         except TestbedError as error:
             if error.suspicious:
                 self._suspect(f"{command.action.__struct_config__.tag}: {error}")
             result = error.result() if isinstance(error, NoRoomError) else {}
-            return _Ending("failed", str(error), result, error.failure_code.value if error.failure_code else "")
+            code = error.failure_code.value if error.failure_code else ""
+            return self._reply(id=command.id, status="failed", error=str(error), result=result, code=code)
         except Exception as error:  # noqa: BLE001  a mistake in a driver must not end the agent
             if deadline.expired():
-                return _Ending("expired", f"not done within {command.deadline_s:g} s")
+                return self._reply(id=command.id, status="expired", error=f"not done within {command.deadline_s:g} s")
             _log.exception("command %s: %s failed", command.id, type(command.action).__name__)
-            return _Ending("failed", f"internal error: {type(error).__name__}: {error}")
+            return self._reply(id=command.id, status="failed", error=f"internal error: {type(error).__name__}: {error}")
         finally:
             run.handling = False
-
-    def _reply(
-        self,
-        command_id: str,
-        status: ReplyStatus,
-        error: str | None = None,
-        result: dict[str, object] | None = None,
-        elapsed_s: float = 0.0,
-        code: str = "",
-    ) -> Reply:
-        return Reply(
-            id=command_id,
-            node=self._node,
-            status=status,
-            error=error,
-            result=result or {},
-            elapsed_s=elapsed_s,
-            code=code,
-        )
 
     def _answer(self, reply_to: str, reply: Reply) -> None:
         if not is_reply_topic(self._lab, reply_to, self._node):
@@ -252,7 +222,7 @@ class Responder:
         if full or len(self._sending) >= MOST_PENDING_REPLIES:
             self._lose(reply.id, f"{len(self._sending)} replies wait for the broker already")
             return
-        # Not awaited: an answer may wait long for the broker, and commands go on meanwhile. Order is kept.
+        # Not awaited: an answer may wait long for the broker, and commands continue meanwhile. Order is kept.
         self._pending_bytes += len(payload)
         task = asyncio.create_task(self._publish(reply_to, reply.id, payload), name=f"reply {reply.id}")
         self._sending.add(task)

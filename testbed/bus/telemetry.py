@@ -1,4 +1,4 @@
-"""Records of what a node and its guests used, as agents report them every second."""
+"""Records of a node's and its guests' usage, as agents report them every second."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Supersteps(Value, frozen=True):
 
 
 class GuestSample(Value, frozen=True):
-    """What one guest used so far, as read by the agent, and how far it is; `supersteps` is None if it does not say.
+    """Usage and progress of one guest, as read by the agent; `supersteps` is None if the guest does not report them.
 
     `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
-    None if it could not be read. `wanted_cores` is the cap that was asked for. Agents before the latter was added told
-    it as `cap_cores`, which is corrected here: what was in force there is not known.
+    None if it could not be read. `wanted_cores` is the requested cap. Agents before the latter was added sent it as
+    `cap_cores`, which is corrected here: the cap in force there is unknown.
     """
 
     guest: str
@@ -43,7 +43,7 @@ class GuestSample(Value, frozen=True):
     wanted_cores: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Correct the sample of an older agent, and make what a person reads printable."""
+        """Correct the sample of an older agent, and make texts for people printable."""
         make_printable(self, "guest", "state")
         if self.wanted_cores is None:
             msgspec.structs.force_setattr(self, "wanted_cores", self.cap_cores)
@@ -51,21 +51,21 @@ class GuestSample(Value, frozen=True):
 
 
 def guests_in(result: dict[str, object]) -> list[GuestSample]:
-    """Return the guests that the reply to a `ListGuests` tells of."""
+    """Return the guests in the reply to a `ListGuests`."""
     return convert(result.get("guests"), list[GuestSample])
 
 
 class Telemetry(Record, frozen=True):
-    """Node and guests, once a second.
+    """Node and guests, once per second.
 
     Samples of one `boot` (life of the agent) are published in the order of `mono_ns`, the node's monotonic clock when
-    they were taken; what waited for the bus comes afterwards, marked `late`, and may come twice. `dropped` counts the
-    samples of this boot that had to be given up, as too many waited. `refused` counts what the
-    agent of this boot could not send at once, as too much waited for the broker: replies, which are lost until they are
-    asked for again, and events, which are sent later. `core_units_per_s` is how fast a core is, by a
-    short probe; 0 if that was not measured. `image_free_mib` is the room for images where the node keeps them, or what
-    its budget leaves if that is less; saves under way count once they are complete. None if nothing limits it, or if
-    the agent does not report it.
+    they were taken; samples that waited for the bus come afterwards, marked `late`, and may come twice. `dropped`
+    counts the samples of this boot that were discarded, as too many waited. `refused` counts messages of this boot that
+    could not be sent at once, as too much waited for the broker: replies, which are lost until they are requested
+    again, and events, which are sent later. `core_units_per_s` is the speed of a core, by a short probe; 0 if that was
+    not measured. `image_free_mib` is the room for images where the node keeps them, or the rest of its budget if that
+    is less; saves in progress count once they are complete. None if nothing limits it, or if the agent does not report
+    it.
     """
 
     node: str

@@ -1,20 +1,76 @@
-"""TLS 1.3 with certificates at both ends, from a party's folder (`testbed.secure.authority` says what is in it).
+"""TLS 1.3 with certificates at both ends, from a party's folder (described in `testbed.lab.secure.authority`).
 
-Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl: whoever is on
-it is refused. The list is read again for a new connection when it has changed.
+Beside each file of trusted authorities, such as ca.pem, there is a list of revoked certificates, ca.crl, which are
+refused. A changed list is read again for the next connection.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 from testbed.bus.certificate import check_dates
-from testbed.bus.revoked import ListedContext
 from testbed.errors import UserError
 
 FOLDER_VARIABLE = "TESTBED_TLS_DIR"
+_log = logging.getLogger(__name__)
+
+
+class ListedContext(ssl.SSLContext):
+    """A context for connections with parties of a lab; see `follow`.
+
+    A new list applies from the next connection on, without a restart of the process.
+    """
+
+    _path: Path | None = None
+    _read: tuple[int, int, int] | None = None
+
+    def follow(self, path: Path) -> None:
+        """Refuse from now on certificates on the list at `path`, if it exists; raises `UserError` if it is invalid."""
+        self._path = path
+        if not path.exists():
+            return
+        try:
+            self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"{path}: expected a revocation list of `testbed ca`: {error}") from None
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """See `ssl.SSLContext.wrap_bio`."""
+        self._renew()
+        return super().wrap_bio(*args, **kwargs)
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """See `ssl.SSLContext.wrap_socket`."""
+        self._renew()
+        return super().wrap_socket(*args, **kwargs)
+
+    def _renew(self) -> None:
+        if self._path is None:
+            return
+        try:
+            if _state(self._path) != self._read:
+                self._load()
+        except FileNotFoundError:
+            return  # the last list that was read stays in force
+        except (OSError, ssl.SSLError) as error:
+            _log.warning("%s: cannot be read, the list before it goes on counting: %s", self._path, error)
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        state = _state(self._path)
+        self.load_verify_locations(cafile=self._path)  # of two lists of one authority OpenSSL uses the newer
+        self.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+        self._read = state
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def tls_folder(given: Path | None) -> Path | None:
@@ -25,7 +81,7 @@ def tls_folder(given: Path | None) -> Path | None:
 
 
 def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContext:
-    """Return what a connection is made with, to who has a certificate of an authority in the file `trusts`.
+    """Return the context for connections to parties with a certificate of an authority in the file `trusts`.
 
     Without a folder that is any authority that this machine trusts, and we show no certificate. Raises `UserError`.
     """
@@ -39,10 +95,10 @@ def client_context(folder: Path | None, trusts: str = "ca.pem") -> ssl.SSLContex
 
 
 def server_context(folder: Path, trusts: str = "peers.pem") -> ssl.SSLContext:
-    """Return what connections are accepted with, from who has a certificate of an authority in the file `trusts`."""
+    """Return the context to accept parties with a certificate of an authority in the file `trusts`."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder / trusts)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # a session that is resumed is not checked against the revocation list
+    context.num_tickets = 0  # a resumed session is not checked against the revocation list
     _load(context, folder)
     return context
 

@@ -8,7 +8,7 @@ from typing import Literal
 from testbed.errors import UserError
 
 ANY = "+"
-CLIENT_PREFIX = "dfrs."  # begins every client id: no node is called so, as names of nodes have no dot
+CLIENT_PREFIX = "dfrs."  # begins every client id: no node's name has it, as names of nodes have no dot
 
 NodeKind = Literal["status", "telemetry", "command", "event"]
 
@@ -50,7 +50,7 @@ def releaser_of(topic: str) -> str:
 
 
 def readable_by(lab: str, node: str) -> tuple[str, str, str]:
-    """Return all that an agent subscribes to: its commands, the lease, and the ends of leases."""
+    """Return all subscriptions of an agent: its commands, the lease, and the ends of leases."""
     return node_topic(lab, check_name("node", node), "command"), lease_topic(lab), release_topic(lab, ANY)
 
 
@@ -65,11 +65,6 @@ def reply_pattern(lab: str) -> str:
     return f"testbed/v1/{check_name('lab', lab)}/controller/{ANY}/reply/{ANY}"
 
 
-def bank_topic(lab: str, job: int) -> str:
-    """Return the topic of a job's share exchange."""
-    return f"testbed/v1/{check_name('lab', lab)}/bank/{job:d}"
-
-
 def node_of(topic: str) -> str | None:
     """Return the node of a node's topic, None for any other topic."""
     found = _NODE.fullmatch(topic)
@@ -77,9 +72,10 @@ def node_of(topic: str) -> str | None:
 
 
 def is_reply_topic(lab: str, topic: str, node: str) -> bool:
-    """Whether a controller of `lab` gets replies of `node` on `topic`: its agent publishes answers nowhere else.
+    """Whether a controller of `lab` gets replies of `node` on `topic`: its agent publishes answers on no other topic.
 
-    A controller of protocol 2 had one topic for the replies of all nodes; it is told of the other protocol there.
+    A controller of protocol 2 had one topic for the replies of all nodes; the error about the protocol is published
+    there.
     """
     found = _REPLY.fullmatch(topic)
     return found is not None and found.group(1) == lab and found.group(3) in (None, node)
@@ -92,7 +88,7 @@ def replier_of(topic: str) -> str:
 
 
 def never_retained(topic: str) -> bool:
-    """Whether nobody has a reason to retain a message on `topic`: of ours, only those of status and lease are."""
+    """Whether no message on `topic` is ever retained: of our topics, only status and lease have retained ones."""
     return bool(_FLEETING.fullmatch(topic) or _REPLY.fullmatch(topic))
 
 

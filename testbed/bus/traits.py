@@ -1,4 +1,4 @@
-"""What a driver declares of itself, on whatever machine it runs; agents send it with the facts of their node."""
+"""Declared properties of a driver, independent of its machine; agents send them with the facts of their node."""
 
 from __future__ import annotations
 

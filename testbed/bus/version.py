@@ -1,7 +1,7 @@
-"""Which protocol this release has on the bus, and what is said of a party that has another.
+"""The protocol of this release on the bus, and messages about a party with another one.
 
-The protocol is an integer. A change that the other side must know of raises it; a new field with a default does not, as
-readers ignore fields that they do not know. Controller and agents work together only with the same protocol.
+The protocol is an integer. An incompatible change increments it; a new field with a default does not, as readers ignore
+unknown fields. Controller and agents work together only with the same protocol.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _MOST_CHARS = 40
 
 
 def named(protocol: int, release: object) -> str:
-    """Return what a protocol is called, with the release that has it as far as that is known; it is of other hands."""
+    """Return the name of a protocol, with its release if known; both come from another party."""
     text = release if isinstance(release, str) and release.isprintable() else ""
     return f"protocol {protocol} (release {text[:_MOST_CHARS] or 'unknown'})"
 
 
 def other_agent(node: str, protocol: int, release: object) -> str:
-    """Return what a controller says of a node whose agent has another protocol."""
+    """Return the controller's message about a node whose agent has another protocol."""
     mend = (
         "bring its agent up to date: `testbed node add` again, or ansible-playbook site.yml --tags agent"
         if protocol < PROTOCOL
@@ -32,7 +32,7 @@ def other_agent(node: str, protocol: int, release: object) -> str:
 
 
 def other_controller(protocol: int, release: object) -> str:
-    """Return what an agent says of a controller that has another protocol."""
+    """Return the agent's message about a controller that has another protocol."""
     mend = "the controller" if protocol < PROTOCOL else "this agent"
     return (
         f"the controller has {named(protocol, release)}, this agent {named(PROTOCOL, __version__)}: expected the same; "

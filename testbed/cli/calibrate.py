@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from testbed.cli.deferred import deferred
+
 
 @click.command()
 @click.argument("lab", type=click.Path(path_type=Path), required=False)
@@ -25,10 +27,8 @@ import click
 @click.option("--list", "list_them", is_flag=True, help="List the experiments.")
 @click.option("--dry-run", is_flag=True, help="Rehearse in virtual time with nodes that do nothing; print the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON on standard output.")
-def calibrate(
-    *, lab: Path | None, out: Path, quick: bool, repeats: int | None, experiments: str | None, nodes: str | None,
-    seed: int, report: bool, fit_only: bool, list_them: bool, dry_run: bool, as_json: bool,
-) -> int:  # fmt: skip
+@deferred
+def calibrate() -> None:
     """Measure on the nodes of LAB what the papers assume: what saving, restoring, migrating and capping really cost.
 
     LAB is a scenario file, or the name of a packaged one, of which only the lab counts; without it, two nodes of
@@ -44,17 +44,3 @@ def calibrate(
       testbed calibrate --fit-only --report --out kvm.toml
       testbed simulate trace.csv --nodes 128 --policy EASY --overheads kvm.toml
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    from testbed.cli import calibration_run  # noqa: PLC0415  # --help stays quick
-
-    if list_them:
-        return calibration_run.print_experiments(as_json=as_json)
-    request = calibration_run.Request(
-        lab=lab, out=out, quick=quick, repeats=repeats, experiments=_names(experiments), nodes=_names(nodes), seed=seed
-    )
-    if dry_run:
-        return calibration_run.rehearse(request, as_json=as_json)
-    return calibration_run.run(request, measure=not fit_only, report=report, as_json=as_json)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from testbed.cli.deferred import deferred
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -48,10 +50,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--list", "list_only", is_flag=True, help="List the checks; open no lab.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; pytest's own lines go to standard error.")
 @click.argument("checks", nargs=-1, type=click.Path(exists=True, path_type=Path))
-def check(
-    *, lab: Path, nodes: str, keyword: str, calibration: Path | None, references: Path | None, update_references: bool,
-    fresh_guests: int, junit: Path | None, list_only: bool, as_json: bool, checks: tuple[Path, ...],
-) -> int:  # fmt: skip
+@deferred
+def check() -> None:
     """Check the hypervisors of a lab: with the packaged checks, or with the CHECKS (files, folders) that are given.
 
     A figure that is worse than its reference fails a check only if the interval of its median is, and that of a second
@@ -66,25 +66,3 @@ def check(
       testbed check --lab lab.toml -k "memory or caps" --junit checks.xml
       testbed check --lab lab.toml --update-references
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    from importlib.util import find_spec  # noqa: PLC0415  # --help stays quick
-
-    from testbed.errors import UserError  # noqa: PLC0415  # --help stays quick
-
-    if find_spec("pytest") is None:
-        raise UserError("checks need pytest: pip install 'dfrs-testbed[check]'")
-    from testbed.checks.command import run_checks  # noqa: PLC0415  # --help stays quick
-    from testbed.packaged import find_scenario  # noqa: PLC0415  # --help stays quick
-
-    find_scenario(lab)  # one line now for a wrong name; the plugin finds the file again
-    given = {
-        "lab": lab, "nodes": nodes, "calibration": calibration, "references": references, "fresh-guests": fresh_guests,
-        "junit-xml": junit,
-    }  # fmt: skip
-    flags = {"update-references": update_references, "collect-only": list_only}
-    options = [
-        *(f"--{name}={value}" for name, value in given.items() if value not in {None, ""}),
-        *(f"--{name}" for name, chosen in flags.items() if chosen),
-        *(["-q"] if list_only else []),
-        *(["-k", keyword] if keyword else []),
-    ]
-    return run_checks(options, checks, as_json=as_json)

@@ -1,14 +1,12 @@
 """`testbed compare`: live runs beside their simulation, against the noise of repeats."""
 
-# ruff: noqa: PLC0415 - what the command needs is imported in it, so that --help is quick.
-
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
 
-from testbed.errors import UserError
+from testbed.cli.deferred import deferred
 
 
 @click.command(
@@ -30,10 +28,8 @@ from testbed.errors import UserError
 @click.option("--jobs", "most_jobs", type=click.IntRange(min=1), default=30, metavar="N", help="Rows of each table.")
 @click.option("--keep-disturbed", is_flag=True, help="Compare disturbed runs too, if every job ended well.")
 @click.option("--require-goals", is_flag=True, help="Exit with 1 also when a goal is missed.")
-def compare(
-    *, runs: tuple[Path, ...], overheads_text: str | None, as_json: bool, report: Path | None, most_jobs: int,
-    keep_disturbed: bool, require_goals: bool,
-) -> int:  # fmt: skip
+@deferred
+def compare() -> None:
     """Replay the segment of each RUN in the simulator, and set the two side by side.
 
     Runs of the same segment (jobs, nodes, time scale, seed) under the same policy are repeats: how far they are apart
@@ -44,31 +40,3 @@ def compare(
     Exit code 0: inside the band, or there is no band; 1: outside of it, or nothing was left to compare; 2: the input
     is wrong; 130: interrupted.
     """
-    from importlib.util import find_spec
-
-    needed = ["polars", *(["jinja2", "matplotlib"] if report is not None else [])]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
-    import json
-
-    from testbed.compare.document import document
-    from testbed.compare.live import read_live
-    from testbed.compare.study import OUTSIDE, study
-    from testbed.compare.tables import print_study
-    from testbed.report.text import wide_console
-    from testbed.simulation.overheads import parse_overheads
-
-    overheads = None if overheads_text is None else parse_overheads(overheads_text)
-    found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed)
-    if as_json:
-        click.echo(json.dumps(document(found), indent=2, allow_nan=False))
-    else:
-        print_study(found, wide_console(), most_jobs=most_jobs)
-    if report is not None:
-        from testbed.compare.page import study_page
-        from testbed.report.page import write_page
-
-        write_page(study_page(found), report)
-        click.echo(f"page: {report}", err=True)
-    bad = found.verdict == OUTSIDE or not found.groups or (require_goals and not found.goals_met)
-    return 1 if bad else 0

@@ -1,15 +1,12 @@
 """`testbed dashboard`: a run live in the browser."""
 
-# ruff: noqa: PLC0415 - what the command needs is imported in it, so that --help is quick.
-
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
 
-from testbed.errors import UserError
+from testbed.cli.deferred import deferred
 
 
 @click.command(short_help="Show a run live in the browser.")
@@ -23,9 +20,8 @@ from testbed.errors import UserError
     "--token-file", metavar="F", type=click.Path(path_type=Path), help="Ask for the token in F; made if F is not there."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
-def dashboard(
-    *, run: Path | None, runs: Path | None, host: str, port: int, token_file: Path | None, as_json: bool
-) -> int:
+@deferred
+def dashboard() -> None:
     """Serve a page that shows a run live: jobs, Gantt chart, nodes, operations, reschedulings.
 
     It follows run directory RUN, or the newest in DIR, going over to the next when that begins. It is a process of its
@@ -39,33 +35,3 @@ def dashboard(
       testbed dashboard runs/2026-11-20T10-31-07-quickstart --port 0
       testbed dashboard --host 0.0.0.0 --token-file ~/.dashboard-token
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    import asyncio
-    import json
-    import secrets
-    from importlib.util import find_spec
-
-    if find_spec("aiohttp") is None:
-        raise UserError("the dashboard needs aiohttp: pip install 'dfrs-testbed[dashboard]'")
-    if run is not None and runs is not None:
-        raise UserError("RUN and --runs: expected one of them")
-    if run is not None and not run.is_dir():
-        raise UserError(f"{run}: expected a run directory, found {'a file' if run.exists() else 'nothing'}")
-
-    from testbed.report.browser.guard import is_loopback, read_token
-    from testbed.report.browser.serve import serve
-    from testbed.run.newest import newest_run
-
-    token = None
-    if token_file is not None:
-        token = read_token(token_file)
-    elif not is_loopback(host):
-        token = secrets.token_urlsafe(24)
-    place = Path("runs") if runs is None else runs
-
-    def tell(url: str) -> None:
-        what = str(run) if run is not None else f"the newest run in {place}"
-        click.echo(json.dumps({"url": url, "follows": what}) if as_json else f"{url}\nfollows {what}; Ctrl-C ends it")
-
-    choose = partial(newest_run, place) if run is None else lambda: run
-    asyncio.run(serve(choose, host, port, token, tell))
-    return 130

@@ -1,12 +1,12 @@
 """`testbed ingest`: points of run directories into InfluxDB."""
 
-# ruff: noqa: PLC0415 - what the command needs is imported in it, so that --help is quick.
-
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+
+from testbed.cli.deferred import deferred
 
 
 @click.command(short_help="Ship the points of runs to InfluxDB, resumably.")
@@ -24,10 +24,8 @@ import click
     help="Give up when the server acknowledged nothing for so long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON on standard output.")
-def ingest(
-    *, runs: tuple[Path, ...], url: str | None, org: str | None, bucket: str | None, from_start: bool, gzip: bool,
-    patience_s: float, as_json: bool,
-) -> int:  # fmt: skip
+@deferred
+def ingest() -> None:
     """Ship the points of run directories that the database does not have yet.
 
     A run whose scenario has a table [influx] ships its points while it lasts; this ships what was left, or rebuilds the
@@ -43,24 +41,3 @@ def ingest(
       testbed ingest runs/2026-11-20T10-31-07-quickstart
       testbed ingest runs/* --url http://127.0.0.1:8086 --org lab --bucket testbed --from-start
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    from testbed.cli.ingest_output import ShippingProgress, print_counts
-    from testbed.measure.influx_address import find_address
-    from testbed.measure.influx_writer import InfluxWriter
-    from testbed.measure.shipping import ShippingCount, check_run, influx_table, ship
-
-    for run in runs:
-        check_run(run)
-    addresses = [find_address(influx_table(run), url=url, org=org, bucket=bucket) for run in runs]
-    counts: list[ShippingCount] = []
-    try:
-        for run, address in zip(runs, addresses, strict=True):
-            writer = InfluxWriter(address, gzip=gzip)
-            with ShippingProgress(run, address) as progress:
-                counts.append(
-                    ship(
-                        run, address, writer, progress.say, progress.show, from_start=from_start, patience_s=patience_s
-                    )
-                )
-    finally:
-        print_counts(counts, as_json=as_json)
-    return 0 if all(count.complete for count in counts) else 1

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
 import click
 
-from testbed.errors import UserError
-
-if TYPE_CHECKING:
-    from testbed.bus.address import BrokerAddress
-    from testbed.lab.inventory import Survey
-
-_TOLD = ("holder", "since_unix_s", "on_controller_loss")
-_LISTEN_S = 1.5  # agents tell their guests once a second
+from testbed.cli.deferred import deferred
 
 
 @click.command()
 @click.argument("which", metavar="[NAME|SCENARIO]", required=False)
 @click.option("--broker", default=None, help="Address of the broker of lab NAME, if it is not on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
+@deferred
+def who() -> None:
     """Show who drives a lab, until when, and which guests its nodes hold. Exit code 0 if somebody does, 1 if nobody.
 
     \b
@@ -29,33 +20,6 @@ def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
       testbed lab who
       testbed lab who lab-1 --broker mqtts://head:8884 --json
     """  # noqa: D301  # \b keeps click from wrapping the examples
-    import asyncio  # noqa: PLC0415  # --help stays quick
-    import json  # noqa: PLC0415  # as above
-
-    from testbed.lab.inventory import survey  # noqa: PLC0415  # as above
-
-    address, lab = find_broker(which, broker)
-    found = asyncio.run(survey(address, lab, _LISTEN_S))
-    lease = found.lease
-    left_s = 0.0 if lease is None or lease.released else max(0.0, lease.expires_unix_s - time.time())
-    if as_json:
-        told = {name: getattr(lease, name) for name in _TOLD} if lease else {}
-        click.echo(
-            json.dumps({"lab": lab, "held": left_s > 0, "left_s": left_s, **told, "nodes": _nodes(found)}, indent=2)
-        )
-        return 0 if left_s > 0 else 1
-    if lease is None:
-        click.echo(f"lab {lab}: nobody has driven it yet")
-    elif left_s > 0:
-        held_s = time.time() - lease.since_unix_s
-        click.echo(f"lab {lab}: {lease.holder}, for {held_s:.0f} s; ends in {left_s:.0f} s unless renewed")
-    else:
-        how = f"was ended by {lease.released_by}" if lease.released_by else "let go" if lease.released else "ran out"
-        click.echo(f"lab {lab}: nobody; the lease of {lease.holder} {how}")
-    for name, status in found.nodes.items():
-        state = "online" if status.online else f"offline: {status.reason}"
-        click.echo(f"  {name}: {state}, guests: {', '.join(found.guests.get(name, ())) or '-'}")
-    return 0 if left_s > 0 else 1
 
 
 @click.command()
@@ -63,7 +27,8 @@ def who(*, which: str | None, broker: str | None, as_json: bool) -> int:
 @click.option("--broker", default=None, help="Address of the broker of lab NAME, if it is not on this machine.")
 @click.option("--force", is_flag=True, help="Also from a controller that drives it: its run ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def take(*, which: str | None, broker: str | None, force: bool, as_json: bool) -> int:
+@deferred
+def take() -> None:
     """Free a lab: end the lease of whoever drives it, and remove every guest of its nodes.
 
     Without --force only guests that a dead controller left are removed. Exit code 0: the lab is free; 1: something is
@@ -73,68 +38,3 @@ def take(*, which: str | None, broker: str | None, force: bool, as_json: bool) -
     Example:
       testbed lab take --force lab-1 --broker mqtts://head:8884
     """  # noqa: D301  # \b keeps click from wrapping the example
-    import asyncio  # noqa: PLC0415  # --help stays quick
-    import json  # noqa: PLC0415  # as above
-
-    from testbed.lab import takeover  # noqa: PLC0415  # as above
-    from testbed.lab.inventory import survey  # noqa: PLC0415  # as above
-
-    address, lab = find_broker(which, broker)
-
-    async def work() -> takeover.Taken:
-        found = await survey(address, lab, _LISTEN_S)
-        return await takeover.take(address, lab, found, force=force, say=lambda line: click.echo(line, err=True))
-
-    taken = asyncio.run(work())
-    if as_json:
-        click.echo(json.dumps({"lab": lab, "removed": taken.removed, "failures": taken.failures}, indent=2))
-    else:
-        count = sum(map(len, taken.removed.values()))
-        click.echo(
-            f"lab {lab} is free: {count} guests removed" if not taken.failures else f"lab {lab}: not all is gone"
-        )
-    for failure in taken.failures:
-        click.echo(f"not removed: {failure}", err=True)
-    return 1 if taken.failures else 0
-
-
-def _nodes(found: Survey) -> list[dict[str, object]]:
-    return [
-        {"node": name, "online": status.online, "reason": status.reason, "guests": list(found.guests.get(name, ()))}
-        for name, status in found.nodes.items()
-    ]
-
-
-def find_broker(which: str | None, broker: str | None) -> tuple[BrokerAddress, str]:
-    """Return the broker of a lab and the lab's name.
-
-    `which` is the name of a lab, a scenario file, or None for the only lab in a box on this machine. Without `broker`
-    it can also be the name of a packaged scenario, unless a lab has this name.
-    """
-    from testbed.box.state import find  # noqa: PLC0415  # --help stays quick
-    from testbed.box.sweep import known_labs  # noqa: PLC0415  # as above
-    from testbed.bus.address import BrokerAddress  # noqa: PLC0415  # as above
-    from testbed.bus.topics import check_name  # noqa: PLC0415  # as above
-    from testbed.packaged import find_scenario, packaged_scenarios  # noqa: PLC0415  # as above
-    from testbed.scenario.schema import load_lab  # noqa: PLC0415  # as above
-
-    by_name = broker is None and which not in known_labs() and which in packaged_scenarios()
-    if which is not None and (by_name or which.endswith(".toml") or "/" in which):
-        scenario = load_lab(find_scenario(which))
-        lab = scenario.lab
-        if broker is None and scenario.broker.kind is None:
-            return BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir), lab
-    elif which is None and broker is None:
-        known = known_labs()
-        if len(known) != 1:
-            what = f"several labs are up: {', '.join(known)}" if known else "no lab in a box is up here"
-            raise UserError(f"{what}: say which, or --broker")
-        lab = known[0]
-    else:
-        lab = check_name("lab", which or "local")
-    if broker is not None:
-        return BrokerAddress.parse(broker), lab
-    state = find(lab)
-    if state is None or not state.broker_url:
-        raise UserError(f"lab {lab}: not one in a box on this machine; say where its broker is with --broker")
-    return BrokerAddress.parse(state.broker_url), lab

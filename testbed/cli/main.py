@@ -100,5 +100,5 @@ def main() -> None:
         click.echo("testbed: interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has had enough
+        sys.stderr.close()  # the reader of our output has closed it
         sys.exit(141)

@@ -1,23 +1,13 @@
 """`testbed report`: tables of runs on the terminal, and a page with figures."""
 
-# ruff: noqa: PLC0415 - what the command needs is imported in it, so that --help is quick.
-
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from testbed.errors import UserError
+from testbed.cli.deferred import deferred
 
-if TYPE_CHECKING:
-    from testbed.report.facts import RunFacts
-    from testbed.report.page import Page
-    from testbed.report.schedule import Schedule
-
-_NEEDED = ("matplotlib", "polars", "jinja2")
 _FORMATS = ("svg", "pdf", "png")
 
 
@@ -45,96 +35,11 @@ def _formats(_context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN", help="Another run, set against this one.")
 @click.option("--simulate", is_flag=True, help="Simulate the jobs of the run, and set that against it.")
 @click.option("--overheads", metavar="MODEL", help="Overheads of --simulate, as of testbed simulate.")
-def report(
-    *, runs: tuple[Path, ...], as_json: bool, out: Path | None, no_html: bool, folder: Path | None,
-    formats: tuple[str, ...], against: Path | None, simulate: bool, overheads: str | None,
-) -> None:  # fmt: skip
+@deferred
+def report() -> None:
     """Print the tables of one or more run directories, and write a page with figures in one HTML file.
 
     One run's page goes to RUN/report.html, unless --out says otherwise. Several runs are set side by side, repeats of
     the same scenario, policy and seed give the noise band, and the page is written where --out says. A run that was
     interrupted or whose controller was killed is reported as far as it went.
     """
-    from testbed.report.facts import read_facts
-
-    if len(runs) > 1 and (against is not None or simulate):
-        raise UserError("--against and --simulate are for one run: several runs are set side by side anyway")
-    if overheads is not None and not simulate:
-        raise UserError("--overheads is of the simulation: expected --simulate with it")
-    if no_html and (out is not None or folder is not None or against is not None or simulate):
-        raise UserError("--no-html writes no page: expected it without --out, --figures, --against and --simulate")
-    asked = out is not None or folder is not None or against is not None or simulate
-    found = [read_facts(path) for path in runs]
-    _print(found, as_json=as_json)
-    if no_html or (len(runs) > 1 and not asked):
-        return
-    if missing := _missing():
-        text = f"the page needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'"
-        if asked:
-            raise UserError(text)
-        click.echo(f"testbed: {text}", err=True)
-        return
-    page = _page(runs, against, overheads, simulate=simulate)
-    _write(page, runs, out, folder, formats)
-
-
-def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
-    import json
-
-    from testbed.report.text import metrics_table, print_facts, wide_console
-
-    if as_json:
-        click.echo(json.dumps([{"run": str(run.path), **run.summary_so_far()} for run in found], indent=2))
-        return
-    console = wide_console()
-    for run in found:
-        console.print(f"\n{run.path}", style="bold", markup=False, highlight=False)
-        print_facts(run, console)
-    if len(found) > 1:
-        console.print(metrics_table(found))
-
-
-def _missing() -> list[str]:
-    from importlib.util import find_spec
-
-    return [name for name in _NEEDED if find_spec(name) is None]
-
-
-def _page(runs: Sequence[Path], against: Path | None, overheads: str | None, *, simulate: bool) -> Page:
-    from dataclasses import replace
-
-    from testbed.report.material import load_material
-    from testbed.report.page import comparison_page, run_page
-
-    materials = [load_material(path) for path in runs]
-    if len(materials) > 1:
-        return comparison_page(materials)
-    others = []
-    if against is not None:
-        other = load_material(against)
-        others.append(replace(other.schedule, name=f"{other.facts.name}, {other.facts.policy}"))
-    if simulate:
-        others.append(_simulated(runs[0], overheads))
-    return run_page(materials[0], others)
-
-
-def _simulated(run: Path, overheads: str | None) -> Schedule:
-    from testbed.report.simulated import simulate_run
-    from testbed.simulation.overheads import parse_overheads
-
-    return simulate_run(run, None if overheads is None else parse_overheads(overheads)).schedule
-
-
-def _write(page: Page, runs: Sequence[Path], out: Path | None, folder: Path | None, formats: Sequence[str]) -> None:
-    from testbed.report.page import write_page
-    from testbed.report.style import write_chart
-
-    if out is not None or len(runs) == 1:
-        path = runs[0] / "report.html" if out is None else out
-        write_page(page, path)
-        click.echo(f"page: {path}", err=True)
-    if folder is not None:
-        for chart in page.charts:
-            for form in formats:
-                write_chart(chart, folder, form)
-        click.echo(f"figures: {len(page.charts)} as {', '.join(formats)} in {folder}", err=True)

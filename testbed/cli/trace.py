@@ -1,21 +1,12 @@
-"""`testbed trace`: look at traces, cut, change and convert them, make them."""
-
-# ruff: noqa: PLC0415 - what a command needs is imported in it, so that the others start fast.
+"""`testbed trace`: inspect traces, cut, change and convert them, make them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from testbed.errors import UserError
-
-if TYPE_CHECKING:
-    from testbed.workload.segments import Segment
-
-_Value = TypeVar("_Value", int, float)
+from testbed.cli.deferred import deferred
 
 _FILE = click.Path(path_type=Path)
 _trace_file = click.argument("trace_file", metavar="TRACE", type=_FILE)
@@ -46,16 +37,9 @@ def trace() -> None:
 @click.option("--nodes", type=int, help="Nodes of the cluster, for the loads.")
 @_reading
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def info(trace_file: Path, nodes: int | None, reading: str | None, as_json: bool) -> None:
+@deferred
+def info() -> None:
     """Print the figures of a trace: jobs, span, sizes, run times, needs, loads."""
-    import json
-    from dataclasses import asdict
-
-    from testbed.workload.statistics import describe
-    from testbed.workload.trace import load_trace
-
-    figures = asdict(describe(load_trace(trace_file, reading), nodes))
-    click.echo(json.dumps(figures) if as_json else _table(figures))
 
 
 @trace.command(
@@ -70,34 +54,13 @@ def info(trace_file: Path, nodes: int | None, reading: str | None, as_json: bool
 @click.option("--week", metavar="K", type=int, help="Jobs with submit time // 604800 = K; re-based to its start.")
 @click.option("--weeks", metavar="DIR", type=_FILE, help="Every week, as week-000.csv and so on in a folder; no OUT.")
 @_reading
-def segment(
-    trace_file: Path,
-    out: Path | None,
-    jobs: str | None,
-    window: str | None,
-    week: int | None,
-    weeks: Path | None,
-    reading: str | None,
-) -> None:
+@deferred
+def segment() -> None:
     """Cut a segment out of TRACE and write it to OUT, a job table (.csv or .csv.gz); or all its weeks to a folder.
 
     Weeks without jobs have no file. A new folder appears with all its weeks or not at all, and writing the same
     weeks again leaves it as it is.
     """
-    from testbed.workload.segments import cut
-    from testbed.workload.trace import load_trace, save_trace
-    from testbed.workload.week_folder import write_weeks
-
-    chosen = _segment(jobs, window, week, weeks)
-    if (out is None) == (weeks is None):
-        raise UserError("expected OUT, a job table, for one segment, and none beside --weeks DIR")
-    trace_jobs = load_trace(trace_file, reading)
-    if out is not None and chosen is not None:
-        segment_jobs = cut(trace_jobs, chosen)
-        save_trace(out, segment_jobs)
-        click.echo(f"{out}: {len(segment_jobs)} jobs", err=True)
-    elif weeks is not None:
-        click.echo(f"{weeks}: {len(write_weeks(weeks, trace_jobs))} weeks, {len(trace_jobs)} jobs", err=True)
 
 
 @trace.command(
@@ -108,21 +71,14 @@ def segment(
 @_out
 @click.option("--seed", type=int, required=True, help="0 or more; the same seed gives the same needs.")
 @_reading
-def annotate(trace_file: Path, out: Path, seed: int, reading: str | None) -> None:
+@deferred
+def annotate() -> None:
     """Give the jobs of TRACE synthetic CPU needs and memory, and write them to OUT, a job table (.csv or .csv.gz).
 
     [RR 5.3.2]: the task of a one-task job needs a quarter of a node's CPU, any other task all of it. With
     probability 0.55 the tasks of a job need a tenth of a node's memory, else two tenths to ten, each as likely.
     Needs that TRACE has are replaced. A log is read as `processors`, unless --reading says otherwise.
     """
-    from testbed.workload.synthetic import annotate as with_needs
-    from testbed.workload.trace import is_log, load_trace, save_trace
-
-    if reading is None and is_log(trace_file):
-        reading = "processors"
-    jobs = with_needs(load_trace(trace_file, reading), seed)
-    save_trace(out, jobs)
-    click.echo(f"{out}: {len(jobs)} jobs", err=True)
 
 
 @trace.command(
@@ -133,19 +89,13 @@ def annotate(trace_file: Path, out: Path, seed: int, reading: str | None) -> Non
 @click.option("--nodes", type=int, required=True, help="Nodes of the cluster that the load is for.")
 @click.option("--load", type=float, required=True, help="Offered load to come to; [RR] has 0.1 to 0.9.")
 @_reading
-def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | None) -> None:
+@deferred
+def scale() -> None:
     """Stretch the inter-arrival times of TRACE to an offered load, and write it to OUT, a job table (.csv or .csv.gz).
 
     The offered load is sum(tasks x run time) / (nodes x (last - first submission)); jobs, their order and the first
     submission stay [RR 5.3.2].
     """
-    from testbed.workload.load import offered_load, scale_load
-    from testbed.workload.trace import load_trace, save_trace
-
-    jobs = load_trace(trace_file, reading)
-    scaled = scale_load(jobs, nodes, load)
-    save_trace(out, scaled)
-    click.echo(f"{out}: {len(jobs)} jobs, offered load {offered_load(jobs, nodes):.4g} -> {load:.4g}", err=True)
 
 
 @trace.command(
@@ -156,7 +106,8 @@ def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | N
 @_trace_file
 @_out
 @_reading
-def convert(trace_file: Path, out: Path, reading: str | None) -> None:
+@deferred
+def convert() -> None:
     """Write TRACE to OUT in the form of its name: a job table (.csv, .csv.gz), or a log again (.swf, .swf.gz).
 
     A log becomes a job table under a reading:
@@ -173,10 +124,6 @@ def convert(trace_file: Path, out: Path, reading: str | None) -> None:
 
     From log to log every field stays as it was; the lines are checked and put in the archive's columns.
     """  # noqa: D301  # \b keeps click from wrapping the list
-    from testbed.workload.trace import convert_trace
-
-    count = convert_trace(trace_file, out, reading)
-    click.echo(f"{out}: {count} jobs", err=True)
 
 
 @trace.group(short_help="Make synthetic traces.")
@@ -196,55 +143,6 @@ def generate() -> None:
 )
 @click.option("--load", type=float, help="Offered load to scale to, by stretching the inter-arrival times.")
 @click.option("-o", "--out", type=_FILE, help="Job table to write (.csv or .csv.gz); standard output without it.")
-def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out: Path | None) -> None:
+@deferred
+def lublin() -> None:
     """Make a trace by the model of Lublin and Feitelson, with the needs of [RR 5.3.2]."""
-    from testbed.workload.load import scale_load
-    from testbed.workload.synthetic import synthetic_trace
-    from testbed.workload.table import format_table
-    from testbed.workload.trace import save_trace
-
-    made = synthetic_trace(nodes, jobs, seed, mode)
-    if load is not None:
-        made = scale_load(made, nodes, load)
-    if out is None:
-        click.echo(format_table(made), nl=False)
-    else:
-        save_trace(out, made)
-
-
-def _segment(jobs: str | None, window: str | None, week: int | None, weeks: Path | None) -> Segment | None:
-    """Return the one segment that was asked for, None for all weeks."""
-    from testbed.workload.segments import JobRange, Week, Window
-
-    match jobs, window, week, weeks:
-        case str(text), None, None, None:
-            return JobRange(*_pair("--jobs", text, "FIRST:COUNT", int))
-        case None, str(text), None, None:
-            return Window(*_pair("--window", text, "START:DURATION", float))
-        case None, None, int(index), None:
-            return Week(index)
-        case None, None, None, Path():
-            return None
-    raise UserError("expected exactly one of --jobs FIRST:COUNT, --window START:DURATION, --week K, --weeks DIR")
-
-
-def _pair(option: str, text: str, form: str, convert: Callable[[str], _Value]) -> tuple[_Value, _Value]:
-    try:
-        first, second = text.split(":")
-        return convert(first), convert(second)
-    except ValueError:
-        raise UserError(f"{option} {text}: expected {form}, two numbers") from None
-
-
-def _table(figures: dict[str, object]) -> str:
-    """Return a line a figure: its name, and its value with four significant decimals where it has any."""
-    width = max(map(len, figures))
-    return "\n".join(f"{name:<{width}}  {_show(value)}" for name, value in figures.items() if value is not None)
-
-
-def _show(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)

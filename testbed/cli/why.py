@@ -1,12 +1,12 @@
 """`testbed why`: what happened to one job of a run, and why."""
 
-# ruff: noqa: PLC0415 - what the command needs is imported in it, so that --help is quick.
-
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+
+from testbed.cli.deferred import deferred
 
 
 @click.command(
@@ -18,7 +18,8 @@ import click
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("job", metavar="JOB", type=int)
 @click.option("--json", "as_json", is_flag=True, help="Print the same facts as JSON.")
-def why(*, run: Path, job: int, as_json: bool) -> None:
+@deferred
+def why() -> None:
     """Tell what happened to job JOB of the run directory RUN, by the run's journal: one line per event.
 
     The first lines say how the job ended, the reason of a failure, for how long it ran, and what it waited for. Then
@@ -27,15 +28,3 @@ def why(*, run: Path, job: int, as_json: bool) -> None:
 
     Exit code 0 whether the job failed or not; 2 if there is no such run or job.
     """
-    import json
-
-    from testbed.report.job_story_data import as_data
-    from testbed.report.job_story_text import lines
-    from testbed.report.job_told import tell
-
-    told = tell(run, job)
-    if as_json:
-        click.echo(json.dumps(as_data(told), indent=2))
-        return
-    for line in lines(told):
-        click.echo(line)

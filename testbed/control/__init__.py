@@ -1,1 +1,1 @@
-"""The live world: what the policy decided is compared with what is there, planned, and done by node agents."""
+"""Live execution: the policy's decision is compared with the actual state, planned, and carried out by agents."""

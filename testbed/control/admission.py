@@ -1,4 +1,4 @@
-"""What is refused before anything of a run is started: jobs, numbers of events, disks and programs that do not fit."""
+"""Checks before a run starts: jobs, numbers of events, disks and programs that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 
-from testbed.drivers import traits_of
+from testbed.bus.drivers import traits_of
+from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import UserError, nearest
-from testbed.limits import MOST_EVENTS
-from testbed.policies.view import Policy
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
 
 
 def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
@@ -31,9 +31,9 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
 
 
 def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
-    """Raise `UserError` for a dry run that has more events than anybody would wait for, with the key that causes it.
+    """Raise `UserError` for a dry run with more events than is practical, with the key that causes them.
 
-    Each node reports once a wall second, a policy with a period acts at each multiple of it while there are jobs.
+    Each node reports once per wall second, and a policy with a period acts at each multiple of it while there are jobs.
     """
     nodes, most = len(scenario.nodes), f"expected at most {MOST_EVENTS:.3g}"
     wall_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
@@ -51,7 +51,7 @@ def check_events(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> Non
 
 
 def check_disk(path: Path, scenario: Scenario) -> None:
-    """Raise `UserError` if this machine has not the memory of one of its nodes, or no room for their images.
+    """Raise `UserError` if this machine has less memory than one of its nodes, or no room for their images.
 
     Images need twice the nodes' memory: the source of a transfer is kept until its copy has made progress.
     """
@@ -74,7 +74,7 @@ def check_disk(path: Path, scenario: Scenario) -> None:
 def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:
     """Raise `UserError` if a node lacks a program that the jobs run.
 
-    `programs` are those of each node, by its name; none if it does not say.
+    `programs` are those of each node, by its name; empty if it does not list them.
     """
     table = scenario.programs
     for parallel, key, name in ((False, "serial", table.serial), (True, "parallel", table.parallel)):

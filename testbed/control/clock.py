@@ -6,9 +6,9 @@ import asyncio
 
 
 class ReplayClock:
-    """Maps the event loop's monotonic time to trace time; `time_scale` trace seconds pass in a wall second.
+    """Maps the event loop's monotonic time to trace time; `time_scale` trace seconds pass per wall second.
 
-    Trace time stands still from `stop` to `go_on`, while the operator has paused the run.
+    Trace time is stopped from `stop` to `go_on`, while the operator has paused the run.
     """
 
     def __init__(self, time_scale: float) -> None:
@@ -22,22 +22,22 @@ class ReplayClock:
 
     @property
     def stands(self) -> bool:
-        """Whether trace time stands still."""
+        """Whether trace time is stopped."""
         return self._stopped_s is not None
 
     def stop(self) -> None:
-        """Let trace time stand still; a clock that stands keeps its time."""
+        """Stop trace time; a stopped clock keeps its time."""
         if self._stopped_s is None:
             self._stopped_s = asyncio.get_running_loop().time()
 
     def go_on(self) -> None:
-        """Let trace time go on."""
+        """Let trace time continue."""
         if self._stopped_s is not None:
             self._zero_wall_s += asyncio.get_running_loop().time() - self._stopped_s
             self._stopped_s = None
 
     def wall_s(self) -> float:
-        """Wall seconds since the start in which trace time went on."""
+        """Wall seconds since the start in which trace time advanced."""
         now_s = asyncio.get_running_loop().time() if self._stopped_s is None else self._stopped_s
         return now_s - self._zero_wall_s
 
@@ -46,5 +46,5 @@ class ReplayClock:
         return self.wall_s() * self.time_scale
 
     def until_s(self, trace_s: float) -> float:
-        """Wall seconds from now until the trace second if time goes on, 0 if it is past."""
+        """Wall seconds from now until the trace second if time continues, 0 if it is past."""
         return max(0.0, trace_s / self.time_scale - self.wall_s())

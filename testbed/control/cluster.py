@@ -1,31 +1,57 @@
-"""The controller's picture of the live cluster: jobs, where they are, how far they are, what they are meant to do."""
+"""The controller's model of the live cluster: jobs, their nodes, their progress and their intended state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from testbed.bus.messages import ImageRef
 from testbed.control.planner import JobStatus, Target, Verb
-from testbed.control.progress import Progress
 from testbed.lab.guests import PreparedJob
 from testbed.lab.job_guests import JobGuests
-from testbed.measure.metrics import bounded_stretch
-from testbed.policies.view import NOT_PLACED, ClusterView, JobState
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.phases import Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.metrics import bounded_stretch
+from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, JobState
+from testbed.scheduling.workload.jobs import Job
+
+
+@dataclass(slots=True)
+class Progress:
+    """Work units by task; `at_s` is the time of the last report, in wall seconds since the run began.
+
+    `highest_s` is the highest virtual time that was derived from them, in trace seconds: it never goes back. `arriving`
+    are tasks that are being taken over after a live migration, and have not progressed since. `ended` are tasks whose
+    end has been processed.
+    """
+
+    units: list[int]
+    at_s: float = 0.0
+    highest_s: float = 0.0
+    arriving: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+
+    def advance(self, task: int, units: int | None) -> None:
+        """Take the work units that a task has done; the value never decreases."""
+        if units is not None:
+            self.units[task] = max(self.units[task], units)
+
+    def restart(self) -> None:
+        """Reset, because its guests are gone."""
+        self.units, self.highest_s = [0] * len(self.units), 0.0
+        self.arriving.clear()
+        self.ended.clear()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveJob(JobGuests):
-    """One job of the run: its guests, its `state` by the history of the run, and how far it was measured to be.
+    """One job of the run: its guests, its `state` by the history of the run, and its measured progress.
 
-    Only events of the run change `state`; whoever reads it here has it after the last of them.
+    Only events of the run change `state`; a reader gets it as of the last of them.
     """
 
     job: Job
@@ -52,7 +78,7 @@ class LiveJob(JobGuests):
 
     @property
     def advances(self) -> bool:
-        """Whether every task has been seen to progress since it was last started, restored or taken over."""
+        """Whether every task has progressed since it was last started, restored or taken over."""
         state = self.state
         there = state.phase in (Phase.RUNNING, Phase.MIGRATING) and not self.progress.arriving
         return there and len(state.progressed) == len(self.specs)
@@ -73,10 +99,10 @@ class LiveJob(JobGuests):
         return [{node for node, name in state.image_holders if name == image.name} for image in state.images]
 
     def virtual_time_s(self, now_s: float, time_scale: float) -> float:
-        """Progress in dedicated trace seconds: what was last reported, carried on at the present yield.
+        """Progress in dedicated trace seconds: the last report, extrapolated at the present yield.
 
-        It is the work really done, so it stands still while the job is paused, moved or held up, and needs no
-        knowledge of the run time. It never goes back.
+        It measures the work actually done, so it does not advance while the job is paused, moved or delayed, and needs
+        no knowledge of the run time. It never decreases.
         """
         measured_s, progress = self.measured_virtual_time_s(), self.progress
         if self.advances and not self.state.finished_tasks:
@@ -85,20 +111,20 @@ class LiveJob(JobGuests):
         return progress.highest_s
 
     def measured_virtual_time_s(self) -> float:
-        """Progress that was reported, in dedicated trace seconds."""
+        """Reported progress, in dedicated trace seconds."""
         return min(self.progress.units) * self.trace_s_per_unit
 
     def stretch(self, tau_s: float) -> float | None:
-        """Bounded stretch of a job that ended well, None of any other."""
+        """Bounded stretch of a job that ended successfully, None for others."""
         end_s = self.state.end_trace_s
         if self.state.phase is not Phase.DONE or end_s is None:
             return None
         return float(bounded_stretch(end_s - self.job.submit_time_s, self.job.run_time_s, tau_s))
 
     def begin_again(self) -> None:
-        """Measure it from the beginning: its guests are gone.
+        """Reset its progress, because its guests are gone.
 
-        Guests that start from the beginning have new names, so that nothing late is taken for theirs.
+        Guests that start from the beginning have new names, so that no late message is attributed to them.
         """
         self.progress.restart()
         if self.state.begun == self.state.restarts:
@@ -108,7 +134,7 @@ class LiveJob(JobGuests):
             )
 
     def status(self) -> JobStatus:
-        """What the job is once its operation in flight is over, for the planner."""
+        """The job's state after its operation in flight, for the planner."""
         state, flight = self.state, self.state.flight
         running, saved, yield_frac = state.running_on, state.saved_on, state.yield_frac
         if flight is not None:
@@ -123,14 +149,14 @@ class LiveJob(JobGuests):
 
 
 class Cluster:
-    """All jobs of the run by id, in order of submission, and its history, which says which nodes are there."""
+    """All jobs of the run by id, in order of submission, and its history, which has the available nodes."""
 
     def __init__(self, jobs: Sequence[LiveJob], history: History) -> None:
         self.jobs = {live.job_id: live for live in jobs}
         self.history = history
 
     def reachable(self, node: int) -> bool:
-        """Whether a node can be commanded: it is online, and what it holds is known."""
+        """Whether a node can be commanded: it is online, and its guests are known."""
         return self.history.nodes[node].reachable
 
     def takes_guests(self, nodes: Iterable[int]) -> bool:
@@ -142,11 +168,11 @@ class Cluster:
         return [live for live in self.jobs.values() if live.state.active]
 
     def placeable(self) -> list[LiveJob]:
-        """Active jobs that the policy can do something with, in order of submission."""
+        """Active jobs that the policy can act on, in order of submission."""
         return [live for live in self.active() if not live.state.stranded and not live.state.withdrawn]
 
     def movable(self) -> list[LiveJob]:
-        """Jobs that a plan is made for: also those that run, although the policy cannot place them any more."""
+        """Jobs that are planned for, including running ones that the policy cannot place any more."""
         running = (live for live in self.active() if live.state.running_on is not None or not live.state.stranded)
         return [live for live in running if not live.state.withdrawn]
 
@@ -156,7 +182,7 @@ class Cluster:
         return all(live.state.ended for live in self.jobs.values())
 
     def view(self, trace_s: float, now_s: float, time_scale: float, *, estimates: bool) -> ClusterView:
-        """Return what the policy sees: the intended state, so that a plan under way is not decided again."""
+        """Return the policy's view: the intended state, so that a plan in progress is not decided again."""
         active = self.placeable()
         task_node: list[int] = []
         states: list[int] = []
@@ -185,5 +211,5 @@ class Cluster:
         )
 
     def targets(self) -> Mapping[int, Target]:
-        """Return what the last decision wants of the jobs that shall run, by id."""
+        """Return the last decision's targets of the jobs that are to run, by id."""
         return {live.job_id: live.state.wanted for live in self.active() if live.state.wanted is not None}

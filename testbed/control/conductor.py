@@ -1,4 +1,4 @@
-"""The heart of a live run: waits for what happens, asks the policy, and hands the plan to the executor."""
+"""The main loop of a live run: waits for events, asks the policy, and hands the plan to the executor."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fleet import Node
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.operations import Operations
-from testbed.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
 from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
+from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -33,8 +33,8 @@ CHECKED_WITHIN_S = 120.0  # after the last job has ended
 class Conductor:
     """Replays the jobs of a cluster in trace time under one policy, until every job has ended.
 
-    Events that arrive while a plan is under way are coalesced into the next decision, which is taken at once and sees
-    the intended state; the executor forgets what the new plan no longer wants.
+    Events that arrive while a plan is in progress are coalesced into the next decision, which is taken at once and is
+    based on the intended state. The executor drops actions that the new plan does not contain.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Conductor:
         self.clock = clock
         self._recorder = recorder
         self._operations = operations
+        self._wake = asyncio.Event()
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
         self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
         self.tracker = Tracker(cluster, recorder)
         self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
-        self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake_up)
+        self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake.set)
         for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
             recorder.ledger.listen(hear)
         self._coming = [live for live in cluster.jobs.values() if live.state.phase is Phase.COMING]
-        self._unknown: list[LiveJob] = []  # submitted, and not told to the policy yet
+        self._unknown: list[LiveJob] = []  # submitted, and not reported to the policy yet
         self._completed: list[int] = []
         self._changed = False
-        self._wake = asyncio.Event()
         self._checked = asyncio.Event()
         self._next_pass = 0
-        self._collected_s = 0.0  # trace time of the last look at what has happened
+        self._collected_s = 0.0  # trace time of the last collection of events
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Take a node's sample of the second; see `Tracker.telemetry`."""
@@ -81,8 +81,8 @@ class Conductor:
     async def run(self) -> None:
         """Replay until every job has ended; cancellation leaves the guests to the caller. `close` it in any case.
 
-        Raises `RunStoppedError` when the operator has stopped the run, and what runs is saved, and the error of an
-        operation that is not the failure of a command.
+        Raises `RunStoppedError` when the operator has stopped the run and the running jobs are saved, and the error of
+        an operation that is not the failure of a command.
         """
         async with ended_by_error_of(self.executor.broken):
             while not self.cluster.finished:
@@ -95,11 +95,11 @@ class Conductor:
             await self._until_checked()
 
     async def close(self) -> None:
-        """Give up all that is under way, and wait until it has let go."""
+        """Cancel all operations in progress, and wait until they have ended."""
         await self.executor.close()
 
     async def _until_checked(self) -> None:
-        """Wait for results that are still being checked; what is not told in time is left as it is, and journalled."""
+        """Wait for results that are still being checked; those that are not reported in time are journalled."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECKED_WITHIN_S):
                 while any(live.state.unchecked for live in self.cluster.jobs.values()):
@@ -126,11 +126,8 @@ class Conductor:
             case events.Outcome(ok=False, code=events.STAYS | events.NO_ROOM):
                 self._change()
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     def _change(self) -> None:
-        """The next decision is made without what did not succeed, or with what is new."""
+        """Cause a new decision after a failed operation or a change."""
         self._changed = True
         self._wake.set()
 
@@ -157,7 +154,7 @@ class Conductor:
         return waits
 
     def _collect(self) -> Event:
-        """Coalesce all that has happened by now into one event."""
+        """Coalesce all events so far into one."""
         now_s = self.clock.trace_s()
         while self._coming and self._coming[0].job.submit_time_s <= now_s + 1e-9:
             live = self._coming.pop(0)
@@ -198,7 +195,7 @@ class Conductor:
         return self.cluster.view(trace_s, now_s, self.clock.time_scale, estimates=self.policy.needs_estimates)
 
     def _note(self, earlier: Mapping[int, Target], targets: Mapping[int, Target]) -> None:
-        """Note what a decision means to a person; `earlier` is what the one before it wanted."""
+        """Log a decision for the user; `earlier` are the targets of the previous one."""
         for live in self.cluster.active():
             before, after = earlier.get(live.job_id), targets.get(live.job_id)
             if after is None:

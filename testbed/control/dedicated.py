@@ -1,6 +1,6 @@
-"""How fast each kind of job works when it is alone at full yield: measured before a run, with the very programs.
+"""Dedicated rates: the speed of each kind of job alone at full yield, measured before a run with its programs.
 
-A core's speed is not enough to know how long a job takes: a task that is capped at a quarter of a core starts each of
+A core's speed alone does not determine a job's run time: a task that is capped at a quarter of a core starts each of
 its slices with cold caches, and ranks of a parallel job wait for each other and may share a physical core.
 """
 
@@ -13,14 +13,14 @@ from statistics import median_low
 from testbed.errors import RunError
 from testbed.lab.guests import prepare_jobs
 from testbed.lab.lab import Lab
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 ENDLESS_WALL_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how fast a job works alone: one task or several, and the CPU need of each."""
+    """The properties that determine a job's dedicated rate: one task or several, and the CPU need of each."""
 
     parallel: bool
     cpu_need_frac: float
@@ -35,7 +35,7 @@ class Shape:
 
 
 def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
-    """Return a job to measure for each shape: of the median size of its kind, at most a task a node, little memory."""
+    """Return a job to measure for each shape: median size of its kind, at most one task per node, little memory."""
     by_shape: dict[Shape, list[Job]] = {}
     for job in jobs:
         by_shape.setdefault(Shape.of(job), []).append(job)
@@ -52,7 +52,7 @@ def representatives(jobs: Sequence[Job], nodes: int) -> dict[Shape, Job]:
 
 
 async def measure(lab: Lab, jobs: Mapping[Shape, Job]) -> dict[Shape, float]:
-    """Return work units per second of a core, as a task's share of a job alone sees it, by shape.
+    """Return work units per second of a core that a task of a job alone achieves, by shape.
 
     Each job runs alone for `calibration_s` after its first progress; the slowest of its tasks counts. The rate is the
     program's own count by its own clock. The speed of a core that the lab measured sizes the iterations.

@@ -1,4 +1,4 @@
-"""Carries plans out: every action once it is unblocked, one operation a job at a time, memory never over-committed."""
+"""Executes plans: every action once it is unblocked, one operation per job at a time, memory never over-committed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from testbed.bus.failure_codes import Failure
 from testbed.bus.guest_details import Done, Progress
 from testbed.bus.messages import ImageRef
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
-from testbed.errors import TestbedError
-from testbed.failure_codes import Failure, FailureCode
+from testbed.errors import FailureCode, TestbedError
 from testbed.lab.live_migration import LiveMigration, LostError, StaysError
 from testbed.lab.operations import NoRoomThereError, Operations, SaveError
 from testbed.run import events
@@ -28,7 +28,7 @@ _CODES = {
     Verb.TRANSFER: FailureCode.TRANSFER_FAILED,
     Verb.RESTORE: FailureCode.RESTORE_FAILED,
     Verb.MIGRATE: FailureCode.MIGRATE_FAILED,
-}  # of failures whose cause is not known more exactly
+}  # of failures without a more specific cause
 _ARRIVES = (Verb.START, Verb.TRANSFER, Verb.RESTORE, Verb.MIGRATE)
 
 
@@ -42,9 +42,9 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an operation did: bytes that it moved, what it wrote and set, and its phases in seconds.
+    """The result of an operation: bytes moved, images written, caps set, and its phases in seconds.
 
-    `reason` is that of the interruption which begins with it.
+    `reason` is the reason of the interruption that begins with it.
     """
 
     moved: int = 0
@@ -56,7 +56,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An operation under way: `task` carries it out, since wall second `begin_s` of the run."""
+    """An operation in progress: `task` executes it, since wall second `begin_s` of the run."""
 
     action: PlannedAction
     begin_s: float
@@ -66,10 +66,10 @@ class Flight:
 class Executor:
     """Owns the operations in flight.
 
-    A job ends when all its tasks have, and no operation on it is under way; one whose operation has failed for good
-    fails. An operation for whose images a node has no room is not begun until it has; a saved job that would have to
-    move for it resumes where it was, if it fits there. `hear` listens to the ledger. `broken` gets the first error of
-    an operation or a clean-up that is not the failure of a command: the run cannot be trusted any more then.
+    A job ends when all its tasks have ended and no operation on it is in progress; a job whose operation has failed
+    permanently fails. An operation waits while a node has no room for its images; a saved job that would have to move
+    then resumes on its old nodes, if it fits there. `hear` listens to the ledger. `broken` gets the first error of an
+    operation or a clean-up that is not the failure of a command: then the run is not valid any more.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Executor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = 0
         self._room = RoomLedger(len(self._memory_mib))
-        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: what has no room, as recorded
+        self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: the recorded lack of room
 
     @property
     def flights(self) -> tuple[Flight, ...]:
-        """The operations under way, the oldest first."""
+        """The operations in progress, the oldest first."""
         return tuple(self._flights.values())
 
     def now_s(self) -> float:
@@ -106,11 +106,11 @@ class Executor:
 
     @property
     def pending(self) -> int:
-        """How many planned actions wait for their preconditions."""
+        """The number of planned actions that wait for their preconditions."""
         return len(self._pending)
 
     def busy(self, job_id: int) -> bool:
-        """Whether an operation on the job is under way."""
+        """Whether an operation on the job is in progress."""
         return job_id in self._flights
 
     def free_mib(self, node: int) -> int:
@@ -124,11 +124,11 @@ class Executor:
                 self._settle(self._cluster.jobs[event.job])
             case events.Job(state="failed"):
                 live = self._cluster.jobs[event.job]
-                if not live.state.was_done:  # else its result was found wrong only now: nothing is left of it
+                if not live.state.was_done:  # else a late check failed its result: no guests are left
                     self.aside(self._bury(live), f"bury job {live.job_id}")
 
     def submit(self, actions: Sequence[PlannedAction]) -> None:
-        """Take a new plan. What is in flight goes on; what was planned before and has not begun is forgotten."""
+        """Take a new plan. Operations in flight continue; actions planned before that have not begun are dropped."""
         now_s = self._recorder.now_s()
         self._pending = [
             _Pending(action, now_s, tuple(actions[before] for before in action.after), _then_to(actions, place))
@@ -153,7 +153,7 @@ class Executor:
             live = self._cluster.jobs[action.job_id]
             blocked = (
                 live.state.ended
-                or live.state.withdrawn  # what is planned for it is given up in a moment
+                or live.state.withdrawn  # its planned actions are about to be dropped
                 or self.busy(action.job_id)
                 or any(id(earlier) in waiting for earlier in pending.waits_for)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
@@ -169,7 +169,7 @@ class Executor:
             else:
                 self._launch(live, pending)
         self._pending = [pending for pending in left if not self._cluster.jobs[pending.action.job_id].state.ended]
-        for pending in cannot_move:  # after all others, which the decision wants there
+        for pending in cannot_move:  # after all other actions, which the decision placed there
             self._resume_where_saved(pending)
 
     def _has_no_room(self, live: LiveJob, pending: _Pending) -> bool:
@@ -186,9 +186,9 @@ class Executor:
         return True
 
     def _resume_where_saved(self, transfer: _Pending) -> None:
-        """Restore a job, whose images have no room where it is wanted, on the nodes that have them, if it fits there.
+        """Restore a job whose images have no room on its new nodes on the nodes that have the images, if it fits there.
 
-        Otherwise saved jobs could wait for each other's images to go, for good.
+        Otherwise saved jobs could wait forever for the removal of each other's images.
         """
         live = self._cluster.jobs[transfer.action.job_id]
         (restore,) = (pending for pending in self._pending if transfer.action in pending.waits_for)
@@ -221,7 +221,7 @@ class Executor:
         stays = lost = False
         full: NoRoomThereError | None = None
         try:
-            if action.verb is not Verb.CAP:  # a cap creates nothing, and is not to wait for a disk
+            if action.verb is not Verb.CAP:  # a cap creates nothing, and must not wait for a disk
                 await self._recorder.durable()
             for attempt in range(1, self._tries + 1):
                 try:
@@ -245,7 +245,7 @@ class Executor:
         except asyncio.CancelledError:
             error = ended_by = events.CANCELLED
             raise
-        except Exception as mistake:  # of this program: the journal gets it, and `_over` ends the run for it
+        except Exception as mistake:  # a programming error: the journal gets it, and `_over` ends the run
             error, ended_by = str(mistake) or type(mistake).__name__, code.value
             raise
         finally:
@@ -266,13 +266,13 @@ class Executor:
         self.pump()
 
     def _refused(self, live: LiveJob, action: PlannedAction, full: NoRoomThereError) -> None:
-        """A node has no room although it seemed to have: the job stays as it is, until the node reports more."""
+        """A node has no room contrary to its report: the job stays unchanged until the node reports more."""
         self._room.refused(full.node, full.room)
         self._short[live.job_id] = (action.verb, ((full.node, full.room.needed_mib),))
         self._recorder.no_room(live.job_id, action.verb, Shortage(full.node, full.room.needed_mib, full.room.free_mib))
 
     def _settle(self, live: LiveJob) -> None:
-        """Draw the conclusions of events that arrived while an operation was under way."""
+        """Process events that arrived while an operation was in progress."""
         if self.busy(live.job_id):
             return
         if live.state.phase is Phase.RUNNING:
@@ -332,7 +332,7 @@ class Executor:
         return PAUSE if stays and self._cluster.history.standstill.hold else MIGRATION
 
     def _close_rescheduling(self, live: LiveJob) -> None:
-        """The job has progressed after it was interrupted: its penalty is known, and its images are useless."""
+        """The job has progressed after an interruption: its penalty is known, and its images are obsolete."""
         present = _back(live)
         if present is None or present.back_s is None or not live.advances:
             return
@@ -351,14 +351,14 @@ class Executor:
             self._recorder.journal(account)
 
     def aside(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run a clean-up beside everything else; `close` waits for it."""
+        """Run a clean-up in the background; `close` waits for it."""
         task = asyncio.create_task(work, name=name)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Keep the error of a task that nobody waits for."""
+        """Keep the error of a task that is not awaited."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.broken.done():
             self.broken.set_exception(error)
@@ -370,7 +370,7 @@ class Executor:
         self.pump()
 
     async def withdraw(self, live: LiveJob) -> None:
-        """Give up what is in flight or planned for a job, and destroy its guests; its images stay."""
+        """Cancel the operations in flight or planned for a job, and destroy its guests; its images stay."""
         self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
         flight = self._flights.get(live.job_id)
         if flight is not None:
@@ -385,14 +385,14 @@ class Executor:
             self._recorder.journal(events.Cleared(*self._recorder.times(), job=live.job_id))
 
     def drop_images(self, live: LiveJob) -> Coroutine[None, None, None]:
-        """Let the copies of a job's images count as gone from now on; what is returned deletes them."""
+        """Count the copies of a job's images as gone from now on; the returned coroutine deletes them."""
         holders = frozenset(live.state.image_holders)
         if holders:
             self._recorder.journal(events.ImagesDropped(*self._recorder.times(), job=live.job_id))
         return self._operations.drop_images(holders)
 
     async def close(self) -> None:
-        """Give up everything in flight and wait until it has let go."""
+        """Cancel everything in flight and wait for its end."""
         self._pending = []
         under_way = [flight.task for flight in self._flights.values()]
         for task in under_way:
@@ -401,7 +401,7 @@ class Executor:
 
 
 def _then_to(actions: Sequence[PlannedAction], index: int) -> tuple[int, ...] | None:
-    """Return where the images of the save at this place of a plan are transferred to, None if they stay."""
+    """Return the nodes to which a plan's save at this index transfers its images, None if they stay."""
     moves = (action.nodes for action in actions if action.verb is Verb.TRANSFER and index in action.after)
     return next(moves, None)
 
@@ -424,6 +424,6 @@ def _touched(live: LiveJob, action: PlannedAction) -> set[int]:
 
 
 def _back(live: LiveJob) -> Interruption | None:
-    """Return the last interruption of a job that is back from it, but has not progressed since."""
+    """Return the last interruption of a job that has resumed, but has not progressed since."""
     present = live.state.present
     return None if present is None or present.back_s is None else present

@@ -35,9 +35,9 @@ class _Refusal:
 class RoomLedger:
     """Room for images by node, in MiB.
 
-    An order takes its room from its begin until a sample of the node shows what it left: one that was taken after the
-    order was over. A node that refused an order although it seemed to have room gets no order of that size or a larger
-    one before it reports enough more. Times are nanoseconds of the event loop's clock.
+    An order occupies its room from its beginning until the first sample of the node that was taken after the end of the
+    order. A node that refused an order contrary to its reported room gets no order of that size or a larger one before
+    it reports enough more. Times are nanoseconds of the event loop's clock.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -59,14 +59,14 @@ class RoomLedger:
         return before_mib is not None and (now_mib is None or now_mib > before_mib)
 
     def free_mib(self, node: int) -> int | None:
-        """Return the room that no order has taken, None if it is not known or not limited."""
+        """Return the room that no order occupies, None if it is unknown or unlimited."""
         reported_mib = self._reported_mib[node]
         if reported_mib is None:
             return None
         return max(0, reported_mib - sum(order.mib for order in self._orders[node]))
 
     def short(self, needs_mib: Mapping[int, int]) -> tuple[Shortage, ...]:
-        """Return the nodes, in their order, that have not the room that is needed there."""
+        """Return the nodes, in their order, that have less than the needed room."""
         found = []
         for node, needed_mib in sorted(needs_mib.items()):
             refusal, free_mib = self._refusals.get(node), self.free_mib(node)
@@ -77,12 +77,12 @@ class RoomLedger:
         return tuple(found)
 
     def order(self, operation: int, needs_mib: Mapping[int, int]) -> None:
-        """An operation of this number begins, and may write so much on these nodes."""
+        """An operation of this number begins, and may write the given amounts on these nodes."""
         for node, mib in needs_mib.items():
             self._orders[node].append(_Order(operation, mib))
 
     def over(self, operation: int, at_ns: int) -> None:
-        """It has ended, one way or the other."""
+        """The operation has ended, with success or not."""
         for orders in self._orders:
             for order in orders:
                 if order.operation == operation:
@@ -90,7 +90,7 @@ class RoomLedger:
 
     def refused(self, node: int, room: NoRoom) -> None:
         """A node refused an order for want of room."""
-        enough = room.free_mib if room.free_mib >= room.needed_mib else 0  # it seemed to be, and was not
+        enough = room.free_mib if room.free_mib >= room.needed_mib else 0  # the report was too high
         self._refusals[node] = _Refusal(room, enough + room.needed_mib)
 
 
@@ -100,8 +100,8 @@ def image_needs(
     """Return the room for images that an action needs by node: at most the memory of each task.
 
     `copies` are the nodes that have a copy of each task's image; none is needed there. A save whose images are
-    `then_to` be transferred needs the room for the copies, too: a job that is saved and cannot go on is worse off than
-    one that was left alone.
+    `then_to` be transferred needs the room for the copies, too: a saved job that cannot continue is worse off than a
+    job that was not saved.
     """
     tasks: Counter[int] = Counter()
     if action.verb is Verb.SAVE:

@@ -1,16 +1,16 @@
-"""What becomes of jobs when nodes go, come back, or get another agent, and when guests fail."""
+"""Handling of jobs when nodes leave, return, or get another agent, and when guests fail."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 
+from testbed.bus.failure_codes import Failure, known_code
 from testbed.bus.guest_details import Failed
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.recorder import Recorder
-from testbed.errors import TestbedError
-from testbed.failure_codes import Failure, FailureCode, known_code
+from testbed.errors import FailureCode, TestbedError
 from testbed.lab.fleet import Node
 from testbed.lab.liveness import Change, Standing
 from testbed.lab.operations import Operations
@@ -19,10 +19,9 @@ from testbed.run.phases import Phase
 
 
 class Losses:
-    """Jobs on a suspect node wait. Those that ran on a lost one, or under an agent that is gone, fail or start again.
+    """Jobs on a suspect node wait. Jobs that ran on a lost node, or under an agent that is gone, fail or start again.
 
-    A saved job waits for a node that holds its images for as long as anything else is left to do. `hear` listens to the
-    ledger.
+    A saved job waits for a node with its images for as long as other work is left. `hear` listens to the ledger.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Losses:
                 self._names |= set(self._cluster.jobs[event.job].guests)
 
     def node_changed(self, node: Node, change: Change) -> None:
-        """A node went away, came back, or has another agent."""
+        """A node left, returned, or has another agent."""
         self._recorder.node(node.name, change.after, change.reason)
         if change.after is Standing.LOST or change.restarted:
             restarted = Failure(FailureCode.AGENT_RESTARTED, f"node {node.name}: {change.reason}")
@@ -65,7 +64,7 @@ class Losses:
         }
 
     async def _welcome(self, node: Node) -> None:
-        """A node is there again: remove what should not run there, and see which images it has still."""
+        """A node has returned: remove guests that should not run there, and check which images it still has."""
         try:
             guests, images = await self._operations.guests_at(node.index)
             await self._operations.stop_guests(node.index, self._strangers(node.index, guests))
@@ -111,7 +110,7 @@ class Losses:
             self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
 
     def _task_failed(self, live: LiveJob, why: Failure) -> None:
-        """A task says that it failed: that may come of the loss of another task's node, heard of only later."""
+        """A task reports a failure, possibly because of the loss of another task's node that is detected only later."""
         nodes = {node for task in range(len(live.specs)) for node in live.state.places(task)}
         if len(nodes) > 1:
             self._executor.aside(self._judge(live, live.state.restarts, nodes, why), f"why did job {live.job_id} fail")
@@ -133,7 +132,7 @@ class Losses:
         self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
-        """Return nodes, by task, that hold the job's last images and are not lost; None if one is nowhere."""
+        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has none."""
         found, nodes = [], self._cluster.history.nodes
         for image in live.state.images:
             holders = [node for node, name in sorted(live.state.image_holders) if name == image.name]
@@ -157,9 +156,8 @@ class Losses:
     def sort_out(self, can_ever_run: Callable[[int, float, int], bool], *, more: bool) -> None:
         """Find the jobs that cannot be placed while nodes are lost or drained.
 
-        They fail when nothing else is left to do, and no node is suspect or drained, which may return.
-
-        `more` says that jobs are still to come.
+        They fail when no other work is left, and no node is suspect or drained, as such a node may return. `more`: jobs
+        are still to be submitted.
         """
         nodes = self._cluster.history.nodes
         there, lost = sum(node.available for node in nodes), self._lost()

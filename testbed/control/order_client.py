@@ -1,4 +1,4 @@
-"""Gives an order to a run that goes on, from another process, and says why where that is not possible."""
+"""Gives an order to a run in progress, from another process, and explains failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_S = 0.1
 
 
 def running_run(runs: Path) -> Path:
-    """Return the run directory under `runs` that began last of those whose controllers take orders."""
+    """Return the latest run directory under `runs` whose controller takes orders."""
     try:
         with os.scandir(runs) as entries:
             found = [Path(entry.path) for entry in entries if entry.is_dir()]
@@ -32,7 +32,7 @@ def running_run(runs: Path) -> Path:
 def give(run: Path, request: Request) -> Answer:
     """Give an order to the controller of a run; the answer to `stop` comes when the results are written.
 
-    Raises `UserError` for what is no run directory, and `RunError` for a run that takes no orders, with the reason.
+    Raises `UserError` if `run` is no run directory, and `RunError` for a run that takes no orders, with the reason.
     """
     if not run.is_dir() or not has_journal(run):
         raise UserError(f"{run}: no run directory: expected one with events.jsonl, as `testbed run` writes it")
@@ -55,7 +55,7 @@ def _why_not(run: Path, error: NoControllerError) -> str:
 
 
 def _wait_for_results(run: Path, most_s: float) -> None:
-    """Wait until the controller has written summary.json, but for so long at most."""
+    """Wait until the controller has written summary.json, at most `most_s`."""
     ends_s = time.monotonic() + most_s
     while not (run / "summary.json").exists() and time.monotonic() < ends_s:
         time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""What the operator's commands and the controller say to each other: one order, and one answer, each a line of JSON."""
+"""Messages between the operator's commands and the controller: one order and one answer, each a line of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_WAIT_S: Final = 7 * 86400.0
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An order; `node` is the name of the node that it is about, `wait_s` how long its effect is waited for."""
+    """An order; `node` names its node, `wait_s` is the timeout for its effect."""
 
     order: OrderName
     node: Annotated[str, msgspec.Meta(max_length=255)] | None = None
@@ -21,10 +21,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an order, in words for a person in `text`.
+    """The outcome of an order, described for people in `text`.
 
-    `done` says that the effect is there, `changed` that it was not there before, `mistaken` that the order itself is
-    wrong. `state` is `running`, `paused`, `resuming` or `stopping`. `jobs` are those that the text speaks of.
+    `done`: the effect is in place; `changed`: it was not in place before; `mistaken`: the order itself is wrong.
+    `state` is `running`, `paused`, `resuming` or `stopping`. `jobs` are the jobs in the text.
     """
 
     done: bool

@@ -1,8 +1,8 @@
 """The Unix socket in a run directory on which the controller takes orders, and the client's end of it.
 
-Whoever may command the controller's process may give it orders: the same user, and root. The kernel enforces this by
-the socket's mode, and reports who is at the other end. Nothing of it is on the bus, where nodes are. A connection
-carries one request and one answer, each a line of JSON of bounded length.
+The user of the controller's process and root may give it orders. The kernel enforces this by the socket's mode, and
+reports the process and user at the other end. Orders are not sent on the bus, where nodes are. A connection carries one
+request and one answer, each a line of JSON of bounded length.
 
 The address of a Unix socket has at most 107 bytes, and run directories may have longer paths; so both ends open the
 directory, and name the socket by the descriptor (`/proc/self/fd/N/control.sock`).
@@ -29,7 +29,7 @@ from testbed.errors import RunError, TestbedError
 
 SOCKET: Final = "control.sock"
 _REQUEST_S = 10.0  # from the connection to the whole request
-_CLOSE_S = 5.0  # for answers that are on their way when the run ends
+_CLOSE_S = 5.0  # for answers in transit when the run ends
 _MOST_CLIENTS = 16
 _RETRY_S = 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, of SO_PEERCRED
@@ -42,7 +42,7 @@ class NoControllerError(RunError):
 
 @contextlib.asynccontextmanager
 async def taking_orders(orders: Orders, run: Path, *, dry: bool = False) -> AsyncIterator[None]:
-    """Take orders in the run directory `run`; a run in whose directory no socket can be made goes on without.
+    """Take orders in the run directory `run`; if no socket can be made there, the run continues without.
 
     A dry run takes none: its time is virtual.
     """
@@ -81,7 +81,7 @@ class _Counter:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     async def __aexit__(self, *_error: object) -> None:
-        """Wait a moment for answers that are on their way; tell the other clients that the run is over."""
+        """Wait briefly for answers in transit; report the end of the run to the other clients."""
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._listener)
         if self._clients:
@@ -94,7 +94,7 @@ class _Counter:
         """Take one connection."""
         try:
             client, _ = self._listener.accept()
-        except OSError as error:  # too many files are open, for instance: that would repeat at once
+        except OSError as error:  # for example too many open files: a retry would fail at once
             _log.warning("no order was taken: %s", error.strerror)
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener)
@@ -137,7 +137,7 @@ class _Counter:
 
 
 async def _line(client: socket.socket) -> bytes:
-    """Return what a client sends up to a line break, or up to its end; raises `ValueError` if that is too long."""
+    """Return a client's data up to a line break or the end; raises `ValueError` if it is too long."""
     loop, line = asyncio.get_running_loop(), b""
     while not line.endswith(b"\n"):
         more = await loop.sock_recv(client, MOST_BYTES)
@@ -150,7 +150,7 @@ async def _line(client: socket.socket) -> bytes:
 
 
 def send(run: Path, request: Request) -> Answer:
-    """Give an order to the controller of a run, and return its answer once the effect is there, or its time is over.
+    """Give an order to the controller of a run, and return its answer once the effect is in place or after the timeout.
 
     Raises `NoControllerError` if no controller takes orders there, or it ends before it answers.
     """
@@ -204,7 +204,7 @@ def _directory(run: Path) -> Iterator[str]:
 
 
 def _listen(run: Path) -> socket.socket:
-    """Return the listening socket; until it listens, with its mode set, nobody can connect."""
+    """Return the listening socket; no client can connect before its mode is set and it listens."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with _directory(run) as place:
@@ -223,7 +223,7 @@ def _remove(run: Path) -> None:
 
 
 def _peer(client: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel knows them."""
+    """Return process and user at the other end, as reported by the kernel."""
     pid, uid, _gid = _CREDENTIALS.unpack(
         client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )  # fmt: skip

@@ -1,9 +1,8 @@
-"""The operator's orders on a run that goes on: pause, continue, stop, and the drain and return of a node.
+"""The operator's orders on a run in progress: pause, continue, stop, and the drain and return of a node.
 
-An order is journalled before anything is done for it. A pause, or a stop, lets trace time stand still at once, and
-saves all running jobs; no decision is taken meanwhile. After `continue` the jobs are restored where they were, at the
-yields that they had. Trace time goes on once all of them are back that can be, so that no restore counts in their
-stretch.
+An order is journalled before it has any effect. A pause or a stop stops trace time at once, and saves all running jobs;
+no decision is taken meanwhile. After `continue` the jobs are restored on their old nodes with their old yields. Trace
+time continues once all restorable jobs are back, so that no restore counts in their stretch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _DONE = {"pause": Hold.PAUSED, "continue": Hold.NONE, "stop": Hold.STOPPING}
 
 
 class RunStoppedError(RunError):
-    """The operator stopped the run; what ran is saved."""
+    """The operator stopped the run; the running jobs are saved."""
 
 
 class Orders:
@@ -47,21 +46,22 @@ class Orders:
         self._news = asyncio.Event()  # set, and replaced, when something has changed
 
     def hear(self, _event: events.Event) -> None:
-        """Look again at what is waited for: see `Ledger.listen`."""
+        """Check the waiting orders again: see `Ledger.listen`."""
         if self._standstill.hold:
             self._wake()
-        self._tell()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def hold(self) -> bool:
         """Return whether decisions must wait for the operator.
 
-        Raises `RunStoppedError` once a run that is to be stopped has nothing under way.
+        Raises `RunStoppedError` once a run that is to be stopped has no operation in progress.
         """
         hold = self._standstill.hold
         if hold is Hold.RESUMING and not self._coming_back():
             times = self._recorder.times()
             stood_s = times[0] - (self._standstill.since_s or times[0])
-            self._clock.go_on()  # at the time of its entry: to write that takes a while
+            self._clock.go_on()  # at the time of its entry, which takes a while to write
             self._recorder.journal(events.ClockStarted(*times, stood_still_s=round(stood_s, 6)))
             self._recorder.say(f"trace time goes on: it stood still for {stood_s:.1f} s")
         elif hold is Hold.STOPPING and not self._executor.flights:
@@ -71,9 +71,9 @@ class Orders:
         return self._standstill.hold is not Hold.NONE
 
     async def carry_out(self, request: Request, by: str) -> Answer:
-        """Carry out an order, wait until its effect is there, and say what became of it.
+        """Execute an order, wait until its effect is in place, and return the outcome.
 
-        An order whose effect is there already changes nothing.
+        An order whose effect is already in place changes nothing.
         """
         if request.order in ("drain", "return"):
             names = [node.name for node in self._cluster.history.nodes]
@@ -95,10 +95,10 @@ class Orders:
             return self._late(request, changed=changed)
         return self._done(request, changed=changed)
 
-    # --- what an order does ---------------------------------------------------------------------------------
+    # --- effects of an order ---------------------------------------------------------------------------------
 
     def _begin(self, request: Request, by: str) -> bool:
-        """Do what an order asks for; return whether there was anything to do."""
+        """Begin an order; return whether it changes anything."""
         if request.order in ("drain", "return"):
             drained = request.order == "drain"
             if self._cluster.history.nodes[self._number(request.node)].drained is drained:
@@ -134,7 +134,7 @@ class Orders:
         self._recorder.say(f"order of the operator: {request.order}{about}")
 
     def _plan(self, running: Collection[int]) -> None:
-        """Let these of the jobs that the last decision wants run, and save all others."""
+        """Let these jobs of the last decision run, and save all others."""
         targets = {job: target for job, target in self._cluster.targets().items() if job in running}
         self._executor.submit(plan([live.status() for live in self._cluster.movable()], targets, self._live))
 
@@ -142,7 +142,7 @@ class Orders:
         """Whether guests can be placed on nodes now."""
         return self._cluster.takes_guests(nodes) and all(self._cluster.reachable(node) for node in nodes)
 
-    # --- what is waited for ---------------------------------------------------------------------------------
+    # --- waiting for effects ---------------------------------------------------------------------------------
 
     def _coming_back(self) -> list[LiveJob]:
         """Return the jobs that were saved for the pause, can be restored, and are not yet."""
@@ -160,7 +160,7 @@ class Orders:
         return [live for live in self._cluster.movable() if live.state.running_on is not None]
 
     def _is_done(self, request: Request) -> bool:
-        """Whether nothing is to be waited for any more, be the effect there or not."""
+        """Whether the wait is over, with or without the effect."""
         if self._cluster.finished:
             return True
         hold = self._standstill.hold
@@ -215,7 +215,7 @@ class Orders:
         return self._answer(text, changed=changed, jobs=waits)
 
     def _saved(self) -> str:
-        """Say how many jobs are saved, and which run on although they should be saved."""
+        """Return a text with the number of saved jobs, and the jobs that still run although they should be saved."""
         saved = sum(live.state.saved_on is not None for live in self._cluster.active())
         left = [live.job_id for live in self._still_runs()]
         more = f", {_jobs(left)} could not be saved (see the journal)" if left else ""
@@ -230,10 +230,6 @@ class Orders:
 
     def _number(self, name: str | None) -> int:
         return next(number for number, node in enumerate(self._cluster.history.nodes) if node.name == name)
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
 
 
 def _jobs(ids: Collection[int]) -> str:

@@ -1,4 +1,4 @@
-"""Lines that nodes cause on the screen, a few at once for each node and then one every few seconds."""
+"""Rate limit for screen lines caused by nodes: a few at once per node, then one every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Node:
 
 
 class PacedLines:
-    """Hands lines to `say`; those beyond the quota of their node are counted in its next one."""
+    """Hands lines to `say`; lines beyond their node's quota are counted in its next one."""
 
     def __init__(self, say: Callable[[str], None], now_s: Callable[[], float]) -> None:
         self._say = say

@@ -1,9 +1,9 @@
-"""From what is and what is wanted to actions with preconditions.
+"""Plans: from the actual and the intended state to actions with preconditions.
 
-A plan is pure data. Its actions start as soon as their preconditions hold, in any order: `after` names actions
-of the same plan that must have succeeded, and what an action needs in memory must be free on its nodes. One
-more precondition holds for all: a job takes part in one operation at a time, so an action on a job that is still
-busy with an earlier plan waits for that. A live migration holds memory at both ends until it is over.
+A plan is pure data. Its actions start as soon as their preconditions hold, in any order: `after` names actions of the
+same plan that must have succeeded, and the memory that an action needs must be free on its nodes. One more precondition
+applies to all: a job takes part in one operation at a time, so an action on a job that is still busy with an earlier
+plan waits for that. A live migration holds memory at both ends until it is over.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from testbed.places import stable_nodes
 from testbed.run.job_history import Wanted
+from testbed.scheduling.places import stable_nodes
 
 Target: TypeAlias = Wanted
 
 
 class Verb(StrEnum):
-    """What can be done to a job."""
+    """Actions on a job."""
 
     START = "start"
     CAP = "cap"
@@ -33,10 +33,10 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a job is once its operation in flight, if any, is over.
+    """The state of a job after its operation in flight, if any.
 
-    `running_on` and `saved_on` give the node of each task; both None is a job that was never started. `live` says
-    whether it may migrate live.
+    `running_on` and `saved_on` give the node of each task; both are None for a job that was never started. `live`: it
+    may migrate live.
     """
 
     job_id: int
@@ -49,7 +49,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class LiveNodes:
-    """Between which nodes jobs migrate live, and the memory of every node."""
+    """The nodes between which jobs migrate live, and the memory of every node."""
 
     nodes: frozenset[int]
     memory_mib: tuple[int, ...]
@@ -60,7 +60,7 @@ NO_LIVE_NODES = LiveNodes(frozenset(), ())
 
 @dataclass(frozen=True, slots=True)
 class PlannedAction:
-    """One action on one job. `nodes` are where its tasks shall be (save: where they are)."""
+    """One action on one job. `nodes` are the intended nodes of its tasks (save: the present ones)."""
 
     verb: Verb
     job_id: int
@@ -87,12 +87,12 @@ def _leaving_mib(job: JobStatus, there: Sequence[int]) -> Counter[int]:
 
 
 def live_moves(jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes) -> dict[int, tuple[int, ...]]:
-    """Return the jobs that can migrate live, in an order in which memory suffices, and their nodes then.
+    """Return the jobs that can migrate live, in an order in which memory suffices, and their new nodes.
 
-    Memory at the destination is taken before that at the source is free, so that migrations can wait for each other in
-    a circle. One counts as possible if its targets have room for all that shall be there in the end, and for what only
-    a later one of the order takes away: then it never waits for good, whatever else is carried out before it. When
-    none of those left is possible, the one with the least memory is given up, and is to be saved and restored.
+    Memory at the destination is taken before memory at the source is free, so migrations can deadlock in a circle. A
+    migration counts as possible if its targets have room for all their intended guests and for guests that only a later
+    migration of the order takes away. Then it never blocks forever, in whatever order other actions are executed. When
+    none of the remaining ones is possible, the job with the least memory is saved and restored instead.
     """
     moves: dict[int, tuple[JobStatus, tuple[int, ...]]] = {}
     final_mib: Counter[int] = Counter()
@@ -134,7 +134,7 @@ def _migration(job: JobStatus, nodes: tuple[int, ...], yield_frac: float) -> Pla
 def plan(
     jobs: Sequence[JobStatus], wanted: Mapping[int, Target], live: LiveNodes = NO_LIVE_NODES
 ) -> tuple[PlannedAction, ...]:
-    """Return the actions that lead from the jobs as they are to the wanted ones; a job that is not wanted is saved.
+    """Return the actions that lead from the jobs' actual state to the wanted one; an unwanted job is saved.
 
     Saves come first, as they free the memory that the others wait for; then cuts of caps, then raises, then live
     migrations (see `live_moves`), then the rest in the order of the jobs.

@@ -1,27 +1,29 @@
-"""Where everything that happens in a run is written down: journal, points, and whoever watches."""
+"""The record of all events of a run: journal, points, and lines for the display."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import AgentLimit, ImageRef
+from testbed.bus.suspicious_acts import Act, ActKind, ActLog, plain, told
 from testbed.control.cluster import LiveJob
 from testbed.control.image_room import Shortage
 from testbed.control.paced_lines import PacedLines
 from testbed.control.planner import PlannedAction, Target, Verb
 from testbed.errors import RunError
-from testbed.failure_codes import Failure
 from testbed.lab.liveness import Standing
 from testbed.measure.points import PointError, Value
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.run.history import History
 from testbed.run.ledger import Ledger
-from testbed.suspicious_acts import Act, ActKind, ActLog, told
 
 _MIB = 1 << 20
 JobState = Literal["submitted", "running", "paused", "resumed", "moving", "withdrawn", "again", "done"]
@@ -36,7 +38,7 @@ _AMOUNTS = ("saved_bytes", "transferred_bytes", "restored_bytes", "migrated_byte
 class CapWindow:
     """Requested against achieved CPU of one guest over a window with one constant cap, in cores.
 
-    `drifted` says that the window ended because another cap was found in force than the one that was set.
+    `drifted`: the window ended because the cap in force differed from the one that was set.
     """
 
     program: str
@@ -51,10 +53,10 @@ class Recorder:
     """Writes to the run directory, and keeps the ledger of the run: what is in the journal is in its history, too.
 
     `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
-    one line for each thing that a person wants to see pass by. `tau_s` bounds the stretch from below.
+    one line for each event of interest to the user. `tau_s` bounds the stretch from below.
 
-    A point that does not fit the schema is a bug, but no reason to lose a run: it is left out, told of once for each
-    measurement and field, and counted in `refused`. A rehearsal, which has nothing to lose, fails for it at its end.
+    A point that does not fit the schema is a bug, but no reason to lose a run: it is left out, reported once for each
+    measurement and field, and counted in `refused`. A dry run, whose loss costs little, fails for it at its end.
     """
 
     directory: RunDirectory
@@ -73,31 +75,22 @@ class Recorder:
     _lines: PacedLines = field(init=False)
 
     def __post_init__(self) -> None:
-        """Report suspicious acts to the journal and to whoever watches."""
+        """Report suspicious acts to the journal and the display."""
         self.acts = ActLog(self._suspicious, now_s=self.now_s)
         self.ledger = Ledger(self.directory.journal)
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
-        self.journal(
-            events.Suspicious(
-                *self.times(),
-                acts=tuple(
-                    events.SuspiciousAct(
-                        node=act.node, kind=act.kind.value, what=act.what, unix_s=round(act.unix_s, 3), count=act.count
-                    )
-                    for act in acts
-                ),
-            )
-        )
+        found = msgspec.convert(plain(acts), tuple[events.SuspiciousAct, ...])
+        self.journal(events.Suspicious(*self.times(), acts=found))
         self.say(told(acts))
 
     def suspect(self, node: int, kind: ActKind, what: object) -> None:
-        """Take note of a suspicious act of a node."""
+        """Record a suspicious act of a node."""
         self.acts.note(self._name(node), kind, what)
 
     def say_of(self, node: str, text: str) -> None:
-        """Show one line that a node has caused; a node that causes many is not allowed to fill the screen."""
+        """Show one line that a node has caused; their rate is limited, so that no node can fill the screen."""
         self._lines.put(node, text)
 
     def time_ns(self) -> int:
@@ -105,7 +98,7 @@ class Recorder:
         return self.anchor_ns + int(self.now_s() * 1e9)
 
     def times(self) -> tuple[float, float]:
-        """Return the two times of an event of now: wall seconds since the run began, and trace time."""
+        """Return the two times of an event that happens now: wall seconds since the run began, and trace time."""
         return round(self.now_s(), 6), round(self.trace_s(), 3)
 
     @property
@@ -120,10 +113,10 @@ class Recorder:
         return counts
 
     def close(self) -> None:
-        """Let the recorders that are plugged in finish, and close the run directory."""
+        """Let the plug-in recorders finish, and close the run directory."""
         self.acts.flush()
-        with contextlib.suppress(RunError):  # a failure of the directory is told by who runs this
-            self.directory.sync()  # recorders may read what it holds
+        with contextlib.suppress(RunError):  # the caller reports a failure of the directory
+            self.directory.sync()  # recorders may read its files
         self.directory.recorders.close()
         try:
             self._report_recorders()
@@ -131,7 +124,7 @@ class Recorder:
             self.directory.close()
 
     def _report_recorders(self) -> None:
-        """Say once of a recorder that failed that it is left out from here on."""
+        """Report once that a failed recorder is left out from now on."""
         for name, reason in self.directory.recorders.failures():
             self.journal(events.RecorderFailed(*self.times(), name=name, error=reason))
             self.say(f"recorder {name} is left out: {reason}")
@@ -154,12 +147,12 @@ class Recorder:
         self.point("run", {"stage": stage}, {"elapsed_s": elapsed_s})
 
     def calibration(self, units_per_core_s: Mapping[str, float]) -> None:
-        """How fast jobs of each shape work alone is known."""
+        """The dedicated rates of each shape of job are known."""
         for shape, rate in units_per_core_s.items():
             self.point("calibration", {"shape": shape}, {"units_per_core_s": rate})
 
     def node(self, name: str, standing: Standing, reason: str) -> None:
-        """A node went away, came back, or has another agent."""
+        """A node left, returned, or has another agent."""
         online = standing is Standing.ONLINE
         self.journal(events.Node(*self.times(), node=name, online=online, standing=standing.value, reason=reason))
         self.point("node_state", {"node": name}, {"online": online, "reason": "" if online else reason})
@@ -167,20 +160,11 @@ class Recorder:
 
     def limit(self, name: str, limit: AgentLimit, text: str) -> None:
         """A node's agent has reached a bound of its own, or is below it again."""
-        self.journal(
-            events.Limit(
-                *self.times(),
-                node=name,
-                what=limit.what,
-                state=limit.state,
-                value_mib=limit.value_mib,
-                bound_mib=limit.bound_mib,
-            )
-        )  # fmt: skip
+        self.journal(events.Limit(*self.times(), node=name, **msgspec.structs.asdict(limit)))
         self.say(text)
 
     def decision(self, active: Sequence[LiveJob], targets: Mapping[int, Target], decide_s: float) -> None:
-        """The policy decided, in `decide_s` seconds, what runs of the jobs in the system; they know it already."""
+        """The policy decided, in `decide_s` seconds, on the jobs in the system, whose targets are set already."""
         self.decide_s.append(decide_s)
         needs = {live.job_id: live.job.cpu_need_frac * live.job.tasks for live in active}
         yields = {job: target.yield_frac for job, target in targets.items()}
@@ -252,13 +236,13 @@ class Recorder:
         return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in zip(names, counts, strict=True))
 
     def say(self, text: str) -> None:
-        """Show one line to whoever watches."""
+        """Show one line on the display."""
         self.watch(self.trace_s(), text)
 
     def intent(
         self, number: int, action: PlannedAction, guests: Sequence[str], images: Sequence[str] = ()
     ) -> None:  # fmt: skip
-        """An operation is about to begin; written before its first command. Raises `RunError` if it cannot be."""
+        """An operation is about to begin; written before its first command. Raises `RunError` if the write fails."""
         self.journal(
             events.Intent(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
@@ -276,16 +260,7 @@ class Recorder:
 
     def no_room(self, job: int, verb: Verb, short: Shortage) -> None:
         """An operation on a job is not carried out, as a node has no room for its images."""
-        self.journal(
-            events.NoRoom(
-                *self.times(),
-                job=job,
-                verb=verb.value,
-                node=short.node,
-                needed_mib=short.needed_mib,
-                free_mib=short.free_mib,
-            )
-        )  # fmt: skip
+        self.journal(events.NoRoom(*self.times(), job=job, verb=verb.value, **asdict(short)))
         self.say(
             f"    no {verb.value} of job {job}: it needs {short.needed_mib} MiB on {self._name(short.node)}, "
             f"{short.free_mib} MiB are free for images"
@@ -298,8 +273,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         """An operation ended, with `code` if it failed.
 
-        `caps_cores` are the caps in force after it by task, as read back, if it set some; `reason` is that of the
-        preemption or migration which began with it; `images` are those that it wrote.
+        `caps_cores` are the caps in force after it by task, as read back, if it set some; `reason` is the reason of the
+        preemption or migration that began with it; `images` are the images written.
         """
         self.journal(
             events.Outcome(
@@ -327,7 +302,7 @@ class Recorder:
         self.point("rescheduling", tags, {**fields, **_rates(account), "moved_tasks": account.moved_tasks})
 
     def migration(self, *, job: int, task: int, source: int, target: int, **entry: Any) -> None:
-        """A guest migrated live, with what it took; or did not, with `error` and what the nodes then had.
+        """A guest migrated live, with the costs; or failed to, with `error` and the guests on the nodes then.
 
         `entry` has the other fields of `events.Migration`.
         """
@@ -342,7 +317,7 @@ class Recorder:
         self.point("migration", tags, fields)
 
     def cap_drift(self, tags: Mapping[str, str], found_cores: float, expected_cores: float) -> None:
-        """The cap of the guest of `tags` (node, job, task) was found to be another; -1 if there was none."""
+        """The cap in force of the guest of `tags` (node, job, task) differs from the expected one; -1 for no cap."""
         self.point("cap_drift", tags, {"found_cores": found_cores, "expected_cores": expected_cores})
         self.say_of(
             tags["node"],
@@ -362,25 +337,18 @@ class Recorder:
     def cap_window(self, tags: Mapping[str, str], window: CapWindow) -> None:
         """A window of constant cap is over."""
         self.cap_windows.append(window)
-        self.point(
-            "cap",
-            tags,
-            {
-                "requested_cores": window.requested_cores,
-                "achieved_cores": window.achieved_cores,
-                "window_s": window.window_s,
-                "drifted": window.drifted,
-            },
-        )
+        fields = asdict(window)
+        del fields["program"]
+        self.point("cap", tags, fields)
 
 
 def _rounded(phases: Mapping[str, float]) -> dict[str, Any]:
-    """Return phases as they are written: seconds to the microsecond."""
+    """Return phases in their written form: seconds to the microsecond."""
     return {name: round(value, 6) for name, value in phases.items()}
 
 
 def _rates(record: events.Penalty) -> dict[str, float]:
-    """MiB in a second of each phase that moved something."""
+    """MiB per second of each phase that moved data."""
     moved = {
         "save": (record.saved_bytes, record.save_s),
         "transfer": (record.transferred_bytes, record.transfer_s),

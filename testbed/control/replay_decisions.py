@@ -1,4 +1,4 @@
-"""A recorded run's decisions, made again by the same policy code."""
+"""A recorded run's decisions, recomputed by the same policy code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import cast
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Policy
 from testbed.run.decisions import choice, read_event, read_view, same_bits
 from testbed.run.events import Choice, Decision
 from testbed.run.journal import read_events
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A decision that came out differently; `number` counts from 1, `time_s` is trace time."""
+    """A decision that differs from the recorded one; `number` counts from 1, `time_s` is trace time."""
 
     number: int
     time_s: float
@@ -26,7 +26,7 @@ class Difference:
 
 
 def replay_decisions(run: Path) -> tuple[int, list[Difference]]:
-    """Return how many decisions the run's journal holds, and those that differ when they are made again."""
+    """Return the number of decisions in the run's journal, and those that differ when recomputed."""
     manifest = read_json(run / "manifest.json")
     period_s = manifest.get("period_s")
     decisions = (event for event in read_events(run / "events.jsonl") if isinstance(event, Decision))

@@ -1,15 +1,15 @@
-"""From the cluster at the end of a run to jobs.csv and summary.json."""
+"""Results of a run, from the cluster's final state: jobs.csv and summary.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from testbed.control.cluster import Cluster, LiveJob
-from testbed.measure.bound import bound
 from testbed.run.interruptions import LIVE
 from testbed.run.phases import Phase
 from testbed.scenario.schema import BoundTable
+from testbed.scheduling.bound.max_stretch import bound
 
 if TYPE_CHECKING:  # a recorder reads the stretch of a job from here
     from testbed.control.recorder import CapWindow, Recorder
@@ -38,6 +38,10 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def _gb_per_s(moved_bytes: Iterable[int], elapsed_s: float) -> tuple[float | None, str]:
+    return sum(moved_bytes) / 1e9 / elapsed_s if elapsed_s else None, "GB/wall s"
+
+
 def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
     """Mean absolute error of achieved CPU against the cap, in percentage points of a core, and its number of windows.
 
@@ -53,7 +57,7 @@ def cap_error_pp(windows: Sequence[CapWindow]) -> tuple[float | None, int]:
 
 
 def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
-    """Return what the operator's pauses took: they are no reschedulings, and no part of the metrics."""
+    """Return the duration of the operator's pauses, which are no reschedulings and not part of the metrics."""
     saves = [each for live in cluster.jobs.values() for each in live.state.interruptions if not each.is_rescheduling]
     costs = [each.so_far_s for each in saves if each.complete]
     return {
@@ -113,26 +117,14 @@ def summarize(
         "penalty_total": (sum(penalties), "wall s"),
         "preemption_gb": (sum(record.bytes_moved for record in preempted) / 1e9, "GB"),
         "migration_gb": (sum(record.bytes_moved for record in migrated) / 1e9, "GB"),
-        "preemption_gb_per_s": (
-            sum(r.bytes_moved for r in preempted) / 1e9 / wall_s if wall_s else None,
-            "GB/wall s",
-        ),
-        "migration_gb_per_s": (
-            sum(r.bytes_moved for r in migrated) / 1e9 / wall_s if wall_s else None,
-            "GB/wall s",
-        ),
-        "save_gb_per_s": (
-            sum(r.saved_bytes for r in saved) / 1e9 / sum(r.save_s for r in saved) if saved else None,
-            "GB/wall s",
-        ),
+        "preemption_gb_per_s": _gb_per_s((each.bytes_moved for each in preempted), wall_s),
+        "migration_gb_per_s": _gb_per_s((each.bytes_moved for each in migrated), wall_s),
+        "save_gb_per_s": _gb_per_s((each.saved_bytes for each in saved), sum(each.save_s for each in saved)),
         "live_migrations": (len(moved_live), "count"),
         "live_migration_mean": (_mean([record.live_s for record in moved_live]), "wall s"),
         "live_downtime_mean": (_mean([record.downtime_s for record in moved_live]), "wall s"),
         "live_downtime_max": (max((record.downtime_s for record in moved_live), default=None), "wall s"),
-        "live_migration_gb_per_s": (
-            sum(record.migrated_bytes for record in moved_live) / 1e9 / live_s if live_s else None,
-            "GB/wall s",
-        ),
+        "live_migration_gb_per_s": _gb_per_s((each.migrated_bytes for each in moved_live), live_s),
         "cap_error_mean": (error_pp, "percentage points of a core"),
         "cap_windows": (windows, "count"),
         "decide_mean": (_mean(recorder.decide_s), "s"),

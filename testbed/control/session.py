@@ -17,9 +17,12 @@ from pathlib import Path
 import msgspec
 
 from testbed import __version__
+from testbed.bus.drivers import traits_in
+from testbed.bus.failure_codes import Failure
 from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
+from testbed.bus.results import Verdicts
 from testbed.control.admission import check_disk, check_jobs, check_programs
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
@@ -27,13 +30,11 @@ from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
 from testbed.control.order_socket import taking_orders
 from testbed.control.recorder import Recorder
-from testbed.control.result_checks import Verdicts, check_results
+from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
-from testbed.drivers import traits_in
-from testbed.errors import RunError, TestbedError
-from testbed.failure_codes import Failure, FailureCode
+from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.bring_up import BringUp, dry_lab
 from testbed.lab.core_speed import measure_core
 from testbed.lab.ended_by import ended_by, ended_by_error_of
@@ -47,10 +48,10 @@ from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.rundir import RunDirectory
-from testbed.policies.view import Policy
 from testbed.run import events
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Where the run was written, and its summary.json."""
+    """The run directory and its summary.json."""
 
     path: Path
     summary: dict[str, object]
@@ -69,10 +70,11 @@ async def run_session(
 ) -> RunResult:
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
 
-    What was measured is kept whatever happens: on cancellation the results so far are written, marked incomplete, and
-    `CancelledError` goes on. When the run directory cannot be written any more the run is ended: guests are destroyed,
-    the lab is taken down, and results are written as far as they fit. Raises `UserError` for what the user can mend,
-    `RunError` otherwise; a rehearsal also raises `PointError`, at its end, if a point did not fit the schema.
+    Measured data is always kept: on cancellation the results so far are written, marked incomplete, and
+    `CancelledError` is raised again. When the run directory cannot be written any more the run is ended: guests are
+    destroyed, the lab is taken down, and results are written as far as they fit. Raises `UserError` for errors that the
+    user can fix, `RunError` otherwise; a dry run also raises `PointError`, at its end, if a point did not fit the
+    schema.
     """
     check_jobs(jobs, policy, scenario)
     run_tag = os.urandom(3).hex()
@@ -100,14 +102,14 @@ async def run_session(
     )
     session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline)
     try:
-        if open_lab is not dry_lab:  # whose guests have no memory, and images of some bytes
+        if open_lab is not dry_lab:  # whose guests have no memory, and whose images are a few bytes
             check_disk(path, scenario)
         async with open_lab(scenario, path, f"controller-{run_tag}") as bus:
             await session.drive(bus)
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
         recorder.journal(events.Teardown(*recorder.times(), elapsed_s=round(elapsed_s, 6)))
-        if open_lab is not dry_lab:  # against the anchor it shows whether the wall clock was set
+        if open_lab is not dry_lab:  # compared with the anchor it shows whether the wall clock was set
             recorder.journal(events.Clock(*recorder.times(), unix_ns=time.time_ns()))
         recorder.stage("teardown", elapsed_s)
         directory.sync()
@@ -116,13 +118,13 @@ async def run_session(
         directory.begin_results()
         recorder.journal(events.Aborted(*recorder.times(), reason=str(error) or type(error).__name__))
         if not session.replays and isinstance(error, TestbedError):
-            directory.discard()  # nothing was measured: a refused run leaves nothing
+            directory.discard()  # no data was measured: a refused run leaves no directory
         else:
             session.keep(error)
         raise
     finally:
         recorder.close()
-    if directory.failure is not None:  # only the end of the journal: all else was durable before the results
+    if directory.failure is not None:  # only the end of the journal: the rest was durable before the results
         raise directory.failure
     if recorder.first_refusal is not None:
         display.line(clock.trace_s(), f"points left out, by field: {dict(recorder.refused)}; see the journal")
@@ -133,7 +135,7 @@ async def run_session(
 
 @contextlib.asynccontextmanager
 async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
-    """End what is inside the block when the run directory cannot be written, and raise its failure instead."""
+    """Cancel the block when the run directory cannot be written, and raise the directory's failure instead."""
     loop = asyncio.get_running_loop()
     async with ended_by() as end:
         directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
@@ -143,7 +145,7 @@ async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be ended
+    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no block to cancel
         loop.call_soon_threadsafe(act)
 
 
@@ -165,7 +167,7 @@ class _Session:
         self._headline = headline
         self._addresses = addresses_of(scenario)
         self.cluster: Cluster | None = None
-        self.replays = False  # whether anything is measured
+        self.replays = False  # whether data is being measured
         self._measured: MeasuredRates | None = None
         self._verdicts: Verdicts | None = None
 
@@ -197,7 +199,7 @@ class _Session:
             await self._replay(fleet, rates)
 
     async def _rates(self, fleet: Fleet) -> dict[Shape, float]:
-        """Work units a second of a core for each kind of job of this run, measured unless the scenario gives one."""
+        """Work units per second of a core for each kind of job of this run, measured unless given in the scenario."""
         programs = self._scenario.programs
         kinds = representatives(self._jobs, len(fleet.nodes))
         if programs.units_per_core_s is not None:
@@ -296,10 +298,10 @@ class _Session:
         for job_id, reason in verdicts.wrong.items():
             self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
-        self._recorder.journal(verdicts.event(self._recorder.times()))
+        self._recorder.journal(results_event(verdicts, self._recorder.times()))
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
-        """Return where running jobs shall migrate live."""
+        """Return the destinations of live migrations."""
         if self._scenario.migration.mechanism != "live":
             return {}
         names = [node.name for node in self._scenario.nodes]
@@ -348,7 +350,7 @@ class _Session:
         )
 
     def finish(self, *, complete: bool) -> RunResult:
-        """Write jobs.csv and summary.json from what is known now; raises `RunError` if they cannot be."""
+        """Write jobs.csv and summary.json from the present state; raises `RunError` if the write fails."""
         self._recorder.directory.begin_results()
         cluster = self.cluster or Cluster([], self._recorder.history)
         tau_s = self._scenario.bound.tau_s
@@ -375,7 +377,7 @@ class _Session:
     def keep(self, error: BaseException) -> None:
         """The run was ended by `error`: write the results so far, as far as they fit.
 
-        Raises `RunError` if that, or what was measured before, could not be written; it says what was kept.
+        Raises `RunError` if they or earlier data could not be written, with a list of the kept data.
         """
         directory = self._recorder.directory
         unwritten: RunError | None = None

@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: a plain picture of the moment."""
+"""The state of a run at one moment, as plain data for displays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GuestPicture:
 
 @dataclass(frozen=True, slots=True)
 class OperationPicture:
-    """One operation under way, for `elapsed_s` wall seconds so far; `nodes` by name."""
+    """One operation in progress, for `elapsed_s` wall seconds so far; `nodes` by name."""
 
     verb: str
     job: int
@@ -51,8 +51,8 @@ class Snapshot:
     """The run at one moment.
 
     `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
-    the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` says what
-    the operator's orders let the run do: empty, `paused`, `resuming` or `stopping`.
+    the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` is the
+    state by the operator's orders: empty, `paused`, `resuming` or `stopping`.
     """
 
     trace_s: float
@@ -79,10 +79,10 @@ class Display(Protocol):
     """Shows a run to a person."""
 
     def line(self, trace_s: float, text: str) -> None:
-        """Something happened at a trace second."""
+        """Show a line about an event at a trace second."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """The picture of the moment, a few times a second."""
+        """Show the present state, called a few times per second."""
 
 
 class UseMeter:
@@ -107,7 +107,7 @@ class UseMeter:
 def take_snapshot(
     cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float
 ) -> Snapshot:
-    """Draw the picture of this moment."""
+    """Return a snapshot of this moment."""
     active = cluster.active()
     idle = [live for live in active if live.state.wanted is None]
     phases = [live.state.phase for live in cluster.jobs.values()]

@@ -1,4 +1,4 @@
-"""What agents report of guests, turned into the progress, the end or the failure of jobs."""
+"""Turns agents' reports of guests into the progress, the end or the failure of jobs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
-from testbed.control.step_meter import StepMeter
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
+from testbed.measure.points import Value
 from testbed.run import events
 from testbed.run.phases import Phase
-from testbed.suspicious_acts import ActKind
 
 SHORTEST_WINDOW_S = 2.0
-_MOST_BOOTS = 10_000  # of all nodes, of which lost samples are told
+_MOST_BOOTS = 10_000  # of all nodes, for the reports of lost samples
+_NOTHING = Supersteps(steps=0, longest_s=0.0, compute_s=0.0, comm_s=0.0)
 
 
 @dataclass(slots=True)
@@ -32,8 +33,41 @@ class _OpenWindow:
     last_cpu_s: float
 
 
+class StepMeter:
+    """Keeps each guest's last report, and returns the difference since: the fields of a `superstep` point."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, Supersteps]] = {}  # time and value of the last sample
+
+    def advance(self, guest: str, taken_ns: int, found: Supersteps) -> dict[str, Value] | None:
+        """Return steps, mean, longest, computing and communication since the last point; None if there is no step.
+
+        After a restore the counters may be lower than before; repeated iterations are counted from the next sample.
+        Samples older than the last one (for example from the previous node) are part of a point already.
+        """
+        before_ns, before = self._last.get(guest, (-1, _NOTHING))
+        if taken_ns <= before_ns:
+            return None
+        steps = found.steps - before.steps
+        if steps == 0:
+            return None  # its longest iteration is one of the next ones
+        self._last[guest] = taken_ns, found
+        if steps < 0:
+            return None
+        compute_s = max(0.0, found.compute_s - before.compute_s)
+        comm_s = max(0.0, found.comm_s - before.comm_s)
+        mean_s = (compute_s + comm_s) / steps
+        return {
+            "steps": steps,
+            "mean_s": mean_s,
+            "max_s": max(mean_s, found.longest_s),
+            "compute_s": compute_s,
+            "comm_s": comm_s,
+        }
+
+
 class Tracker:
-    """Follows the guests: writes what they report into journal and points, and how far they are into `Progress`.
+    """Follows the guests: writes their reports into journal and points, and their progress into `Progress`.
 
     Points of a sample carry the time at which it was taken, however late that is. A guest's end, and the verdict about
     its result, count only from a node that runs or ran it. `hear` listens to the ledger.
@@ -45,30 +79,30 @@ class Tracker:
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
             self._follow(live)
-        self._ends: set[tuple[int, str, str, int]] = set()  # that were taken: agents tell them again after an outage
+        self._ends: set[tuple[int, str, str, int]] = set()  # already processed: agents send them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
-        self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # given up, refused, by node and boot
+        self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
     def _follow(self, live: LiveJob) -> None:
-        """Take what guests of these names do for what the job's do; what was said of earlier names counts no more."""
+        """Attribute reports of guests of these names to the job; reports of earlier names do not count any more."""
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
 
     def guest_event(self, node: int, event: GuestReport) -> None:
-        """Take what a guest did by itself.
+        """Take an event of a guest.
 
-        What does not fit the job's state is journalled and does not count; what a node tells of a guest that it never
-        had is not journalled either.
+        An event that does not fit the job's state is journalled and does not count; a node's event of a guest that it
+        never had is not even journalled.
         """
         known = self._tasks.get(event.guest)
         if known is None:
             return
         live, task = known
-        end = (node, event.guest, event.event, event.mono_ns)  # a guest that begins again keeps its name
+        end = (node, event.guest, event.event, event.mono_ns)  # a restarted guest keeps its name
         if end in self._ends:
             return
         state = live.state
@@ -117,7 +151,7 @@ class Tracker:
                 self._recorder.say_of(name, text)
 
     def _judge(self, node: int, live: LiveJob, task: int) -> None:
-        """Mark a task that is done sooner than any core that is known can be."""
+        """Mark a task that is done sooner than the fastest known core allows."""
         guest = live.specs[task].guest
         cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
@@ -189,13 +223,13 @@ class Tracker:
         if sample.units_done > live.progress.units[task]:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
-        if record.late:  # whether the job was steady then is not known any more
+        if record.late:  # the job's steadiness at that time is unknown
             self._end_window(live, task, sample.guest, tags)
         else:
             self._window(live, task, record.mono_ns, sample, tags)
 
     def _last_steps(self, node: int, live: LiveJob, task: int, end: Done) -> None:
-        """Record the iterations since the last sample of a task that is done: no sample comes any more."""
+        """Record the iterations since the last sample of a task that is done, as no further sample comes."""
         if end.steps is None:
             return
         found = Supersteps(
@@ -207,7 +241,7 @@ class Tracker:
             self._recorder.point("superstep", tags, fields)
 
     def _note_unsent(self, node: Node, record: Telemetry) -> None:
-        """Journal samples that a node gave up, and what it could not send at once, since the last such entry."""
+        """Journal the samples that a node dropped and the messages that it could not send, since the last entry."""
         key = node.index, record.boot
         if key not in self._unsent and len(self._unsent) >= _MOST_BOOTS:
             return
@@ -223,7 +257,7 @@ class Tracker:
             self._recorder.say_of(node.name, text)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
-        """Take a sample into the open window, which ends where the cap in force is another, or not known."""
+        """Take a sample into the open window, which ends when the cap in force changes or is unknown."""
         found, wanted = sample.cap_cores, sample.wanted_cores
         if found is None or wanted is None:
             self._end_window(live, task, sample.guest, tags)
@@ -268,7 +302,7 @@ def _now_ns() -> int:
 
 
 def _allowance(live: LiveJob, task: int) -> Allowance:
-    """Return what a task may use now: it is uncapped while it is made, held, saved or moved."""
+    """Return the present limit of a task, which is uncapped while it is made, held, saved or moved."""
     spec, state = live.specs[task], live.state
     limit_cores = most_cores = float(spec.program.workers)
     if state.phase is Phase.RUNNING:

@@ -1,14 +1,13 @@
-"""Whether a task that is done can have done its work in the CPU time that it can have had.
+"""Plausibility of finished tasks: whether the CPU time that a task can have had suffices for its work.
 
-The CPU time is bounded by two accounts: what the node tells in its samples, and what the controller's caps allowed by
-the controller's clock. How fast a core can be is known from the measurements before the run, of the very programs in
-guests, and from the probes that each agent takes each second of the core that it is on. A task that would need to be
-`TOLERANCE` times as fast as the fastest of these is marked: its work cannot have been done there, or what its node
-tells of CPU time and speed is wrong.
+The CPU time has two upper bounds: the values in the node's samples, and the time allowed by the controller's caps on
+the controller's clock. The speed of a core is known from the measurements before the run, of the same programs in
+guests, and from the probes of each agent, every second on its own core. A task that needs `TOLERANCE` times the fastest
+of these speeds is marked: its work cannot have been done there, or its node's reports of CPU time and speed are wrong.
 
-The tolerance is wide, because cores change their speed, and measurements on a busy machine come out too slow. Beside
-it, each life of a guest gets `SLACK_S` seconds more, because a cap holds over its period only: a guest may use all that
-it has in two periods in no more time than that takes on a free core; and a sample is read a little before its time.
+The tolerance is wide, because cores change their speed, and measurements on a busy machine are too slow. In addition,
+each life of a guest gets `SLACK_S` seconds, because a cap applies per period only: a guest may use the budget of two
+periods back to back on a free core, and a sample is read a little before its time.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from dataclasses import dataclass, field
 from testbed.bus.messages import ProgramSpec
 
 TOLERANCE = 3.0
-SLACK_S = 0.25  # two periods of the drivers' caps, each 0.1 s, and what a busy agent takes to read a sample
-BUILT_IN = ("eatcpu", "patterns")  # their units are those of the probes
+SLACK_S = 0.25  # two periods of the drivers' caps, each 0.1 s, and the time in which a busy agent reads a sample
+BUILT_IN = ("eatcpu", "patterns")  # their units are the probes' units
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Work units in a second of a core, measured before the run.
+    """Work units per second of a core, measured before the run.
 
-    `core` is that of a core, in a guest; `by_job` of the programs of each job, alone at full yield; `probe` is the mean
-    of the agents' probes meanwhile. All are 0 or empty if nothing was measured.
+    `core` is the rate of a core in a guest; `by_job` the rates of each job's programs, alone at full yield; `probe` the
+    mean of the agents' probes meanwhile. All are 0 or empty without measurements.
     """
 
     core: float = 0.0
@@ -38,7 +37,7 @@ class MeasuredRates:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a guest may use now: `limit_cores`, and `most_cores` while it is made or saved.
+    """The present limit of a guest: `limit_cores`, and `most_cores` while it is made or saved.
 
     It was placed at `placed_s`, and its life before that ended at `left_s`.
     """
@@ -67,18 +66,18 @@ class CpuAccounts:
         self._accounts: dict[str, _Account] = {}
 
     def sample(self, guest: str, node: int, now_s: float, told_s: float, allowed: Allowance) -> None:
-        """Take a sample: what the guest used since the last one is the less of what its node tells and what it may."""
+        """Take a sample: the usage since the last one is the lesser of the reported and the allowed time."""
         account = self._account(guest, node, allowed)
         if now_s <= account.upto_s:
             return
-        used_s = told_s - account.told_s if told_s >= account.told_s else told_s  # else it came from another node
+        used_s = told_s - account.told_s if told_s >= account.told_s else told_s  # else it moved from another node
         account.most_s += min(used_s, self._allowed_s(account, now_s, allowed))
         account.told_s, account.upto_s, account.allowed = told_s, now_s, allowed
 
     def end(self, guest: str, node: int, now_s: float, allowed: Allowance) -> tuple[float, frozenset[int]]:
-        """Return the most CPU seconds that a guest which ends now can have had, and the nodes that it was on.
+        """Return the most CPU seconds that a guest that ends now can have had, and its nodes.
 
-        Since its last sample it can have used all that it was allowed.
+        Since its last sample it can have used its whole allowance.
         """
         account = self._account(guest, node, allowed)
         del self._accounts[guest]
@@ -115,7 +114,7 @@ class WorkRates:
         self._probes[node] = max(units_per_s, self._probes.get(node, 0.0))
 
     def fastest(self, job_id: int, program: str, nodes: frozenset[int]) -> float:
-        """Return the work units a second of CPU time of the fastest core that is known; 0 if nothing is known."""
+        """Return the work units per second of CPU time of the fastest known core; 0 if none is known."""
         measured = self._measured
         probe = max((self._probes.get(node, 0.0) for node in nodes), default=0.0)
         known = max(measured.core if program in BUILT_IN else 0.0, measured.by_job.get(job_id, 0.0))
@@ -126,7 +125,7 @@ class WorkRates:
         return known
 
     def doubt(self, job_id: int, program: ProgramSpec, cpu_most_s: float, nodes: frozenset[int]) -> str:
-        """Say why a task cannot have done all its work in so many CPU seconds; nothing if it can, or nobody knows."""
+        """Return why a task cannot have done its work in `cpu_most_s`; empty if it can, or if that is unknown."""
         units = float(program.work_units)
         if program.imbalance == "1/i":
             units /= program.rank + 1

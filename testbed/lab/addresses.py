@@ -11,8 +11,8 @@ RESERVED = 256
 def guest_addresses(network: str) -> Iterator[str]:
     """Yield addresses with prefix length (`10.77.1.0/16`) for one guest after the other, without end.
 
-    The first and the last 256 of the network are left to nodes and services, as are all x.x.255.x. It begins again when
-    all were given: those of a /16 suffice for 65,024 guests, of which the first have ended long before.
+    The first and the last 256 of the network, and all x.x.255.x, are left to nodes and services. After the last address
+    it starts again: a /16 suffices for 65,024 guests, of which the first have ended long before.
     """
     whole = ipaddress.IPv4Network(network)
     while True:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
-from testbed.box.spec import BoxSpec, NodeSpec, prefix
 from testbed.errors import UserError
+from testbed.lab.box.spec import BoxSpec, NodeSpec, prefix
 from testbed.scenario.schema import Scenario
 
 _MOST_NAME_CHARS = 60  # a host name has at most 64, a socket's path at most 107

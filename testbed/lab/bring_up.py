@@ -1,4 +1,4 @@
-"""The two labs that a run can have: real nodes over a broker, or a rehearsal in this process that touches nothing."""
+"""The two kinds of lab of a run: real nodes over a broker, or a dry run in this process without real guests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
-from testbed.box.control_group import joined
-from testbed.box.state import find
 from testbed.bus.address import BrokerAddress
 from testbed.bus.broker import broker
 from testbed.bus.client import MqttBus
@@ -19,18 +17,20 @@ from testbed.bus.memory import MemoryHub
 from testbed.bus.protocol import Bus, BusError
 from testbed.bus.quotas import CONTROLLER_SESSION_S
 from testbed.errors import UserError
+from testbed.lab.box.control_group import joined
+from testbed.lab.box.state import find
 from testbed.lab.boxes import spec_of
 from testbed.lab.local_agents import local_agents
 from testbed.scenario.schema import Scenario
 
-_AFTER_LEASE_S = 30.0  # a controller that was away comes back while its lease lasts
+_AFTER_LEASE_S = 30.0  # a disconnected controller returns while its lease lasts
 
 BringUp = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 
 
 @contextlib.asynccontextmanager
 async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
-    """Bring up broker and agents as the scenario says; yields the controller's bus."""
+    """Bring up the scenario's broker and agents; yields the controller's bus."""
     async with contextlib.AsyncExitStack() as stack:
         if scenario.box is not None:
             address = await asyncio.to_thread(_box_broker, scenario)
@@ -51,7 +51,7 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
 
 
 def _box_broker(scenario: Scenario) -> BrokerAddress:
-    """Where the broker of a lab in a box is; raises `UserError` unless that lab is up, with the scenario's nodes."""
+    """Return the broker of a lab in a box; raises `UserError` unless that lab is up, with the scenario's nodes."""
     wanted, state = spec_of(scenario), find(scenario.lab)
     if state is None or state.phase != "up":
         found = "not up" if state is None else "not complete"
@@ -63,8 +63,8 @@ def _box_broker(scenario: Scenario) -> BrokerAddress:
 
 @contextlib.asynccontextmanager
 async def dry_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
-    """The same controller and the same agents, with a driver that does nothing, on a bus inside this process."""
-    # the rehearsal runs the agents' own code; only this function of the controller knows them
+    """The same controller and the same agents, with simulated guests, on a bus inside this process."""
+    # a dry run uses the agents' own code; only this function of the controller imports them
     from node_agent.agent import Agent, AgentConfig  # noqa: PLC0415  # see above
     from node_agent.drivers.null import NullDriver  # noqa: PLC0415  # see above
 

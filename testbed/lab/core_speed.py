@@ -1,13 +1,13 @@
-"""How fast a core of a lab is, in work units per second, as an agent measures it; absurd rates are refused."""
+"""The speed of a lab's core in work units per second, measured by an agent; absurd rates are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from testbed.bus.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
 from testbed.bus.messages import Calibrate
 from testbed.errors import RunError
 from testbed.lab.fleet import Fleet
-from testbed.limits import LEAST_UNITS_PER_CORE_S, MOST_UNITS_PER_CORE_S
 
 _CPU_S = 0.5
 _LEAST_DEADLINE_S = 20.0
@@ -15,7 +15,7 @@ _SLOWEST_FRAC = 0.1  # of a core, that the agent gets on a busy machine
 
 
 async def measure_core(fleet: Fleet, command_s: float) -> float:
-    """Let the first node measure how many work units a core does in a second."""
+    """Let the first node measure the work units of a core per second."""
     deadline_s = _CPU_S / _SLOWEST_FRAC + max(_LEAST_DEADLINE_S, command_s)
     return core_rate(fleet.name(0), await fleet.call(0, Calibrate(cpu_s=_CPU_S), deadline_s))
 
@@ -26,7 +26,7 @@ def core_rate(node: str, reply: Mapping[str, object]) -> float:
 
 
 def checked_rate(what: str, value: object) -> float:
-    """Return a rate that some program can have; raises `RunError` that begins with `what`."""
+    """Return a plausible rate; raises `RunError` that begins with `what` for others."""
     if isinstance(value, int | float) and LEAST_UNITS_PER_CORE_S <= value <= MOST_UNITS_PER_CORE_S:
         return float(value)
     bounds = f"{LEAST_UNITS_PER_CORE_S:g} to {MOST_UNITS_PER_CORE_S:g} work units a second"

@@ -1,4 +1,4 @@
-"""Ends a block of code for a reason that arises beside it."""
+"""Cancels a block of code for an error that occurs concurrently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
     """Yield a function that cancels the block; the error that it was first called with is raised in its place.
 
-    It has no effect once the block has ended, or while somebody else cancels the task.
+    It has no effect once the block has ended, or while the task is being cancelled from elsewhere.
     """
     task = asyncio.current_task()
     if task is None:
@@ -43,7 +43,7 @@ async def ended_by() -> AsyncIterator[Callable[[BaseException], None]]:
 
 @contextlib.asynccontextmanager
 async def ended_by_error_of(beside: asyncio.Future[None]) -> AsyncIterator[None]:
-    """End the block with the error of a task or future beside it, as soon as that has one."""
+    """Cancel the block as soon as a concurrent task or future fails, and raise its error."""
     async with ended_by() as end:
 
         def over(ended: asyncio.Future[None]) -> None:

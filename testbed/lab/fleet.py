@@ -1,4 +1,4 @@
-"""The nodes of a lab, as the bus shows them: presence, facts, telemetry, and a way to command each."""
+"""The nodes of a lab on the bus: presence, facts, telemetry, and commands."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from testbed.bus.messages import (
 )
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.suspicious_acts import ActKind, ActLog, SuspiciousError
 from testbed.bus.telemetry import Telemetry
 from testbed.bus.version import PROTOCOL, other_agent
-from testbed.errors import RunError, UserError
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode, RunError, UserError
 from testbed.lab.liveness import (
     Announced,
     BusBack,
@@ -49,26 +49,25 @@ from testbed.lab.node_messages import Gate
 from testbed.lab.replies import Guests, ask
 from testbed.lab.sample_clock import SampleClock
 from testbed.scenario.schema import DeadlinesTable, NodeTable
-from testbed.suspicious_acts import ActKind, ActLog, SuspiciousError
 
 _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.5
 _LIMIT_EVERY_S = 60.0
-LATE_NS = 2 * 10**9  # a sample that comes later than that is taken for one that had to wait somewhere
-_LOOKS_A_SILENCE = 4  # at the clock
-_STALL_LOOKS = 2  # so many looks late, the controller stood still
-_MOST_BOOTS = 8  # lives of an agent whose clocks are remembered
+LATE_NS = 2 * 10**9  # a sample that arrives later counts as delayed
+_LOOKS_A_SILENCE = 4  # checks of the clock during `silence_s`
+_STALL_LOOKS = 2  # checks of delay after which the controller counts as having been stopped
+_MOST_BOOTS = 8  # lives of an agent whose clocks are kept
 
 
 class NodeLostError(RunError):
-    """A node is lost: what it was asked to do will not be done."""
+    """A node is lost: its commands will not be executed."""
 
     failure_code = FailureCode.NODE_LOST
 
 
 def limit_text(node: str, limit: AgentLimit) -> str:
-    """Return what an agent's bound means, for whoever watches a run."""
+    """Return a text about an agent's bound, for the display of a run."""
     if limit.what == "log":
         return f"node {node}: the log of its agent was full ({limit.bound_mib:.0f} MiB) and began anew"
     if limit.state == "left":
@@ -92,7 +91,7 @@ def rule_of(deadlines: DeadlinesTable) -> Rule:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node as last heard; `messages` counts what came of it, `telemetry` is the last sample that came in time."""
+    """One node's last state; `messages` counts its messages, `telemetry` is its last sample that arrived in time."""
 
     index: int
     name: str
@@ -104,12 +103,12 @@ class Node:
     telemetry: Telemetry | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
-    limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when its agent said what of its bounds
-    boots: list[str] = field(default_factory=list)  # that announced themselves, in this order
+    limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # times of its agent's reports of its bounds
+    boots: list[str] = field(default_factory=list)  # in the order of their announcements
 
     @property
     def online(self) -> bool:
-        """Whether commands reach it, as far as is known."""
+        """Whether commands reach it, by its last status."""
         return self.standing is Standing.ONLINE
 
 
@@ -117,11 +116,10 @@ class Fleet:
     """Nodes by index, in the order of the scenario.
 
     Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
-    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`,
-    `on_node_change(node, change)` when a node that was there goes, comes back, or has another agent (see `liveness`),
-    `on_limit(node, limit)` when its agent has reached a bound of its own.
-    `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each sample is handed on once, in
-    the order in which its node took them, and marked `late` if it waited, be it at its agent or elsewhere.
+    for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`, `on_node_change(node, change)` when
+    a known node leaves, returns, or has another agent (see `liveness`), `on_limit(node, limit)` when its agent has
+    reached a bound of its own. `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each
+    sample is delivered once, in its node's order, and marked `late` if it was delayed at its agent or elsewhere.
 
     While it watches, it is the requester's `Reach`: commands to a suspect node wait until it is online again, or lost.
     """
@@ -149,7 +147,7 @@ class Fleet:
         self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
 
     async def open(self) -> None:
-        """Start to listen."""
+        """Subscribe."""
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "status"), self._status)
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "telemetry"), self._telemetry)
         await self._bus.subscribe(topics.node_topic(self._lab, "+", "event"), self._event)
@@ -163,7 +161,7 @@ class Fleet:
             async with asyncio.timeout(timeout_s):
                 while True:
                     news = self._news
-                    for node in self.nodes:  # those that are refused are told before the silent ones
+                    for node in self.nodes:  # refused nodes are reported before silent ones
                         if node.refused is not None:
                             raise node.refused
                     if all(node.announced.is_set() for node in self.nodes):
@@ -177,7 +175,7 @@ class Fleet:
             ) from None
 
     async def wait_until_empty(self, timeout_s: float) -> None:
-        """Wait until no node holds a guest: those of the run before may be on their way out. Raises `UserError`."""
+        """Wait until no node holds a guest, as guests of the previous run may still be ending. Raises `UserError`."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         while held := await self._held(timeout_s):
@@ -196,7 +194,7 @@ class Fleet:
         ]
 
     def facts(self, node: int) -> NodeFacts:
-        """Return what a node that has announced itself is."""
+        """Return the facts of a node that has announced itself."""
         facts = self.nodes[node].facts
         if facts is None:
             raise UserError(f"node {self.nodes[node].name}: {self.nodes[node].reason}")
@@ -221,7 +219,7 @@ class Fleet:
             await self._news.wait()
 
     def resign(self) -> None:
-        """Wait for no node any more: commands to those that are away fail from now on."""
+        """Stop waiting for nodes: commands to absent ones fail from now on."""
         self._resigned = True
         self._tell_news()
 
@@ -234,7 +232,7 @@ class Fleet:
         return self._by_name[name].messages
 
     async def watch(self) -> None:
-        """Look at the clock and at the bus every few moments, until cancelled; meanwhile commands wait for nodes."""
+        """Check the clock and the bus periodically, until cancelled; meanwhile commands wait for nodes."""
         loop = asyncio.get_running_loop()
         self._requester.reach = self
         self._life = replace(self._life, at_s=loop.time())
@@ -300,7 +298,7 @@ class Fleet:
                 node.reason = status.reason
 
     def _refuse(self, node: Node, error: UserError) -> None:
-        """Take a node that cannot be used for one that is not there."""
+        """Treat an unusable node as absent."""
         node.refused = error
         node.reason = str(error)
         self._notice(Left(node.index, str(error)))
@@ -327,7 +325,7 @@ class Fleet:
             return
         if heard_ns - taken_ns > LATE_NS and not record.late:
             record = msgspec.structs.replace(record, late=True)
-        if not record.late:  # what is late may have waited at the broker: its node may be gone by now
+        if not record.late:  # a late sample may have waited at the broker: its node may be gone by now
             node.telemetry = record
             node.messages += 1
             self._notice(Heard(node.index))
@@ -356,7 +354,7 @@ class Fleet:
         (self.on_mpi_barrier if event.event == MPI_BARRIER else self.on_guest_event)(node.index, event)
 
     def _limit(self, node: Node, limit: AgentLimit) -> None:
-        """Hand on what an agent says of its bounds, each thing at most once a minute: it may say it all the time."""
+        """Forward an agent's reports of its bounds, each at most once per minute, as it may repeat them at any rate."""
         now_s, key = asyncio.get_running_loop().time(), (limit.what, limit.state)
         if now_s - node.limits_s.get(key, float("-inf")) >= _LIMIT_EVERY_S:
             node.limits_s[key] = now_s
@@ -370,7 +368,7 @@ class Fleet:
         self._acts.note(self.nodes[node].name, kind, what)
 
     def _note_boot(self, node: Node, status: NodeStatus) -> None:
-        """Tell of an agent that announces itself after another one of its name has."""
+        """Report an agent that announces itself after another one of its name."""
         if not status.online or node.boots[-1:] == [status.boot]:
             return
         if status.boot in node.boots:

@@ -1,4 +1,4 @@
-"""What nodes report of guests, handed to whoever has asked for the reports of one guest."""
+"""Distribution of nodes' reports of guests to listeners by guest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class GuestEvents:
         self._listeners[guest] = hear
 
     def unlisten(self, guest: str) -> None:
-        """End that."""
+        """Stop that."""
         self._listeners.pop(guest, None)
 
     def hear(self, node: int, report: GuestReport) -> None:
-        """Hand a report on."""
+        """Deliver a report."""
         listener = self._listeners.get(report.guest)
         if listener is not None:
             listener(node, report)

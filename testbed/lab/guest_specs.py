@@ -1,4 +1,4 @@
-"""What a guest is asked for: how much work its program gets, how many workers it has, and the cap at a yield."""
+"""Specifications of guests: the work of the program, its number of workers, and the cap at a yield."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROUNDING_CORES = 1e-9  # a CPU need that was computed may be a hair more than a
 
 
 def whole_cores(cpu_cores: float) -> int:
-    """Return how many cores are needed to use `cpu_cores` at once, at least one."""
+    """Return the number of cores needed to use `cpu_cores` at once, at least one."""
     return max(1, math.ceil(cpu_cores - _ROUNDING_CORES))
 
 
@@ -36,7 +36,7 @@ def program_spec(
 ) -> ProgramSpec:
     """Return a program whose work takes `work_s` seconds of `cpu_cores` cores, in iterations of about `iteration_s`.
 
-    `units_per_core_s` is how many work units a core does in a second.
+    `units_per_core_s` is the number of work units of a core per second.
     """
     work_units = max(1, math.ceil(units_per_core_s * cpu_cores * work_s))
     iterations = max(1, round(work_s / iteration_s))

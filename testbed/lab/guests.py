@@ -1,4 +1,4 @@
-"""Jobs of a trace as guests of a lab: how much work a program gets so that it takes as long as the trace says."""
+"""Jobs of a trace as guests of a lab: each program's work is sized so that it takes the trace's run time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.bus.drivers import traits_in
 from testbed.bus.messages import GuestSpec, NodeFacts, ProgramSpec
-from testbed.drivers import traits_in
 from testbed.errors import UserError
 from testbed.lab.guest_specs import program_spec
 from testbed.scenario.schema import ProgramsTable, Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 MOST_WORK_UNITS = 2**62
 
@@ -69,8 +69,8 @@ def prepare_jobs(
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
-    a node's `cpus` cores to itself, at `units_per_core_s(job)` work units a second of a core.
-    Each guest takes the next of `addresses`.
+    a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
+    next of `addresses`.
     """
     result = []
     for job in jobs:
@@ -108,7 +108,7 @@ def check_work(job: Job, time_scale: float, cpus: float, units_per_core_s: float
 
 
 def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib: int) -> None:
-    """Raise `UserError` if a task would get less memory than a guest of `node` needs to live."""
+    """Raise `UserError` if a task would get less memory than a guest of `node` needs."""
     for job in jobs:
         if memory_of(job, node_memory_mib) < floor_mib:
             enough_mib = math.ceil(floor_mib / min(other.mem_req_frac for other in jobs))
@@ -120,7 +120,7 @@ def check_floor(jobs: Sequence[Job], node: str, node_memory_mib: int, floor_mib:
 
 
 def check_images(nodes: Mapping[str, NodeFacts]) -> None:
-    """Raise `UserError` if not all nodes, by name with their facts, take back what others of them have saved."""
+    """Raise `UserError` unless each node (facts by name) can restore the images that the others save."""
     kinds: dict[str, list[str]] = {}
     for node, facts in nodes.items():
         kinds.setdefault(_image_kind(facts), []).append(node)
@@ -133,7 +133,7 @@ def check_images(nodes: Mapping[str, NodeFacts]) -> None:
 
 
 def _image_kind(facts: NodeFacts) -> str:
-    """Return what images of a node are of; agents of earlier releases say so only where there is a choice."""
+    """Return the kind of a node's images; agents of earlier releases report it only if there is a choice."""
     told = [word.removeprefix("save:") for word in facts.capabilities if word.startswith("save:")]
     if told or "save" not in facts.capabilities:
         return told[0] if told else "none"

@@ -1,4 +1,4 @@
-"""What a lab is, asked of the bus alone: its nodes, what runs there, and who drives it."""
+"""Inventory of a lab from the bus alone: its nodes, their guests, and the lease's holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.bus.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The last record of each kind: presence by node, guests by node as far as it told them, and the lease, if any."""
+    """The last record of each kind: presence by node, guests by node as far as reported, and the lease, if any."""
 
     nodes: dict[str, NodeStatus]
     guests: dict[str, tuple[str, ...]]

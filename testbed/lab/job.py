@@ -1,11 +1,11 @@
-"""One job on live nodes, taken through its operations by hand, and what each of them took."""
+"""One job on live nodes, with manual operations and the measured cost of each."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from testbed.bus.guest_details import Failed, GuestReport
 from testbed.bus.messages import CapChange, GuestSpec, ImageRef, ListGuests
@@ -13,6 +13,7 @@ from testbed.errors import RunError, TestbedError
 from testbed.lab import rates
 from testbed.lab.job_guests import JobGuests, Unrecorded
 from testbed.lab.live_migration import LiveMigration
+from testbed.lab.live_nodes import LiveNodes
 from testbed.lab.migration_targets import migration_targets
 from testbed.lab.node_refs import NodeRef, node_indexes
 from testbed.lab.outcomes import (
@@ -29,9 +30,6 @@ from testbed.lab.outcomes import (
 )
 from testbed.lab.replies import Guests, ask
 
-if TYPE_CHECKING:
-    from testbed.lab.lab import Lab
-
 _EDGE_POLL_S = 0.01
 _MIB = float(1 << 20)
 
@@ -39,15 +37,17 @@ _MIB = float(1 << 20)
 class LabJob:
     """A job of one or several tasks, one guest for each; `Lab.job` makes it, and `start` starts it.
 
-    As a context it destroys its guests and images at the end, whatever happened. The context raises `RunError` at its
-    end if a guest failed, because what was measured meanwhile means nothing. Every operation returns when it has ended,
-    and raises a `TestbedError` if it failed. A node is named, or given by its index.
+    As a context it always destroys its guests and images at the end. The context raises `RunError` at its end if a
+    guest failed, because measurements taken meanwhile are invalid. Every operation returns when it has ended, and
+    raises a `TestbedError` if it failed. A node is named, or given by its index.
     """
 
-    def __init__(self, lab: Lab, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...], *, verified: bool) -> None:
-        self._lab = lab
+    def __init__(
+        self, live: LiveNodes, specs: tuple[GuestSpec, ...], nodes: tuple[int, ...], *, verified: bool
+    ) -> None:
+        self._live = live
         self._nodes = nodes
-        self._targets: tuple[int, ...] = nodes  # of a migration under way
+        self._targets: tuple[int, ...] = nodes  # of a migration in progress
         self._there = Unrecorded()
         self._job = JobGuests(specs=specs, state=self._there, verified=verified)
         self._images: tuple[ImageRef, ...] = ()
@@ -71,13 +71,13 @@ class LabJob:
 
     @property
     def specs(self) -> tuple[GuestSpec, ...]:
-        """What the nodes are asked for, by task."""
+        """The guests' specifications, by task."""
         return self._job.specs
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes where its guests or their images are, by task."""
-        return tuple(self._lab.fleet.name(node) for node in self._nodes)
+        return tuple(self._live.fleet.name(node) for node in self._nodes)
 
     @property
     def memory_mib(self) -> int:
@@ -86,7 +86,7 @@ class LabJob:
 
     @property
     def cpu_cores(self) -> float:
-        """What each task can use without a cap, in cores."""
+        """The cores that each task can use without a cap."""
         return self.specs[0].cpu_cores
 
     @property
@@ -102,12 +102,12 @@ class LabJob:
     ) -> None:
         await asyncio.shield(self.stop())
         for guest in self.guests:
-            self._lab.guest_events.unlisten(guest)
+            self._live.guest_events.unlisten(guest)
         if error is None or isinstance(error, TestbedError):
             self._check_lived(error)
 
     def _check_lived(self, error: TestbedError | None) -> None:
-        """Raise `RunError` if a guest failed, whether the trial noticed it or not: that is its reason then."""
+        """Raise `RunError` if a guest failed: the failure then is the cause of any other error."""
         failed = [
             f"guest {guest} failed{self._why(guest)}" for guest, end in self._ends.items() if end.event == "failed"
         ]
@@ -121,7 +121,7 @@ class LabJob:
         self._expect_progress()
         begin_s = _now_s()
         self._there.running_on = self._nodes
-        await self._lab.operations.start(self._job, self._nodes, yield_frac, ())
+        await self._live.operations.start(self._job, self._nodes, yield_frac, ())
         there_s = _now_s()
         await self.wait_progress()
         return Started(there_s - begin_s, _now_s() - there_s)
@@ -129,19 +129,19 @@ class LabJob:
     async def cap(self, yield_frac: float) -> Capped:
         """Set the caps of all guests to `yield_frac` of `cpu_cores`."""
         begin_s = _now_s()
-        caps = await self._lab.operations.set_cap(self._job, yield_frac)
+        caps = await self._live.operations.set_cap(self._job, yield_frac)
         return Capped(caps, _now_s() - begin_s)
 
     async def hold(self) -> Held:
         """Pause every guest at its next consistent point, without saving it."""
         begin_s = _now_s()
-        skew_s = await self._lab.operations.hold(self._job)
+        skew_s = await self._live.operations.hold(self._job)
         return Held(_now_s() - begin_s, skew_s)
 
     async def release(self) -> float:
         """Resume held guests; return how long the order took, in seconds."""
         begin_s = _now_s()
-        await self._lab.operations.release(self._job)
+        await self._live.operations.release(self._job)
         return _now_s() - begin_s
 
     async def save(self, store: str = "") -> Saved:
@@ -150,7 +150,7 @@ class LabJob:
         begin_s = _now_s()
         names = self._job.image_names(self._saves)
         self._image_holders.update(zip(self._nodes, names, strict=True))
-        images = await self._lab.operations.save(self._job, names, lambda _phase, detail: told.update(detail), store)
+        images = await self._live.operations.save(self._job, names, lambda _phase, detail: told.update(detail), store)
         save_s = _now_s() - begin_s
         self._saves += 1  # images of the next save get other names
         self._images, self._there.saved_on, self._there.running_on = images, self._nodes, None
@@ -160,19 +160,19 @@ class LabJob:
         )  # fmt: skip
 
     async def transfer(self, nodes: Sequence[NodeRef]) -> Transferred:
-        """Copy the images of tasks that move to `nodes`, by task, where `restore` will then look for them."""
-        targets = node_indexes(self._lab.nodes, nodes, len(self.specs))
+        """Copy the images of tasks that move to `nodes`, by task, from which `restore` will then read them."""
+        targets = node_indexes(self._live.names, nodes, len(self.specs))
         begin_s = _now_s()
         self._image_holders.update(zip(targets, (image.image for image in self._images), strict=False))
-        sent = await self._lab.operations.transfer(self._job, self._images, targets)
+        sent = await self._live.operations.transfer(self._job, self._images, targets)
         self._nodes = self._targets = self._there.saved_on = targets
         return Transferred(_now_s() - begin_s, sent / _MIB)
 
     async def restore(self, *, nodes: Sequence[NodeRef] = (), cold: bool = False, yield_frac: float = 1.0) -> Restored:
         """Create all guests from their images; return when every task has progressed.
 
-        That is where the images are, or on `nodes`, by task: then `transfer` copies images first, and counts for
-        nothing in what is returned. `cold` images are dropped from the page cache before.
+        They are created on the nodes with the images, or on `nodes`, by task: then `transfer` copies the images first,
+        which is not part of the returned times. `cold` images are dropped from the page cache before.
         """
         if nodes:
             await self.transfer(nodes)
@@ -181,7 +181,7 @@ class LabJob:
         self._expect_progress()
         begin_s = _now_s()
         self._there.running_on = self._nodes
-        told = await self._lab.operations.start(self._job, self._nodes, yield_frac, self._images, cold=cold)
+        told = await self._live.operations.start(self._job, self._nodes, yield_frac, self._images, cold=cold)
         there_s = _now_s()
         await self.wait_progress()
         self._there.saved_on = None
@@ -194,7 +194,7 @@ class LabJob:
 
     async def migrate(self, nodes: Sequence[NodeRef], yield_frac: float = 1.0) -> Migrated:
         """Migrate the tasks that are not on `nodes`, by task, to these nodes while they work."""
-        targets = node_indexes(self._lab.nodes, nodes, len(self.specs))
+        targets = node_indexes(self._live.names, nodes, len(self.specs))
         begin_s = _now_s()
         self._targets = targets
         moved = await self._live_migration().move(self._job, self._targets, yield_frac)
@@ -209,25 +209,25 @@ class LabJob:
 
     async def stop(self) -> None:
         """Destroy the guests and delete their images; harmless when there are none."""
-        await self._lab.operations.stop(self._job, self._nodes)
-        await self._lab.operations.drop_images(self._image_holders)
+        await self._live.operations.stop(self._job, self._nodes)
+        await self._live.operations.drop_images(self._image_holders)
         self._image_holders.clear()
         self._there.running_on = None
 
     def _live_migration(self) -> LiveMigration:
-        lab, scenario = self._lab, self._lab.scenario
-        targets = migration_targets(scenario, dict(zip(lab.nodes, lab.facts, strict=True)))
+        live, scenario = self._live, self._live.scenario
+        targets = migration_targets(scenario, dict(zip(live.names, live.facts, strict=True)))
         limits = scenario.migration
-        return LiveMigration(lab.fleet, lab.operations, scenario.deadlines, limits, targets, self._there.arrive)
+        return LiveMigration(live.fleet, live.operations, scenario.deadlines, limits, targets, self._there.arrive)
 
-    # --- what it does
+    # --- its progress
 
     async def progress(self) -> dict[str, Progress]:
-        """Return how far each guest is, by its name; raises `RunError` for one that is not there."""
+        """Return each guest's progress, by its name; raises `RunError` for a missing guest."""
         found: dict[str, Progress] = {}
-        deadline_s = self._lab.scenario.deadlines.command_s
+        deadline_s = self._live.command_s
         for node in sorted(set(self._nodes)):
-            there = await ask(self._lab.fleet, node, ListGuests(), Guests, deadline_s)
+            there = await ask(self._live.fleet, node, ListGuests(), Guests, deadline_s)
             found |= {
                 g.guest: Progress(g.units_done, g.units_mono_ns / 1e9, g.cpu_s, g.cap_cores, g.state)
                 for g in there.guests
@@ -249,14 +249,14 @@ class LabJob:
     async def rate(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.REPORT_S) -> float:
         """Wait `settle_s`, then return work units per second of the slowest task over at least `window_s`.
 
-        Units and seconds are the program's own, between two of its reports, so delays on the way do not matter. Raises
-        `RunError` if a task reports no progress, or an absurd rate.
+        Units and seconds are the program's own, between two of its reports, so transmission delays do not matter.
+        Raises `RunError` if a task reports no progress, or an absurd rate.
         """
-        return await rates.rate(self, window_s, settle_s, self._lab.scenario.deadlines.command_s)
+        return await rates.rate(self, window_s, settle_s, self._live.command_s)
 
     async def rate_and_use(self, window_s: float = rates.WINDOW_S, settle_s: float = rates.SETTLE_S) -> Rate:
-        """Do so, beginning with the first report after `settle_s`, and sample the CPU time of all tasks meanwhile."""
-        return await rates.rate_and_use(self._lab, self, window_s, settle_s)
+        """Like `rate`, from the first report after `settle_s` on; also sample the CPU time of all tasks meanwhile."""
+        return await rates.rate_and_use(self._live, self, window_s, settle_s)
 
     async def watch(self, every_s: float, for_s: float, changes: Sequence[tuple[float, float]] = ()) -> Watched:
         """Sample CPU time and work units of the first task every `every_s` for `for_s` seconds, on its node.
@@ -264,15 +264,15 @@ class LabJob:
         `changes` are pairs (after so many seconds, new cap in cores).
         """
         caps = tuple(CapChange(after_s=after_s, caps={self.name: cores}) for after_s, cores in changes)
-        return await self._lab.watch(self._nodes[0], (self.name,), every_s, for_s, caps)
+        return await self._live.watch(self._nodes[0], (self.name,), every_s, for_s, caps)
 
     async def edge(self) -> tuple[float, int]:
-        """Wait until the progress of the first task is seen to change; return the controller's time and its units.
+        """Wait until the reported progress of the first task changes; return the controller's time and its units.
 
         Between two edges, the time that its work did not need was lost by the job. Raises `RunError` if there is none
         within the deadline of a command.
         """
-        lead, limit_s = self.guests[0], self._lab.scenario.deadlines.command_s
+        lead, limit_s = self.guests[0], self._live.command_s
         first = (await self.progress())[lead].units
         before_s = _now_s()
         while True:
@@ -285,7 +285,7 @@ class LabJob:
             await asyncio.sleep(_EDGE_POLL_S)
 
     async def _await(self, event: asyncio.Event, what: str) -> None:
-        limit_s = self._lab.scenario.deadlines.command_s
+        limit_s = self._live.command_s
         try:
             async with asyncio.timeout(limit_s):
                 await event.wait()
@@ -303,15 +303,15 @@ class LabJob:
 
     def _expect_progress(self) -> None:
         for guest in self.guests:
-            self._lab.guest_events.listen(guest, self._hear)
+            self._live.guest_events.listen(guest, self._hear)
         self._waiting = set(self.guests)
         self._progressed.clear()
 
     def _hear(self, node: int, event: GuestReport) -> None:
         task = self.guests.index(event.guest)
         if node not in (self._nodes[task], self._targets[task]):
-            return  # it has no say about this guest
-        if event.event in ("progress", "done"):  # who was restored just before its end may tell nothing else
+            return  # the event is not from this guest's node
+        if event.event in ("progress", "done"):  # a guest that was restored just before its end may report only `done`
             self._waiting.discard(event.guest)
         if event.event in ("done", "failed"):
             self._ends[event.guest] = event

@@ -1,4 +1,4 @@
-"""The guests of a job, and where they are: what operations on it need to know."""
+"""The guests of a job and their nodes, for operations on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.bus.messages import GuestSpec
 
 
 class Whereabouts(Protocol):
-    """Where the guests of a job are, by task, and whether they have ended. Of a job of a run this is its history."""
+    """The nodes of a job's guests, by task, and whether they have ended. For a job of a run this is its history."""
 
     @property
     def running_on(self) -> tuple[int, ...] | None:
@@ -18,7 +18,7 @@ class Whereabouts(Protocol):
 
     @property
     def saved_on(self) -> tuple[int, ...] | None:
-        """The nodes that have the images which it would be restored from."""
+        """The nodes with the images from which it would be restored."""
 
     @property
     def yield_frac(self) -> float:
@@ -41,12 +41,12 @@ class Whereabouts(Protocol):
         """Whether its guests are being saved, or migrate live."""
 
     def places(self, task: int) -> frozenset[int]:
-        """Return the nodes at which a task holds memory: none, one, or two while it migrates live."""
+        """Return the nodes on which a task holds memory: none, one, or two while it migrates live."""
 
 
 @dataclass(slots=True)
 class Unrecorded:
-    """Where the guests of a job are that belongs to no run: whoever commands them keeps it here."""
+    """The nodes of guests of a job outside any run, kept here by their commander."""
 
     running_on: tuple[int, ...] | None = None
     saved_on: tuple[int, ...] | None = None
@@ -61,14 +61,14 @@ class Unrecorded:
         return frozenset() if self.running_on is None else frozenset((self.running_on[task],))
 
     def arrive(self, *, task: int, target: int, error: str | None = None, **_more: object) -> None:
-        """Take that a guest has migrated live, or ended on its way, unless it stayed with an `error`."""
+        """Record that a guest has migrated live or ended meanwhile, or that it stayed with an `error`."""
         if error is None and self.running_on is not None:
             self.running_on = (*self.running_on[:task], target, *self.running_on[task + 1 :])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobGuests:
-    """The guests of one job. What a job that is not `verified` comes to is not checked."""
+    """The guests of one job. The result of a job that is not `verified` is not checked."""
 
     specs: tuple[GuestSpec, ...]
     state: Whereabouts
@@ -90,8 +90,8 @@ class JobGuests:
         return self.specs[0].memory_mib
 
     def image_names(self, number: int) -> tuple[str, ...]:
-        """Names of the images of its save of this number, by task: a late deletion of older images misses them."""
+        """Names of the images of its save of this number, by task: a delayed delete of older images cannot hit them."""
         return tuple(f"{guest}-s{number}.img" for guest in self.guests)
 
     def taken_over(self, task: int) -> None:
-        """A guest is being taken over at its new node: what it did before says nothing of it now."""
+        """A guest is being taken over at its new node: its earlier progress does not count any more."""

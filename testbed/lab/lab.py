@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from testbed.bus.messages import AnyAction, CapChange, GuestSpec, ListGuests, Native, NodeFacts, Ping, Watch
+from testbed.bus.messages import AnyAction, CapChange, GuestSpec, ListGuests, Native, NodeFacts, Ping
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, UserError
 from testbed.lab.addresses import guest_addresses
@@ -15,11 +15,12 @@ from testbed.lab.fleet import Fleet
 from testbed.lab.guest_events import GuestEvents
 from testbed.lab.guest_specs import program_spec
 from testbed.lab.job import LabJob
+from testbed.lab.live_nodes import LiveNodes
 from testbed.lab.load import LoadMeter
-from testbed.lab.node_refs import NodeRef, node_index, node_indexes
+from testbed.lab.node_refs import NodeRef, node_indexes
 from testbed.lab.operations import Operations
 from testbed.lab.outcomes import NativeRun, Watched
-from testbed.lab.replies import Guests, ReplyError, ask
+from testbed.lab.replies import Guests, ask
 from testbed.scenario.schema import BoxTable, Scenario
 
 SMALL_MIB = 96  # of memory, enough for an MPI rank
@@ -27,7 +28,7 @@ ENDLESS_S = 1e6  # of work: a job is stopped before that ends
 
 
 def addresses_of(scenario: Scenario) -> Iterator[str]:
-    """Yield the addresses that guests of a scenario's lab get, one after the other."""
+    """Yield the addresses for guests of a scenario's lab, one after the other."""
     return guest_addresses((scenario.box or BoxTable()).guest_network)
 
 
@@ -41,9 +42,7 @@ class Lab:
         self, scenario: Scenario, fleet: Fleet, tag: str, core_units_per_s: float,
         addresses: Iterator[str] | None = None,
     ) -> None:  # fmt: skip
-        self._scenario = scenario
         self._core_units_per_s = core_units_per_s
-        self._facts = tuple(fleet.facts(node.index) for node in fleet.nodes)
         self._numbers = itertools.count(1)
         self.addresses = addresses if addresses is not None else addresses_of(scenario)
         self.fleet = fleet
@@ -51,27 +50,29 @@ class Lab:
         self.operations = Operations(fleet, scenario.deadlines)
         self.load = LoadMeter(scenario.box is not None or all(node.spawn for node in scenario.nodes))
         self.guest_events = GuestEvents()
+        facts = tuple(fleet.facts(node.index) for node in fleet.nodes)
+        self._live = LiveNodes(scenario, fleet, facts, self.operations, self.guest_events)
         fleet.on_telemetry = self.load.hear
         fleet.on_guest_event = self.guest_events.hear
 
     @property
     def scenario(self) -> Scenario:
         """The file that describes the lab."""
-        return self._scenario
+        return self._live.scenario
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes, by index."""
-        return tuple(node.name for node in self.fleet.nodes)
+        return self._live.names
 
     @property
     def facts(self) -> tuple[NodeFacts, ...]:
-        """What the nodes are: cores, memory, driver, capabilities, versions."""
-        return self._facts
+        """Facts of the nodes: cores, memory, driver, capabilities, versions."""
+        return self._live.facts
 
     @property
     def core_units_per_s(self) -> float:
-        """How many work units of `eatcpu` a core of the first node did in a second when the lab was opened."""
+        """Work units of `eatcpu` per second of a core of the first node, measured when the lab was opened."""
         return self._core_units_per_s
 
     def job(
@@ -127,12 +128,12 @@ class Lab:
             )
             for task in range(len(where))
         )
-        return LabJob(self, specs, where, verified=work_s < ENDLESS_S)
+        return LabJob(self._live, specs, where, verified=work_s < ENDLESS_S)
 
     def job_of(self, specs: tuple[GuestSpec, ...]) -> LabJob:
         """Return a job of these guests, on one node after the other; its result is not verified."""
-        # working out what endless work comes to would take CPU time of its own
-        return LabJob(self, specs, self._places(len(specs), ()), verified=False)
+        # computing the checksum of endless work would itself take CPU time
+        return LabJob(self._live, specs, self._places(len(specs), ()), verified=False)
 
     def _places(self, tasks: int, nodes: Sequence[NodeRef]) -> tuple[int, ...]:
         if not nodes:
@@ -145,30 +146,23 @@ class Lab:
 
     async def command(self, node: NodeRef, action: AnyAction, deadline_s: float) -> dict[str, object]:
         """Send a command of the bus to a node, and return its agent's report."""
-        return await self.fleet.call(self._index(node), action, deadline_s)
+        return await self.fleet.call(self._live.index(node), action, deadline_s)
 
     async def guests_on(self, node: NodeRef) -> list[GuestSample]:
-        """Return every guest that a node really holds."""
-        return list((await ask(self.fleet, self._index(node), ListGuests(), Guests, self._command_s)).guests)
+        """Return every guest that a node actually holds."""
+        return list((await ask(self.fleet, self._live.index(node), ListGuests(), Guests, self._live.command_s)).guests)
 
     async def ping(self, node: NodeRef) -> float:
         """Return the round trip of a command that does nothing, in seconds."""
         begin_s = asyncio.get_running_loop().time()
-        await self.fleet.call(self._index(node), Ping(), self._command_s)
+        await self.fleet.call(self._live.index(node), Ping(), self._live.command_s)
         return asyncio.get_running_loop().time() - begin_s
 
     async def watch(
         self, node: NodeRef, guests: Sequence[str], every_s: float, for_s: float, caps: Sequence[CapChange] = ()
     ) -> Watched:
         """Sample CPU time and work units of guests on one node every `every_s` for `for_s`, changing caps meanwhile."""
-        index = self._index(node)
-        action = Watch(guests=tuple(guests), every_s=every_s, for_s=for_s, caps=tuple(caps))
-        found = await ask(self.fleet, index, action, Watched, for_s + self._command_s)
-        for name, samples in (("cpu_s", found.cpu_s), ("units", found.units)):
-            if {guest: len(samples.get(guest, ())) for guest in guests} != dict.fromkeys(guests, len(found.t_s)):
-                expected = f"expected {len(found.t_s)} samples of each of {', '.join(guests)}"
-                raise ReplyError(self.fleet.name(index), action, name, samples, expected)
-        return found
+        return await self._live.watch(node, guests, every_s, for_s, caps)
 
     async def native(
         self,
@@ -190,17 +184,10 @@ class Lab:
             message_bytes=message_bytes,
         )  # fmt: skip
         action = Native(program=spec, seconds=seconds, cap_cores=cap_cores)
-        return await ask(self.fleet, self._index(node), action, NativeRun, seconds + self._command_s)
+        return await ask(self.fleet, self._live.index(node), action, NativeRun, seconds + self._live.command_s)
 
     def check(self) -> None:
-        """Raise `RunError` if a node is away: whatever is measured then means nothing."""
+        """Raise `RunError` if a node is away, as measurements are invalid then."""
         away = [f"{node.name} ({node.reason})" for node in self.fleet.nodes if not node.online]
         if away:
             raise RunError(f"nodes away: {', '.join(away)}")
-
-    def _index(self, node: NodeRef) -> int:
-        return node_index(self.nodes, node)
-
-    @property
-    def _command_s(self) -> float:
-        return self.scenario.deadlines.command_s

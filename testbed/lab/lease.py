@@ -1,4 +1,4 @@
-"""The controller's hold on a lab: taken before anything is commanded, renewed, and given back."""
+"""The controller's lease of a lab: taken before the first command, renewed, and released."""
 
 from __future__ import annotations
 
@@ -28,19 +28,16 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseTakenError(RunError):
-    """Somebody else ended this controller's lease while it drove the lab."""
+    """Another controller ended this controller's lease while it drove the lab."""
 
     def __init__(self, lab: str, by: str) -> None:
         self.lab = lab
         self.by = by
         super().__init__(f"lab {lab!r} was taken by {by}: its guests are destroyed")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.lab, self.by)
-
 
 def holder_name() -> str:
-    """Return what this process is called as the holder of a lease: user, host and process."""
+    """Return this process's name as the holder of a lease: user, host and process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -62,9 +59,9 @@ async def hold_lease(
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
     With `force` the other's lease is ended first, in the name of the controller `party` of our certificate, whereupon
-    agents destroy its guests. A lease of a controller that died is taken over once its time has run out. The lease is
-    renewed at every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that.
-    `LeaseTakenError` ends the block when somebody else takes the lab.
+    agents destroy its guests. A lease of a dead controller is taken over once it has expired. The lease is renewed at
+    every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that. `LeaseTakenError`
+    ends the block when another controller takes the lab.
     """
     own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY)
     guard = LeaseGuard(asyncio.get_running_loop().time)
@@ -76,8 +73,8 @@ async def hold_lease(
             async with asyncio.timeout(ttl_s / 3):
                 await away.wait()
                 away.clear()
-                await bus.connected.wait()  # to a broker that may have forgotten what it retained
-                await asyncio.sleep(RETAINED_PATIENCE_S)  # until a lease that it did retain is heard
+                await bus.connected.wait()  # to a broker that may have lost its retained messages
+                await asyncio.sleep(RETAINED_PATIENCE_S)  # until a retained lease is received
 
     async def renew() -> None:
         while not lost:
@@ -85,7 +82,7 @@ async def hold_lease(
             if not lost:
                 try:
                     await own.publish()
-                except BusError as error:  # the next one may find room, and the lease lasts for three
+                except BusError as error:  # the next renewal may succeed, and the lease lasts for three
                     _log.warning("the lease of lab %s is not renewed: %s", lab, error)
 
     async with ended_by() as end:
@@ -122,7 +119,7 @@ async def hold_lease(
 
 
 class _Own:
-    """Our own lease, and what we say on the bus about it and about those of others."""
+    """Our own lease, and our messages about it and about other leases."""
 
     def __init__(
         self, bus: Bus, lab: str, token: str, ttl_s: float, on_controller_loss: OnControllerLoss, party: str
@@ -160,7 +157,7 @@ async def _take(own: _Own, guard: LeaseGuard, news: asyncio.Event, *, force: boo
         await _heard(lab, news, lambda: guard.lease is None or guard.lease.digest != other.digest)
     _check_free(lab, guard)
     await own.publish()
-    if other is not None:  # for an agent that came in between, and heard the retained record of the other alone
+    if other is not None:  # for an agent that connected in between, and received only the other's retained record
         await own.end_other(other)
         await own.publish()
     await _heard(lab, news, lambda: guard.lease is not None)
@@ -168,7 +165,7 @@ async def _take(own: _Own, guard: LeaseGuard, news: asyncio.Event, *, force: boo
 
 
 def _check_free(lab: str, guard: LeaseGuard, but: str = "") -> None:
-    """Raise `UserError` if somebody holds the lab, `but` the lease of this digest."""
+    """Raise `UserError` if the lab is held, except by the lease with the digest `but`."""
     lease = guard.lease
     if lease is not None and lease.digest != but:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The one place where a lab is leased: token, requester, fleet, lease; then its nodes are waited for."""
+"""The one place where a lab is leased: token, requester, fleet and lease, then a wait for its nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from testbed.bus.lease import new_token
 from testbed.bus.messages import OnControllerLoss
 from testbed.bus.protocol import Bus
 from testbed.bus.requests import Requester
+from testbed.bus.suspicious_acts import ActLog
 from testbed.errors import UserError
 from testbed.lab.fleet import Fleet, rule_of
 from testbed.lab.lease import hold_lease
 from testbed.lab.local_agents import last_words
 from testbed.scenario.schema import DeadlinesTable, NodeTable, Scenario
-from testbed.suspicious_acts import ActLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ async def lease_lab(
 ) -> AsyncIterator[LeasedLab]:
     """Hold the lease of a lab inside the block, with the nodes of these names as a fleet.
 
-    `client` is this controller's name on the bus; `tables` are what nodes shall be; for `force` and `party` see
-    `hold_lease`. At the end the lease is released, whereupon agents destroy every guest that is left. Raises
+    `client` is this controller's name on the bus; `tables` are the nodes' expected properties; for `force` and `party`
+    see `hold_lease`. At the end the lease is released, whereupon agents destroy every guest that is left. Raises
     `UserError` when another controller drives the lab.
     """
     token = new_token()
@@ -82,7 +82,7 @@ async def lease_lab(
 def lease_scenario(
     bus: Bus, scenario: Scenario, client: str, *, names: Sequence[str] = (), acts: ActLog | None = None
 ) -> contextlib.AbstractAsyncContextManager[LeasedLab]:
-    """Do so for the lab of a scenario, with the nodes of these names, by default all."""
+    """Lease the lab of a scenario, with the nodes of these names, by default all."""
     return lease_lab(
         bus, scenario.lab, names or [node.name for node in scenario.nodes], client, deadlines=scenario.deadlines,
         tables=scenario.nodes, on_controller_loss=scenario.on_controller_loss, acts=acts,

@@ -1,4 +1,4 @@
-"""Live migration of a job's guests: believed only after the agents at both ends were asked."""
+"""Live migration of a job's guests: its outcome is confirmed with the agents at both ends."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import msgspec
 from testbed.bus.messages import Adopt, Migrate, Stop
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
-from testbed.errors import RunError, TestbedError
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.guest_specs import cap_at
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations
 from testbed.lab.replies import Nodes, ask
 from testbed.scenario.schema import DeadlinesTable, MigrationTable
 
-LATE_EVENT_S = 1.0  # for which an end that was told is waited for, when a guest is nowhere
+LATE_EVENT_S = 1.0  # time to wait for the report of an end, when a guest is on neither node
 
 
 class StaysError(RunError):
-    """Guests could not migrate and run where they were; the others of their job have arrived."""
+    """Guests could not migrate and run on their source; the others of their job have arrived."""
 
 
 class LostError(RunError):
-    """A guest is at neither end of its migration, or that cannot be known."""
+    """A guest is at neither end of its migration, or its location is unknown."""
 
     failure_code = FailureCode.MIGRATE_FAILED
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What one guest's live migration took; without the source's word, the times are upper bounds."""
+    """The cost of one guest's live migration; without the source's report the times are upper bounds."""
 
     bytes: Bytes
     elapsed_s: Seconds
@@ -44,7 +43,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LiveMigration:
-    """Moves the guests of one job; `tell(**entry)` journals what happens to each, so that the job's state follows."""
+    """Moves the guests of one job; `tell(**entry)` journals each outcome, so that the job's state follows."""
 
     nodes: Nodes
     operations: Operations
@@ -54,10 +53,10 @@ class LiveMigration:
     tell: Callable[..., None]
 
     async def move(self, live: JobGuests, targets: tuple[int, ...], yield_frac: float) -> list[Moved]:
-        """Migrate the tasks that are not at their targets side by side, then set the caps of those that stayed.
+        """Migrate the tasks that are not at their targets in parallel, then set the caps of the others.
 
-        `live.state` follows each as it arrives. Raises `StaysError` when some run where they were, and with all
-        members at the old yield; `LostError` when one is nowhere without having ended.
+        `live.state` follows each as it arrives. Raises `StaysError` if some guests stayed on their source (all members
+        are then set back to the old yield), `LostError` if a guest is on neither node without having ended.
         """
         before = self._running_on(live)
         moving = [task for task in range(len(targets)) if before[task] != targets[task]]
@@ -65,7 +64,7 @@ class LiveMigration:
             *(self._member(live, task, targets[task], yield_frac) for task in moving), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
-        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # what is worse comes first
+        failures.sort(key=lambda failure: isinstance(failure, StaysError))  # the worse error comes first
         moved = [result for result in results if isinstance(result, Moved)]
         if failures:
             if isinstance(failures[0], StaysError) and moved:
@@ -96,7 +95,7 @@ class LiveMigration:
         return live.state.running_on
 
     async def _member(self, live: JobGuests, task: int, target: int, yield_frac: float) -> Moved | None:
-        """Migrate one guest; None if it ended before, or on its way."""
+        """Migrate one guest; None if it ended before or during the migration."""
         loop = asyncio.get_running_loop()
         source, spec = self._running_on(live)[task], live.specs[task]
         budget_s = self.limits.budget_s_per_gib * math.ceil(spec.memory_mib / 1024)
@@ -135,10 +134,10 @@ class LiveMigration:
         return self.targets[node]
 
     async def _ask_both_ends(self, live: JobGuests, task: int, source: int, target: int, error: TestbedError) -> None:
-        """After a migration that did not say that it succeeded: return if the guest has left, else raise `StaysError`.
+        """After a migration without a reported success: return if the guest has left, else raise `StaysError`.
 
-        The source's word decides. What the target has while the source still runs the guest is an incoming copy that
-        never ran, and is destroyed; a guest that the source has not is looked for by adopting it.
+        The source's report decides. While the source still runs the guest, the target has only an incoming copy that
+        never ran, which is destroyed. A guest that is not on the source is searched for by adopting it at the target.
         """
         guest = live.specs[task].guest
         here, there = await asyncio.gather(self._has(source, guest), self._has(target, guest))
@@ -155,7 +154,7 @@ class LiveMigration:
         raise StaysError(str(error)) from error
 
     async def _has(self, node: int, guest: str) -> bool | None:
-        """Whether a node has the guest once it is done with every command for it; None if it does not say."""
+        """Whether a node has the guest once it is done with every command for it; None if it does not answer."""
         try:
             there, _ = await self.operations.guests_at(node, settled=(guest,))
         except TestbedError:
@@ -163,7 +162,7 @@ class LiveMigration:
         return guest in there
 
     async def _adopt(self, live: JobGuests, task: int, target: int, cap_cores: float) -> TestbedError | None:
-        """Take the guest over at its target; return why that cannot be, or None also when the guest has ended."""
+        """Take the guest over at its target; return the error, or None, also when the guest has ended."""
         error: TestbedError | None = None
         for attempt in range(self.deadlines.tries):
             if attempt:

@@ -1,9 +1,9 @@
 """Liveness of nodes: a pure function that maps observed events to the state of each node (online, suspect, lost).
 
-Silence is not death. It is counted only while the controller could have heard something: not while it was off the bus,
-nor while its own loop stood still. Nodes that fall silent together, without a word about any of them, are no more to
-blame than what lies between them and the controller; they are suspect, and become lost only once their leases must have
-run out as well.
+Silence does not prove a failure. It counts only while the controller could have received messages: not while it was
+disconnected from the bus, nor while its own loop was stopped. When nodes fall silent together, without a report about
+any of them, the cause may be the connection between them and the controller. They are suspect, and become lost only
+once their leases must have run out as well.
 
     unknown --announced--> online --silence, or the broker's word--> suspect --lost_after_s of silence--> lost
        suspect, lost --announced, or heard if only silence was held against it--> online
@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Standing(StrEnum):
-    """What is thought of a node."""
+    """The presumed state of a node."""
 
     UNKNOWN = "unknown"  # not announced yet
     ONLINE = "online"
@@ -29,10 +29,11 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How long a silence may last, in seconds of silence that could have been heard.
+    """Limits of a silence, in seconds during which messages could have been received.
 
     A node is suspect after `silence_s` and lost after `lost_after_s`; nodes that are all silent are lost after
-    `lost_together_after_s`. A step of the controller's clock of more than `stall_s` means that it stood still.
+    `lost_together_after_s`. A step of the controller's clock of more than `stall_s` means that the controller was
+    stopped.
     """
 
     silence_s: float
@@ -45,7 +46,7 @@ class Rule:
 class NodeLife:
     """One node. `silent_s` is the silence that counts; `boot` names the life of its agent.
 
-    `parted` says that the broker, or the agent itself, said that it has gone: only an announcement brings it back then.
+    `parted`: the broker or the agent itself reported that it has gone; only an announcement brings it back then.
     """
 
     standing: Standing = Standing.UNKNOWN
@@ -56,7 +57,7 @@ class NodeLife:
 
 @dataclass(frozen=True, slots=True)
 class LabLife:
-    """All nodes, at a moment; `on_bus` says whether the controller is connected."""
+    """All nodes at one moment; `on_bus`: the controller is connected."""
 
     nodes: tuple[NodeLife, ...]
     at_s: float
@@ -65,7 +66,7 @@ class LabLife:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The controller looked at its clock, which it does every few moments."""
+    """The controller read its clock, which it does periodically."""
 
     at_s: float
 
@@ -82,14 +83,14 @@ class BusBack:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A message of a node came."""
+    """A message of a node arrived."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A node's agent said that it is there; `boot` differs for each life of the agent."""
+    """A node's agent announced itself; `boot` differs for each life of the agent."""
 
     node: int
     boot: str
@@ -97,14 +98,14 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Vanished:
-    """The broker says that a node's agent went without a word: its connection broke, or it was killed."""
+    """The broker published an agent's last will: its connection broke, or it was killed."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node's agent said that it ends, with its guests; or it is not to be used any more, for a `reason`."""
+    """A node's agent reported its end, with its guests; or it is not to be used any more, for a `reason`."""
 
     node: int
     reason: str = "its agent ended"
@@ -115,7 +116,7 @@ Noticed = Passed | BusLost | BusBack | Heard | Announced | Vanished | Left
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is thought of a node has changed; `restarted` if its agent is another one, which runs none of its guests."""
+    """The presumed state of a node changed; `restarted` if it has a new agent, which runs none of its guests."""
 
     node: int
     before: Standing
@@ -125,12 +126,12 @@ class Change:
 
 
 def at_first(nodes: int, at_s: float) -> LabLife:
-    """Return the state before anything was noticed."""
+    """Return the initial state."""
     return LabLife((NodeLife(),) * nodes, at_s)
 
 
 def notice(lab: LabLife, what: Noticed, rule: Rule) -> tuple[LabLife, tuple[Change, ...]]:
-    """Return the state after something was noticed, and what of it is new."""
+    """Return the state after an observed event, and the changes."""
     match what:
         case Passed(at_s):
             return _passed(lab, at_s, rule)
@@ -169,7 +170,7 @@ def _heard(life: NodeLife) -> NodeLife:
 
 
 def _forgiven(nodes: tuple[NodeLife, ...]) -> tuple[NodeLife, ...]:
-    """Return the nodes without the silence so far, which may have been the controller's own deafness."""
+    """Return the nodes without the silence so far, which the controller itself may have caused."""
     return tuple(replace(life, silent_s=0.0) for life in nodes)
 
 

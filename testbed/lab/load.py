@@ -1,7 +1,8 @@
-"""What else was going on: CPU time of the nodes' machines that neither guests nor agents nor this process used.
+"""Foreign load: CPU time of the nodes' machines that neither guests nor agents nor this process used.
 
-It holds the broker, the kernel's own threads (writeback of images among them) and whatever does not belong to the lab;
-samples come once a second, so the figure of a short trial is coarse. A disturbance shows as more than its neighbours.
+It includes the broker, the kernel's own threads (also writeback of images) and all processes outside the lab. Samples
+come once per second, so the figure of a short trial is coarse. A disturbed trial has a higher figure than its
+neighbours.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LoadMeter:
     _own_s: dict[str, float] = field(default_factory=dict)
 
     def hear(self, node: Node, record: Telemetry, _taken_ns: int) -> None:
-        """Take a node's sample of the second. A control domain does not know what its machine has to do."""
+        """Take a node's sample of the second. A control domain does not know the load of its machine."""
         if node.facts is not None and "dom0" in node.facts.capabilities:
             return
         now = _Seen(record.mono_ns, record.agent_cpu_s, {guest.guest: guest.cpu_s for guest in record.guests})
@@ -47,9 +48,9 @@ class LoadMeter:
             sums[node.name] = sums.get(node.name, 0.0) + amount
 
     def mark(self) -> tuple[float, float]:
-        """Return (core seconds that passed, those that others used) until now; differences of two are a time's."""
+        """Return (core seconds passed, core seconds used by others) until now; subtract two marks for an interval."""
         cores_s, busy_s, own_s = (sum(sums.values()) for sums in (self._cores_s, self._busy_s, self._own_s))
-        if self.one_machine:  # each of n nodes told of the same machine
+        if self.one_machine:  # each of n nodes reported the same machine
             count = max(1, len(self._cores_s))
             used = os.times()
             return cores_s / count, busy_s / count - own_s - used.user - used.system

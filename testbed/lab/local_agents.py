@@ -9,16 +9,16 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from testbed.drivers import drivers
+from testbed.bus.drivers import drivers
 from testbed.errors import InputError, RunError, UserError, nearest
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 from testbed.scenario.schema import NodeTable, Scenario
 
 GRACE_S = 8.0
 
 
 def check_drivers(scenario: Scenario) -> None:
-    """Raise `UserError` for a driver that the agents on this machine would not know."""
+    """Raise `UserError` for a driver that is not installed for the agents on this machine."""
     known = sorted(drivers())
     for index, node in enumerate(scenario.nodes):
         if (node.spawn or scenario.box is not None) and node.driver not in known:
@@ -30,7 +30,7 @@ def check_drivers(scenario: Scenario) -> None:
 async def local_agents(
     nodes: Sequence[NodeTable], lab: str, broker_url: str, run_path: Path
 ) -> AsyncIterator[dict[str, asyncio.subprocess.Process]]:
-    """Run one agent a node inside the block; ended by SIGTERM, then SIGKILL, by process id.
+    """Run one agent per node inside the block; ended by SIGTERM, then SIGKILL, by process id.
 
     Agents get a session of their own, so that the terminal's Ctrl-C reaches only the controller; they end by themselves
     if this process dies. They remove their own folders. Their output goes to `agents/<node>.log` in the run directory.
@@ -73,14 +73,14 @@ async def local_agents(
 def _remove_empty(folder: Path) -> None:
     """Remove a folder that agents have left empty.
 
-    A killed agent's own folder stays: `testbed cleanup` reads in it which shared memory its ranks have left.
+    A killed agent's own folder stays: `testbed cleanup` reads from it the shared memory left by its ranks.
     """
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def last_words(run_path: Path) -> str:
-    """Return the last line that each agent of a run wrote about itself, for an error message; it may be empty."""
+    """Return the last log line of each agent of a run, for an error message; it may be empty."""
     words = []
     for log in sorted((run_path / "agents").glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -1,27 +1,26 @@
-"""Where jobs can migrate live to: known from the scenario and the lab in a box, never from what a node says.
+"""Targets of live migrations: taken from the scenario and the lab in a box, never from a node's messages.
 
-A node's word decides only whether it is left out: what a node can do, it says itself.
+A node's messages decide only whether it takes part, as it reports its own capabilities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from testbed.box.network import BRIDGE
+from testbed.bus.drivers import traits_in
 from testbed.bus.messages import NodeFacts
 from testbed.bus.migration import HYPERVISORS, Destination, migration_uri
 from testbed.bus.traits import DriverTraits
-from testbed.drivers import traits_in
 from testbed.errors import UserError
+from testbed.lab.box.network import BRIDGE
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import NodeTable, Scenario
 
 
 def migration_targets(scenario: Scenario, facts: Mapping[str, NodeFacts]) -> Mapping[int, Destination]:
-    """Return where to send guests for a live migration, by index in `facts` of the nodes that can take part.
+    """Return the destinations of live migrations, by index in `facts` of the nodes that can take part.
 
-    Raises `UserError` for a node that takes guests live, but at no address, or by another transport, that the scenario
-    gives.
+    Raises `UserError` for a node that accepts live migrations, but not at the scenario's address and transport.
     """
     tables = {node.name: node for node in scenario.nodes}
     return {

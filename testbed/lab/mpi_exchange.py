@@ -1,6 +1,6 @@
-"""The barriers of MPI jobs over the bus: what ranks publish comes from their agents, and goes to the others' agents.
+"""The barriers of MPI jobs over the bus: keys that ranks publish are forwarded from agent to agent.
 
-No node connects to the process manager of another, and none is believed about the rank of another.
+No node connects to the process manager of another, and a node's messages about another node's rank are ignored.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from testbed.bus.messages import GuestEvent, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import Barriers, Entered, UnequalKeysError
 from testbed.bus.mpi_keys import MOST_KEYS, BadKeysError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
-from testbed.errors import RunError, TestbedError, shown
-from testbed.failure_codes import FailureCode
+from testbed.bus.suspicious_acts import ActKind
+from testbed.errors import FailureCode, RunError, TestbedError, shown
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.replies import Nodes
-from testbed.suspicious_acts import ActKind
 
-MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of what the broker lets through
-PASS_TRIES = 4  # of a node that does not do the command in time, or does not answer, though it is there
+MOST_PASS_CHARS = 256 * 1024  # of the keys of one command: a quarter of the broker's limit
+PASS_TRIES = 4  # for a node that is online but does not execute the command in time or does not answer
 AGAIN_AFTER_S = 2.0  # twice as long after each try
 _SHOWN_CHARS = 80
 _log = logging.getLogger(__name__)
 
 
 class MpiError(RunError):
-    """A node says of the barriers of an MPI job what cannot be; the message names the node and the value."""
+    """A node sent an impossible value about the barriers of an MPI job; the message names both."""
 
 
 class _AtBarrier(msgspec.Struct, frozen=True):
@@ -45,7 +44,7 @@ class _AtBarrier(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class MpiSession:
-    """One life of a job's processes; it goes on where guests are saved whole, or migrate, and are restored.
+    """One life of a job's processes; it continues over whole saves, restores and migrations.
 
     `failure` is set when a node breaks the rules while the job starts.
     """
@@ -54,19 +53,19 @@ class MpiSession:
     name: str
     barriers: Barriers
     failure: asyncio.Future[None]
-    said_by: dict[int, int] = field(default_factory=dict)  # the node that told of each rank's last barrier
+    said_by: dict[int, int] = field(default_factory=dict)  # the node that reported each rank's last barrier
     starting: bool = True
 
     def missing(self) -> list[str]:
-        """Return the guests of ranks that the next barrier waits for."""
+        """Return the guests of ranks for which the next barrier waits."""
         return [self.live.guests[rank] for rank in self.barriers.missing]
 
 
 class MpiExchange:
-    """The sessions of all MPI jobs of a fleet, which tells of every `mpi-barrier` by `hear`."""
+    """The sessions of all MPI jobs of a fleet, which reports every `mpi-barrier` by `hear`."""
 
     def __init__(self, nodes: Nodes, deadline_s: float) -> None:
-        """`deadline_s` is that of a command to pass a barrier."""
+        """`deadline_s` is the deadline of a command to pass a barrier."""
         self._nodes = nodes
         self._deadline_s = deadline_s
         self._by_guest: dict[str, tuple[MpiSession, int]] = {}  # with the task
@@ -74,7 +73,7 @@ class MpiExchange:
 
     @contextlib.contextmanager
     def start(self, live: JobGuests) -> Iterator[MpiSession]:
-        """Begin a session of a job; inside the block the job starts, and a node's failure is the block's matter."""
+        """Begin a session of a job; inside the block the job starts, and the block handles a node's failure."""
         over = {live, *(session.live for session, _ in self._by_guest.values() if session.live.state.ended)}
         self._by_guest = {guest: one for guest, one in self._by_guest.items() if one[0].live not in over}
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,13 +87,13 @@ class MpiExchange:
                 failure.exception()  # retrieved, so that asyncio does not log it: the start may have failed by another
 
     def hear(self, node: int, event: GuestReport) -> None:
-        """Take that a rank waits in a barrier; another node than the rank's has no say, nor has another session."""
+        """Take the report that a rank waits in a barrier; reports of other nodes or sessions are ignored."""
         session, task = self._by_guest.get(event.guest, (None, 0))
         if session is None:
             return
         live = session.live
         if live.specs[task].guest != event.guest:
-            return  # of a life before a restart: it came late
+            return  # a late event of a life before a restart
         if node not in live.state.places(task):
             if (node, task) not in live.state.been:
                 what = f"it tells of an MPI barrier of job {live.job_id} task {task}, which it never had"
@@ -111,7 +110,7 @@ class MpiExchange:
             self._fail(session, task, f"node {self._nodes.name(node)}: guest {event.guest}: {error}")
 
     def _blame(self, session: MpiSession, error: UnequalKeysError) -> None:
-        """Fail a job whose ranks publish what does not fit together; of two nodes either may be wrong."""
+        """Fail a job whose ranks publish inconsistent keys; of two nodes either may be wrong."""
         nodes = sorted({session.said_by[rank] for rank in error.ranks})
         others = {session.said_by[rank] for rank in error.others} - set(nodes)
         if len(others) == 1:
@@ -129,7 +128,7 @@ class MpiExchange:
             what = str(error)
             raise MpiError(f"its MPI barrier is {shown(detail, _SHOWN_CHARS)}: {what[:1].lower()}{what[1:]}") from error
         if there.session != session.name:
-            return  # of an earlier life: it came late
+            return  # a late event of an earlier life
         session.said_by[task] = node
         entered = session.barriers.enter(task, there.number, there.keys)
         if entered is not Entered.WAITS:
@@ -145,9 +144,9 @@ class MpiExchange:
         passing.add_done_callback(self._passing.discard)
 
     async def _pass(self, session: MpiSession, task: int, number: int, keys: Sequence[RankKeys]) -> None:
-        """Let a rank pass at every node that may have it: who told of it last need not be where a moving guest is.
+        """Let a rank pass at every node that may have it, as a moving guest may have left the last reporting node.
 
-        A rank that is elsewhere by the time that a node refuses, or does not answer, tells of its barrier there.
+        If a node refuses or does not answer because the rank has moved, the rank's new node reports its barrier.
         """
         live, guest = session.live, session.live.specs[task].guest
         nodes = sorted(live.state.places(task))
@@ -164,12 +163,12 @@ class MpiExchange:
                 break
             for node, error in tuple(failures.items()):
                 if not isinstance(error, DeadlineError | NoAnswerError):
-                    _log.warning("guest %s: %s", guest, error)  # its node is lost, which its job hears of by itself
+                    _log.warning("guest %s: %s", guest, error)  # its node is lost, which its job learns separately
                     del failures[node]
             if not failures:
                 return
         for node, error in failures.items():
-            if not live.state.moving and node in live.state.places(task):  # else it tells again where it goes on
+            if not live.state.moving and node in live.state.places(task):  # else its new node reports it again
                 self._fail(session, task, str(error))
 
     def _over(self, session: MpiSession, guest: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a node says of itself, checked before anything is sized by it or connects to where it points."""
+"""Checks of a node's reported facts, before their sizes and addresses are used."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from testbed.bus.messages import NodeFacts
-from testbed.errors import RunError, UserError, shown
-from testbed.limits import (
+from testbed.bus.limits import (
     CORES_EXPECTED,
     LEAST_NODE_CORES,
     MEMORY_EXPECTED,
@@ -18,6 +16,8 @@ from testbed.limits import (
     MOST_NODE_CORES,
     MOST_NODE_MEMORY_MIB,
 )
+from testbed.bus.messages import NodeFacts
+from testbed.errors import RunError, UserError, shown
 from testbed.scenario.schema import NodeTable
 
 _CPUS_TOLERANCE = 1e-5  # relative: agents are started with six digits
@@ -29,7 +29,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 def check_facts(node: str, facts: NodeFacts, wanted: NodeTable | None = None) -> None:
-    """Raise `UserError` that names node, key and value unless the facts are within bounds and as the scenario says.
+    """Raise `UserError` that names node, key and value unless the facts are within bounds and match the scenario.
 
     `wanted` is the node's table in the scenario, None where there is none. The scenario decides on cores and memory of
     the nodes that it starts, and of the others where it gives them.
@@ -79,9 +79,9 @@ def check_alike(facts: Mapping[str, NodeFacts]) -> None:
 
 
 def check_fetch(source: str, address: str, target: str, target_address: str) -> None:
-    """Raise `RunError` if a node says of itself that it is where only the node that fetches from it can be.
+    """Raise `RunError` if a node's reported address means the fetching node itself.
 
-    The nodes of one machine may be at its loopback interface; a node elsewhere would be sent to its own services.
+    The nodes of one machine may use its loopback interface; a node elsewhere would connect to its own services.
     """
     kind = _reach(address)
     if kind and kind != _reach(target_address):
@@ -92,7 +92,7 @@ def check_fetch(source: str, address: str, target: str, target_address: str) -> 
 
 
 def _reach(text: str) -> str:
-    """Return what an address is that has another meaning on each machine, or nothing."""
+    """Return the kind of an address whose meaning depends on the machine, or an empty string."""
     if text.lower().rstrip(".").rpartition(".")[2] == "localhost":
         return "loopback"
     try:
@@ -104,7 +104,7 @@ def _reach(text: str) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether images can be fetched from there; rehearsed agents say a folder.
+    """Whether images can be fetched from there; agents of a dry run report a folder.
 
     Names that end with a number are other ways to write an address, as 127.1 and 0x7f000001 are.
     """

@@ -1,7 +1,7 @@
-"""Messages of nodes, checked before anything is done with them, let alone written down: quotas, size, and form.
+"""Checks of nodes' messages before they are used or recorded: quotas, size, and form.
 
-Each node has quotas of its own, so a node that floods is dropped before its messages are decoded, while those of the
-others are taken.
+Each node has quotas of its own, so messages of a flooding node are dropped before they are decoded, while those of the
+others are accepted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from testbed.bus.event_details import MOST_EVENT_BYTES, named, told
 from testbed.bus.guest_details import GuestReport, report_of
 from testbed.bus.messages import BadRecordError, GuestEvent, NodeStatus, OtherProtocolError, Record, decode
 from testbed.bus.quotas import Bucket, Quota
+from testbed.bus.suspicious_acts import ActKind, SuspiciousError
 from testbed.bus.telemetry import Telemetry
 from testbed.errors import shown
-from testbed.suspicious_acts import ActKind, SuspiciousError
 
 QUOTAS: dict[type[Record], Quota] = {
     NodeStatus: Quota(20, 0.2, 1 << 16),
     GuestEvent: Quota(2000, 50, 2048),
-    Telemetry: Quota(2000, 250, 8192),  # an agent that comes back sends 200 a second of those that waited
+    Telemetry: Quota(2000, 250, 8192),  # an agent that reconnects sends 200 waiting ones per second
 }
-MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at some 400 bytes each
-_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as they do by their bytes if they are honest
+MOST_TELEMETRY_BYTES = 1 << 17  # more than 300 guests, at about 400 bytes each
+_GUESTS_A_MESSAGE = 20  # that count as one message of the quota, as do the bytes of an honest node's message
 R = TypeVar("R", bound=Record)
 
 
@@ -37,7 +37,7 @@ class Gate:
         self._buckets = {kind: Bucket(quota, now_s) for kind, quota in QUOTAS.items()}
 
     def read(self, kind: type[R], topic: str, payload: bytes) -> R:
-        """Return the record of a message; raises `SuspiciousError` for one not to be taken, or `OtherProtocolError`."""
+        """Return the record of a message; raises `SuspiciousError` for a refused one, or `OtherProtocolError`."""
         name = kind.__name__
         if not self._buckets[kind].take(len(payload)):
             raise SuspiciousError(ActKind.FLOOD, f"more {name} messages than {QUOTAS[kind].per_s:g} a second: dropped")
@@ -57,7 +57,7 @@ class Gate:
             raise SuspiciousError(ActKind.FALSE_REPORT, text)
 
     def telemetry(self, topic: str, payload: bytes) -> Telemetry:
-        """Return a sample of which every part is written down; raises as `read` does.
+        """Return a sample whose parts can all be recorded; raises as `read` does.
 
         Each guest in it is a point of the run, so it may name each once, and guests count against the quota.
         """
@@ -75,7 +75,7 @@ class Gate:
         return record
 
     def event(self, topic: str, payload: bytes) -> tuple[GuestReport, int]:
-        """Return a guest's event that may be written down, and how many fields were left out; raises as `read` does."""
+        """Return a guest's event that can be recorded, and the number of omitted fields; raises as `read` does."""
         if len(payload) > MOST_EVENT_BYTES:
             what = f"an event of {len(payload)} bytes: expected at most {MOST_EVENT_BYTES}"
             raise SuspiciousError(ActKind.BAD_MESSAGE, what)

@@ -1,4 +1,4 @@
-"""Opening a lab: broker and agents brought up, lease taken, nodes there and empty, a core's speed measured."""
+"""Opening a lab: bring up broker and agents, take the lease, wait for empty nodes, measure a core's speed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def open_lab(
     `nodes` are the names of the nodes to use, by default all. Agents that are started here keep their logs and images
     in `folder`, by default a temporary one. `bring_up` brings up broker and agents.
 
-    Inside the block the lab is leased: nobody else can command it. At the end the lease is released, whereupon agents
-    destroy every guest that is left; agents and a broker that were started here end. Raises `UserError` when the lab
-    is not there, is driven by another controller, or holds guests of one that died.
+    Inside the block the lab is leased: no other controller can command it. At the end the lease is released, whereupon
+    agents destroy every guest that is left; agents and a broker that were started here end. Raises `UserError` when the
+    lab is not up, is driven by another controller, or holds guests of a dead one.
     """
     return LabOpening(file, tuple(nodes), folder, bring_up)
 
@@ -90,7 +90,7 @@ async def _opened(
             lease_scenario(bus, scenario, client, names=nodes) as leased,
         ):
             fleet = leased.fleet
-            fleet.resign()  # what is measured while a node is away means nothing
+            fleet.resign()  # measurements while a node is away are invalid
             await leased.ready(folder)
             lab = Lab(scenario, fleet, tag, await measure_core(fleet, scenario.deadlines.command_s))
             watching = asyncio.create_task(fleet.watch(), name="watch nodes")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from testbed.bus.caps import same_cap
+from testbed.bus.lease import new_token, token_digest
+from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import (
     AnyAction,
     DropImage,
+    FetchImage,
     GuestSpec,
     Hold,
     ImageRef,
     ListGuests,
     MpiJoin,
+    OfferImage,
     Release,
     Save,
     SetCaps,
@@ -27,42 +30,35 @@ from testbed.bus.messages import (
 from testbed.bus.no_room import NoRoom, no_room_in
 from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
 from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import RunError, TestbedError
 from testbed.lab.guest_specs import cap_at
-from testbed.lab.image_transfer import send_image
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.mpi_exchange import MpiExchange
+from testbed.lab.node_facts import check_fetch
 from testbed.lab.replies import Guests, Nodes, ReplyError, ask
-from testbed.limits import most_image_bytes
 from testbed.scenario.schema import DeadlinesTable
-from testbed.suspicious_acts import ActKind
 
 DISK = "disk"  # the image store that a budget limits
 T = TypeVar("T")
 
 
 class SaveError(RunError):
-    """Guests could not be saved although it was tried again; trying once more is of no use."""
+    """Guests could not be saved despite retries; a further retry would not help."""
 
     def __init__(self, text: str, cause: TestbedError) -> None:
         super().__init__(text)
         self.cause = cause
         self.failure_code = cause.failure_code
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.cause)
-
 
 class NoRoomThereError(RunError):
-    """A node has no room for an image. Nothing was saved or moved; a job that ran runs on."""
+    """A node has no room for an image. Nothing was saved or moved; a running job continues."""
 
     def __init__(self, node: int, room: NoRoom, reason: str) -> None:
         self.node = node
         self.room = room
         super().__init__(reason)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.room, str(self))
 
 
 class _Started(msgspec.Struct):
@@ -91,7 +87,7 @@ class _Caps(msgspec.Struct):
 
 
 async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Run commands side by side; the first failure cancels the others, waits for them, and is raised."""
+    """Run commands in parallel; the first failure cancels the others, waits for them, and is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -103,7 +99,7 @@ async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def _skew_s(wall_ns: Sequence[int]) -> float:
-    """Return how far apart the members of a job did the same, by the clocks of their nodes."""
+    """Return the time between the first and the last member's action, by the clocks of their nodes."""
     return (max(wall_ns) - min(wall_ns)) / 1e9
 
 
@@ -141,8 +137,8 @@ class Operations:
     ) -> dict[str, float]:
         """Create all guests, from `images` (by task) if there are any; on failure none is left.
 
-        Returns `release_skew_s` if the guests were restored whole and let go on side by side, and `cached_frac`, how
-        much of the images was in the page cache before, if the agents could tell; `cold` images are dropped from it.
+        Returns `release_skew_s` if the guests were restored whole and released in parallel, and `cached_frac`, the
+        share of the images that was in the page cache before, if known; `cold` images are dropped from it.
         """
         try:
             return await self._start(live, nodes, yield_frac, images, cold=cold)
@@ -215,9 +211,9 @@ class Operations:
                 await asyncio.gather(joins, return_exceptions=True)
 
     async def set_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
-        """Set the caps of a job's guests; return those in force by task, in cores, as read back.
+        """Set the caps of a job's guests; return the caps in force by task, in cores, as read back.
 
-        A held guest may have another in force than it was told to have: see `SetCaps`.
+        The cap in force of a held guest may differ from the one set: see `SetCaps`.
         """
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
@@ -236,7 +232,7 @@ class Operations:
         return {spec.task: read_back[spec.guest] for spec in live.specs}
 
     async def set_running_cap(self, live: JobGuests, yield_frac: float) -> dict[int, float]:
-        """Do the same for guests that run; raises `RunError` if another cap is in force than was to be set."""
+        """Set the caps of running guests; raises `RunError` if a cap in force differs from the one set."""
         caps = await self.set_cap(live, yield_frac)
         for node, spec in self._placed(live):
             wanted, found = cap_at(spec, yield_frac), caps[spec.task]
@@ -248,11 +244,11 @@ class Operations:
         return caps
 
     async def hold(self, live: JobGuests) -> float:
-        """Let all guests of a running job stand still; return how far apart they did, in seconds."""
+        """Hold all guests of a running job; return the time between the first and the last stop, in seconds."""
         return _skew_s([held.wall_ns for held in await self._hold(self._placed(live))])
 
     async def release(self, live: JobGuests) -> None:
-        """Let all held guests go on."""
+        """Release all held guests."""
         placed = self._placed(live)
         await _all(
             [self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed]
@@ -264,7 +260,7 @@ class Operations:
         return list(zip(live.state.running_on, live.specs, strict=True))
 
     async def _hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[_Held]:
-        """Hold guests, with room for these images by task if there are any; else they all go on."""
+        """Hold guests, with room for these images by task, if any; after a failure all continue."""
         deadline_s = self._bulk_s(placed[0][1].memory_mib)
         try:
             return await _all(
@@ -291,10 +287,10 @@ class Operations:
         on_phase: Callable[[str, dict[str, float]], None],
         store: str = "",
     ) -> tuple[ImageRef, ...]:
-        """Coordinated checkpoint: stop all guests at one consistent point, write them side by side, free memory.
+        """Coordinated checkpoint: stop all guests at one consistent point, write them in parallel, free memory.
 
         The images have these names, by task, and go to each node's image store of the name `store`, the default one
-        without a name. Raises `NoRoomThereError` if a node has no room and no guest was saved: then all go on.
+        without a name. Raises `NoRoomThereError` if a node has no room and no guest was saved: then all continue.
         """
         placed = self._placed(live)
         deadline_s = self._bulk_s(live.memory_mib)
@@ -334,9 +330,9 @@ class Operations:
     async def _save_all(
         self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float
     ) -> list[_Saved]:
-        """Save held guests; a member that fails is tried again by itself, as a saved one is gone already.
+        """Save held guests; a failed member is retried alone, as saved ones are gone already.
 
-        Without room no try helps: then no member waits for the others. They all go on if none is gone, with
+        Without room a retry does not help: then no member waits for the others. If none is gone all continue, with
         `NoRoomThereError`; else the save has failed.
         """
         saved: dict[int, _Saved] = {}
@@ -364,9 +360,9 @@ class Operations:
     async def _save_each(
         self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], memory_mib: int, deadline_s: float
     ) -> list[TestbedError]:
-        """Save the members that are not in `saved` side by side, and add them; return failures.
+        """Save the members that are not in `saved` in parallel, and add them; return failures.
 
-        A node without room ends it: what the other members do then is given up.
+        A node without room ends it: the saves of the other members are cancelled.
         """
         calls = {
             asyncio.ensure_future(self._save_one(*orders[task], memory_mib, deadline_s)): task
@@ -390,7 +386,7 @@ class Operations:
         return failures
 
     async def _save_one(self, node: int, order: Save, memory_mib: int, deadline_s: float) -> _Saved:
-        """Save a guest; raises `ReplyError` for a size that no image of its memory has."""
+        """Save a guest; raises `ReplyError` for a size that is impossible for its memory."""
         report, most = await self._ask(node, order, _Saved, deadline_s), most_image_bytes(memory_mib)
         if report.bytes <= most:
             return report
@@ -400,7 +396,7 @@ class Operations:
         raise error
 
     async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
-        """Return whether all guests are certain to be there still, after what was given up has ended."""
+        """Return whether all guests certainly still exist, after cancelled saves have ended."""
         by_node: dict[int, list[str]] = {}
         for node, spec in placed:
             by_node.setdefault(node, []).append(spec.guest)
@@ -412,11 +408,8 @@ class Operations:
         return there.issuperset(spec.guest for _, spec in placed)
 
     async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
-        """Let guests go on as far as they will; one that does not answer keeps no other."""
-        await asyncio.gather(
-            *(self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed),
-            return_exceptions=True,
-        )
+        """Release guests, best effort: a guest that does not answer does not stop the others from being released."""
+        await self._try((node, Release(guest=spec.guest)) for node, spec in placed)
 
     async def transfer(self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int]) -> int:
         """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
@@ -425,17 +418,20 @@ class Operations:
         """
         if live.state.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        calls: list[Awaitable[None]] = []
-        total, deadline_s = 0, self._bulk_s(live.memory_mib)
-        for source, target, image in zip(live.state.saved_on, nodes, images, strict=True):
-            if source == target:
-                continue
-            total += image.bytes
-            fetch = partial(self._ask, target, kind=dict[str, object], deadline_s=deadline_s)
-            command_s = self._deadlines.command_s
-            calls.append(send_image(self._nodes, fetch, image, source, target, live.memory_mib, deadline_s, command_s))
-        await _all(calls)
-        return total
+        moves = zip(live.state.saved_on, nodes, images, strict=True)
+        moving = [(source, target, image) for source, target, image in moves if source != target]
+        await _all([self._send_image(*each, live.memory_mib) for each in moving])
+        return sum(image.bytes for _, _, image in moving)
+
+    async def _send_image(self, source: int, target: int, image: ImageRef, memory_mib: int) -> None:
+        """Have `target` fetch the image of a guest; `source` serves it only to the holder of a ticket for it."""
+        there, name, deadline_s = self._nodes.facts(source), self._nodes.name(target), self._bulk_s(memory_mib)
+        check_fetch(self._nodes.name(source), there.address, name, self._nodes.facts(target).address)
+        ticket = new_token()
+        offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=name, for_s=deadline_s)
+        await self._nodes.call(source, offer, self._deadlines.command_s)
+        fetch = FetchImage(image=image, host=there.address, port=there.image_port, ticket=ticket, memory_mib=memory_mib)
+        await self._ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
@@ -443,28 +439,17 @@ class Operations:
         return frozenset(sample.guest for sample in there.guests), frozenset(there.images)
 
     async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
-        """Destroy guests of a node; one that resists does not keep the others."""
-        await asyncio.gather(
-            *(self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s) for guest in sorted(guests)),
-            return_exceptions=True,
-        )
+        """Destroy guests of a node, best effort: a failure does not stop the others."""
+        await self._try((node, Stop(guest=guest)) for guest in sorted(guests))
 
     async def drop_images(self, holders: Iterable[tuple[int, str]]) -> None:
         """Delete images, by node and name; a node that is away keeps its copies until its agent cleans up."""
-        await asyncio.gather(
-            *(
-                self._nodes.call(node, DropImage(image=image), self._deadlines.command_s)
-                for node, image in sorted(holders)
-            ),
-            return_exceptions=True,
-        )
+        await self._try((node, DropImage(image=image)) for node, image in sorted(holders))
 
     async def stop(self, live: JobGuests, nodes: Sequence[int]) -> None:
-        """Destroy the job's guests on these nodes; one that resists does not keep the others."""
-        await asyncio.gather(
-            *(
-                self._nodes.call(node, Stop(guest=guest), self._deadlines.command_s)
-                for node, guest in zip(nodes, live.guests, strict=True)
-            ),
-            return_exceptions=True,
-        )
+        """Destroy the job's guests on these nodes, best effort: a failure does not stop the others."""
+        await self._try((node, Stop(guest=guest)) for node, guest in zip(nodes, live.guests, strict=True))
+
+    async def _try(self, orders: Iterable[tuple[int, AnyAction]]) -> None:
+        calls = (self._nodes.call(node, order, self._deadlines.command_s) for node, order in orders)
+        await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What operations on a job and measurements of a lab return.
+"""Results of operations on a job and of measurements of a lab.
 
 Seconds are the controller's, by its monotonic clock, unless a name says `reported`: those are the hypervisor's or the
 agent's own.
@@ -16,7 +16,7 @@ from testbed.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`start_s`: until every guest was there; `first_progress_s`: from then until every task had progressed."""
+    """`start_s`: until every guest existed; `first_progress_s`: from then until every task had progressed."""
 
     start_s: float
     first_progress_s: float
@@ -24,7 +24,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """Caps by task as read back, and how long it took to set them all."""
+    """Caps by task as read back, and the time to set them all."""
 
     caps_cores: dict[int, float]
     round_trip_s: float
@@ -32,7 +32,7 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a guest is: work units, the program's clock at that moment, CPU time used, its state.
+    """Progress of a guest: work units, the program's clock at that moment, CPU time used, its state.
 
     `cap_cores` is the cap in force as the node read it back just then, None where it could not.
     """
@@ -46,7 +46,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Until every guest stood still, and how far apart they did."""
+    """The time until every guest was held, and the time between the first and the last stop."""
 
     hold_s: float
     skew_s: float
@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; what is reported is of the slowest."""
+    """A coordinated checkpoint: `save_s` is all of it, `hold_s` its first part; values are of the slowest guest."""
 
     save_s: float
     hold_s: float
@@ -67,7 +67,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """Images on their way to other nodes, all tasks side by side."""
+    """A transfer of images to other nodes, all tasks in parallel."""
 
     transfer_s: float
     image_mib: float
@@ -75,7 +75,7 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """As `Started`, from images; `cached_frac` of them was in the page cache before, NaN if that is not known."""
+    """As `Started`, from images; `cached_frac` of them was in the page cache before, NaN if that is unknown."""
 
     restore_s: float
     release_skew_s: float
@@ -85,7 +85,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """A live migration of all tasks that moved; `downtime_reported_s` is that of the worst of them."""
+    """A live migration of all tasks that moved; `downtime_reported_s` is the longest of them."""
 
     migrate_s: float
     reported_s: float
@@ -96,21 +96,21 @@ class Migrated:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Work units a second of the slowest task by its program's clock, and the cores which that task used meanwhile."""
+    """Work units per second of the slowest task by its program's clock, and the cores used by it meanwhile."""
 
     units_per_s: float
     used_cores: float
 
     @property
     def units_per_cpu_s(self) -> float:
-        """Work units a second of CPU time; raises `RunError` if none was counted."""
+        """Work units per second of CPU time; raises `RunError` if no CPU time was counted."""
         if self.used_cores <= 0.0:
             raise RunError("no CPU time was counted while the guest progressed")
         return self.units_per_s / self.used_cores
 
 
 class CapsChanged(msgspec.Struct, frozen=True):
-    """When caps were set while guests were watched, in seconds since the watch began, and as they were read back."""
+    """Times at which caps were set during a watch, in seconds since its beginning, and the caps as read back."""
 
     begin_s: Amount
     end_s: Amount
@@ -127,7 +127,7 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class NativeRun(msgspec.Struct, frozen=True):
-    """What a program did on a node without a guest around it: that of its slowest rank."""
+    """Progress of a program's slowest rank on a node outside guests."""
 
     units: Count
     elapsed_s: Positive

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -26,15 +25,13 @@ class Portal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._runner.close()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[T], Future[T]]:
-        """Start a coroutine as a task of the loop; the future gets what it comes to."""
+        """Start a coroutine as a task of the loop; the future gets its result."""
         future: Future[T] = Future()
 
         def hand_over(task: asyncio.Task[T]) -> None:
@@ -58,7 +55,7 @@ class Portal:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and return what it returns.
 
-        A wait that is interrupted (Ctrl-C) cancels it, and lasts until it has cleaned up; interrupted again, no longer.
+        An interrupt (Ctrl-C) cancels it and waits until it has cleaned up; a second one ends the wait.
         """
         task, future = self.begin(work)
         try:
@@ -71,7 +68,7 @@ class Portal:
 
     @contextlib.contextmanager
     def within(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Hold an asynchronous context open for the block; one task enters and leaves it, as many demand."""
+        """Hold an asynchronous context open for the block; one task enters and leaves it, as many contexts require."""
         entered: Future[T] = Future()
         leave = asyncio.Event()
 

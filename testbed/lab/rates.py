@@ -1,22 +1,19 @@
-"""How fast a job progresses, by its programs' own count and clocks, and how much CPU time it uses for that.
+"""Rates of a job's progress, by its programs' own counts and clocks, and the CPU time used for it.
 
-Programs report how far they are every half a second or less often, with the time by a clock of their own. CPU time is
-read by the clock of each node. How late the controller hears of either changes nothing.
+Programs report their progress every half a second or less often, with the time of their own clock. CPU time is read
+with the clock of each node. So delays until the controller receives either do not matter.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from testbed.errors import RunError, TestbedError
 from testbed.lab.core_speed import checked_rate
+from testbed.lab.live_nodes import LiveNodes
 from testbed.lab.outcomes import Progress, Rate, Watched
-
-if TYPE_CHECKING:
-    from testbed.lab.job import LabJob
-    from testbed.lab.lab import Lab
 
 WINDOW_S = 1.0  # two reports of a program
 REPORT_S = 0.6  # after that a program has reported once more
@@ -25,8 +22,23 @@ _SAMPLE_S = 0.25
 _POLL_S = 0.05  # each poll costs the nodes CPU time, too
 
 
-async def rate(job: LabJob, window_s: float, settle_s: float, limit_s: float) -> float:
-    """See `LabJob.rate`; nothing but reports is read, and seldom, so that the job has its nodes to itself."""
+class Reporting(Protocol):
+    """The object of a rate measurement: guests on nodes, both by task, and their progress by name of the guest."""
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Names of the guests."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of their nodes."""
+
+    async def progress(self) -> dict[str, Progress]:
+        """Read the progress of each guest."""
+
+
+async def rate(job: Reporting, window_s: float, settle_s: float, limit_s: float) -> float:
+    """See `LabJob.rate`; only reports are read, and seldom, so that polling does not disturb the job."""
     await asyncio.sleep(settle_s)
     before = await job.progress()
     after = await _reported(job, before, window_s, limit_s, every_s=REPORT_S, least_s=0.0)
@@ -38,14 +50,14 @@ async def rate(job: LabJob, window_s: float, settle_s: float, limit_s: float) ->
     return min(found)
 
 
-async def rate_and_use(lab: Lab, job: LabJob, window_s: float, settle_s: float) -> Rate:
+async def rate_and_use(live: LiveNodes, job: Reporting, window_s: float, settle_s: float) -> Rate:
     """See `LabJob.rate_and_use`."""
     await asyncio.sleep(settle_s)
-    limit_s = lab.scenario.deadlines.command_s
+    limit_s = live.command_s
     begin = await _reported(job, await job.progress(), 0.0, limit_s)
     end, *watched = await _both(
         _reported(job, begin, window_s, limit_s),
-        *(lab.watch(node, guests, min(_SAMPLE_S, window_s), window_s) for node, guests in _by_node(job).items()),
+        *(live.watch(node, guests, min(_SAMPLE_S, window_s), window_s) for node, guests in _by_node(job).items()),
     )
     found = []
     for guest, was in begin.items():
@@ -57,7 +69,7 @@ async def rate_and_use(lab: Lab, job: LabJob, window_s: float, settle_s: float) 
     return min(found, key=lambda one: one.units_per_s)
 
 
-def _by_node(job: LabJob) -> dict[str, list[str]]:
+def _by_node(job: Reporting) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node, guest in zip(job.nodes, job.guests, strict=True):
         found.setdefault(node, []).append(guest)
@@ -74,7 +86,7 @@ def _used_cores(watched: Watched, guest: str) -> float:
 async def _both(
     reports: Coroutine[Any, Any, dict[str, Progress]], *watching: Coroutine[Any, Any, Watched]
 ) -> tuple[dict[str, Progress], *tuple[Watched, ...]]:
-    """Run them side by side; the first failure cancels the others."""
+    """Run both in parallel; the first failure cancels the other."""
     failed: TestbedError | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -88,12 +100,12 @@ async def _both(
 
 
 async def _reported(
-    job: LabJob, since: Mapping[str, Progress], by_s: float, limit_s: float, *, every_s: float = _POLL_S,
+    job: Reporting, since: Mapping[str, Progress], by_s: float, limit_s: float, *, every_s: float = _POLL_S,
     least_s: float | None = None,
 ) -> dict[str, Progress]:  # fmt: skip
     """Return the progress after `by_s` seconds, once each task has reported again since, by its own clock.
 
-    The report is at least `by_s` after that in `since`, or `least_s`. Raises `RunError` for a task that has not
+    The report is at least `by_s` (or `least_s`) after the one in `since`. Raises `RunError` for a task that has not
     reported within `limit_s` after that.
     """
     least_s = by_s if least_s is None else least_s

@@ -10,9 +10,9 @@ import msgspec
 
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, printable, shown
-from testbed.suspicious_acts import ActKind
 
 _SHOWN_CHARS = 80
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Nodes(Protocol):
-    """What operations need of the fleet: it calls `on_mpi_barrier` and `on_guest_event` with a node and its event."""
+    """The fleet's interface for operations; it calls `on_mpi_barrier` and `on_guest_event` with node and event."""
 
     on_guest_event: Callable[[int, GuestReport], None]
     on_mpi_barrier: Callable[[int, GuestReport], None]
@@ -36,11 +36,11 @@ class Nodes(Protocol):
         """Name of one node."""
 
     def suspect(self, node: int, kind: ActKind, what: object) -> None:
-        """Take note of a suspicious act of one node."""
+        """Record a suspicious act of one node."""
 
 
 class ReplyError(RunError):
-    """A node's reply to a command is malformed or absurd; `node`, `action`, `path`, `found` and `expected` say how."""
+    """A node's reply to a command is malformed or absurd; details: `node`, `action`, `path`, `found`, `expected`."""
 
     def __init__(self, node: str, action: AnyAction, path: str, found: object, expected: str) -> None:
         self.node = node
@@ -52,9 +52,6 @@ class ReplyError(RunError):
         tag = action.__struct_config__.tag
         super().__init__(f"node {node}: its reply to {tag} {says} {shown(found, _SHOWN_CHARS)}: {expected}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.node, self.action, self.path, self.found, self.expected)
-
 
 class Guests(msgspec.Struct, frozen=True):
     """The reply to `ListGuests`: the guests of a node, and the names of its images."""
@@ -64,7 +61,7 @@ class Guests(msgspec.Struct, frozen=True):
 
 
 async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
-    """Command a node and return its reply as `kind`; raises `ReplyError` if it is none, or the error of the command."""
+    """Command a node and return its reply as `kind`; raises `ReplyError` for another, or the error of the command."""
     reply = await nodes.call(node, action, deadline_s)
     try:
         return read_reply(nodes.name(node), action, reply, kind)
@@ -85,7 +82,7 @@ def read_reply(node: str, action: AnyAction, reply: object, kind: type[T]) -> T:
 
 
 def _follow(reply: object, path: str) -> tuple[str, object]:
-    """Return the part of a reply that a path of msgspec leads to, as far as it says which, and the path until there."""
+    """Return the part of a reply at a path of msgspec, as far as the path is specific, and the path up to there."""
     at = 0
     while step := _STEP.match(path, at):
         if step["name"] is not None and isinstance(reply, dict) and step["name"] in reply:

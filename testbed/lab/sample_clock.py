@@ -1,4 +1,4 @@
-"""When a sample was taken, by the controller's clock, although only its node's clock was read."""
+"""Times of samples on the controller's clock, derived from their node's clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _BUCKET_NS = 300 * 10**9
 class SampleClock:
     """Times of one node's samples, in the life of one agent.
 
-    A sample says its node's monotonic time; it is heard some time later. The least difference between the two is that
-    of the fastest delivery, and the clocks' own, so a sample is taken to have been made at its node's time plus the
-    least difference that was seen in the last five to ten minutes. That is too late by at most the delivery time of
-    the fastest message in that while, and by what the clocks drift apart meanwhile (both are steered: some ms); it
-    does not depend on how late this sample comes. A sample that is taken once more is stamped once: the second is told
-    to be a repetition, as samples come in order.
+    A sample has its node's monotonic time, and is received some time later. The least difference between the two is the
+    offset of the clocks plus the delay of the fastest delivery. So the time of a sample is its node's time plus the
+    least difference of the last five to ten minutes. This is too late by at most the delay of the fastest message in
+    that period, and the clocks' drift meanwhile (both are steered: a few ms); it does not depend on the delay of this
+    sample. A repeated sample gets a time only once: as samples come in order, a second one is recognised as a
+    repetition.
     """
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class SampleClock:
         self._before_ns: int | None = None  # in the one before it
 
     def taken_ns(self, mono_ns: int, heard_ns: int, *, late: bool) -> int | None:
-        """Return the controller's monotonic time of a sample; None for a repetition, and for what cannot be placed.
+        """Return the controller's monotonic time of a sample; None for a repetition, and for an unknown time.
 
-        `mono_ns` is the node's time of the sample, `heard_ns` the controller's time now. A `late` one says nothing of
-        the difference of the clocks, and cannot be placed when no other came before.
+        `mono_ns` is the node's time of the sample, `heard_ns` the controller's time now. A `late` one gives no
+        information on the clocks' difference, and its time is unknown without an earlier sample.
         """
         if mono_ns <= self._last_ns:
             return None

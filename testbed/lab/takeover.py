@@ -1,4 +1,4 @@
-"""Taking a lab from whoever drives it, and from what a dead controller left on it."""
+"""Takeover of a lab: end a controller's lease, and remove the guests left on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AGAIN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a takeover did: guests that are gone, by node, and what could not be done, in words."""
+    """The result of a takeover: removed guests by node, and descriptions of failures."""
 
     removed: dict[str, tuple[str, ...]]
     failures: tuple[str, ...]
@@ -35,7 +35,7 @@ class Taken:
 async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, say: Callable[[str], None]) -> Taken:
     """End the lease of a lab, remove every guest of its online nodes, and leave it free.
 
-    Raises `UserError` while somebody drives the lab, unless `force`.
+    Raises `UserError` while a controller drives the lab, unless `force`.
     """
     client, party = f"takeover-{os.getpid()}", own_name(address.tls_dir)
     online = [name for name, status in found.nodes.items() if status.online]
@@ -49,7 +49,7 @@ async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, 
 
 
 async def _clear(fleet: Fleet, node: int, say: Callable[[str], None]) -> tuple[set[str], str]:
-    """Stop the guests of a node until it has none; some may be on their way out already."""
+    """Stop the guests of a node until it has none; some may be ending already."""
     gone: set[str] = set()
     name, why = fleet.name(node), ""
     for _ in range(_ROUNDS):

@@ -15,7 +15,7 @@ _NONE: Mapping[type, type[Twin]] = {}
 class Twin:
     """An object whose coroutines run in the loop of `portal`, while the caller waits for their results.
 
-    `original` is the asynchronous object; other threads touch it only by way of the portal.
+    `original` is the asynchronous object; other threads use it only through the portal.
     """
 
     def __init__(self, portal: Portal, original: Any) -> None:
@@ -26,7 +26,7 @@ class Twin:
 def derive(name: str, original: type, twins: Mapping[type, type[Twin]] = _NONE) -> type[Twin]:
     """Return the blocking twin of a class: its public methods and properties, and its context if it has one.
 
-    Objects of the classes in `twins` that its methods return come as theirs.
+    Returned objects of the classes in `twins` are wrapped in their twins.
     """
     members: dict[str, object] = {
         "__doc__": f"The blocking twin of `{original.__name__}`: each call returns when it has ended.",
@@ -49,7 +49,7 @@ def _read(key: str, twin: Twin) -> object:
 
 
 def _blocking(method: Callable[..., Any], twins: Mapping[type, type[Twin]]) -> Callable[..., object]:
-    """Return the blocking form of a method, be it a coroutine or not: what belongs to the loop is done in the loop."""
+    """Return the blocking form of a method, coroutine or not: it always runs in the loop."""
 
     @functools.wraps(method)
     def call(self: Twin, *given: object, **named: object) -> object:

@@ -7,14 +7,14 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from testbed.bus.limits import MOST_EVENTS, MOST_IDLE_TURNS
 from testbed.errors import UserError
-from testbed.limits import MOST_EVENTS, MOST_IDLE_TURNS
 
 T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Answers at once, and counts the time that the loop would have waited."""
+    """Returns at once, and counts the time that the loop would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.turns_left = MOST_IDLE_TURNS
 
     def _count(self, *, jumped: bool) -> None:
-        """Raise `UserError`, once, when a run has more events than anybody would wait for."""
+        """Raise `UserError`, once, when a run has more events than is practical."""
         self.turns_left = MOST_IDLE_TURNS if jumped else self.turns_left - 1
         self.jumps_left -= jumped
         many = jumped and self.jumps_left == 0
@@ -35,12 +35,12 @@ class _JumpingSelector(selectors.DefaultSelector):
             )
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; if nothing is, let `timeout` seconds have passed."""
+        """Return the ready events; without any, advance the time by `timeout` seconds."""
         ready = super().select(0)
         self._count(jumped=bool(not ready and timeout))
         if ready or timeout == 0:
             return ready
-        if timeout is None:  # only something from outside, such as a signal, can go on
+        if timeout is None:  # only an event from outside, such as a signal, can continue the loop
             return super().select(None)
         self.elapsed_s += max(0.0, timeout)
         return []
@@ -55,7 +55,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
-        # a hair is added so that a timer which is due by rounding is due
+        # a tiny amount is added so that rounding does not delay a timer that is due
         return self._jumping.elapsed_s + 1e-9
 
     def run_in_executor(self, *_args: object) -> Any:

@@ -1,1 +1,1 @@
-"""What is measured: points and their schema, the run directory, metrics, the offline bound."""
+"""Measurements: points and their schema, the run directory, and copies of it in a database."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class AppendFile:
-    """Appends by write(2): what was written survives the process, and after `sync` also the machine.
+    """Appends by write(2): written lines survive the process, and after `sync` also the machine.
 
     Raises `OSError`, as `os.open` and `os.write` do. Only `sync` may be called by another thread than the rest.
     """

@@ -28,7 +28,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where a query looks: a bucket, times as Flux literals, the length of a window, one lab and run or all."""
+    """The scope of a query: a bucket, times as Flux literals, the length of a window, one lab and run or all."""
 
     bucket: str = DEFAULT_BUCKET
     start: str = "v.timeRangeStart"
@@ -58,7 +58,7 @@ class Query:
         return self._text("v.defaultBucket", ['r.lab == "${lab}"', *([] if all_runs else ['r.run == "${run}"'])])
 
     def text(self, scope: Scope) -> str:
-        """Return the query with the words of `scope`."""
+        """Return the query with the values of `scope`."""
         conditions = [
             f"r.{tag} == {_quoted(value)}"
             for tag, value in (("lab", scope.lab), ("run", scope.run))
@@ -87,7 +87,7 @@ class Query:
         return "\n".join(lines)
 
     def meaning(self) -> str:
-        """Return what is shown, by the schema."""
+        """Return the description of the result, from the schema."""
         measurement = MEASUREMENTS[self.measurement]
         lines = [f"{self.measurement}: {measurement.meaning}."]
         for name in self.fields:

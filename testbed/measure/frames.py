@@ -63,7 +63,7 @@ def load_points(run: str | Path, measurements: Collection[str] | None = None) ->
 
 
 def _at(file: Path, first: int) -> Callable[[int, str], UserError]:
-    """Return what names a line of a block that begins with line `first` of a file."""
+    """Return a function that names a line of a block that begins with line `first` of a file."""
     return lambda row, reason: UserError(f"{file}:{first + row}: {reason}")
 
 

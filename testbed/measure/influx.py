@@ -1,7 +1,7 @@
 """Recorder `influx`: ships the points of a run to InfluxDB while it lasts, from the files in its directory.
 
-What the recorder is told is only counted: the points come from the run directory, in a thread that may wait for the
-server as long as it likes. A scenario switches it on by a table `[influx]`; the token is in the environment.
+Records are only counted: the points come from the run directory, in a thread of its own that may wait for the server. A
+scenario switches it on by a table `[influx]`; the token is in the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testbed.measure.shipping_batches import points_left
 from testbed.measure.shipping_position import Shipped
 
 POLL_S = 0.5  # a batch is what came in this time
-MEND_S = 15.0  # between two tries where a person must mend something
+MEND_S = 15.0  # between two tries where a person must fix something
 SAY_AGAIN_S = 60.0  # between two warnings, for a server that comes and goes
 LAST_S = CLOSE_WITHIN_S - 2.0  # for the rest, once the run has ended
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class InfluxRecorder:
 
 
 class _Shipping(threading.Thread):
-    """Ships one run until all its points are shipped, or nobody waits for that any more."""
+    """Ships one run until all its points are shipped, or `close` does not wait any longer."""
 
     def __init__(self, run: Path, address: Address, *, gzip: bool) -> None:
         # a daemon: a server that hangs does not keep the process
@@ -141,7 +141,7 @@ class _Shipping(threading.Thread):
         return 0.0 if more or self._found_end else POLL_S
 
     def _say(self, text: str) -> None:
-        """Say a problem when it begins, and not again soon after."""
+        """Report a problem when it begins, and not again soon after."""
         if self._problem is None and time.monotonic() >= self._said_s + SAY_AGAIN_S:
             self._said_s = time.monotonic()
             _log.warning("InfluxDB: %s", text)

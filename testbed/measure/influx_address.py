@@ -1,4 +1,4 @@
-"""Where an InfluxDB is: address, organization and bucket; from a scenario, the environment, the command line."""
+"""The address of an InfluxDB: URL, organization and bucket; from a scenario, the environment, the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Address:
 
 
 def is_url(text: str) -> bool:
-    """Tell whether `text` is the address of an HTTP server that may be written down: without a password."""
+    """Return whether `text` is the address of an HTTP server that may be written down: without a password."""
     try:
         parts: SplitResult = urlsplit(text)
         port = parts.port  # raises where it is no number up to 65535
@@ -53,7 +53,7 @@ def is_url(text: str) -> bool:
 
 
 def expected_url(text: str) -> str:
-    """Return what would be right in place of an address that cannot be used, an empty string for one that can.
+    """Return the expected form in place of an address that cannot be used, an empty string for one that can.
 
     Plain HTTP beyond this machine must be asked for by its name, `insecure+http://`.
     """

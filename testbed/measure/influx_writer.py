@@ -32,7 +32,7 @@ class ServerAwayError(TestbedError):
 
 
 class ServerRefusesError(UserError):
-    """The server refuses any points: its address, organization, bucket or token is wrong; a person must mend it."""
+    """The server refuses any points: its address, organization, bucket or token is wrong; a person must fix it."""
 
 
 class BatchTooLargeError(TestbedError):
@@ -44,7 +44,7 @@ class PointsRefusedError(TestbedError):
 
 
 class Writer(Protocol):
-    """What a shipper sends with."""
+    """The interface by which a shipper sends."""
 
     def write(self, lines: bytes) -> None:
         """Return when whole lines of line protocol are written, or raise one of the errors of this module."""
@@ -76,7 +76,7 @@ class InfluxWriter:
             org=address.org,
             timeout=int(timeout_s * 1000),
             enable_gzip=gzip,
-            retries=False,  # nor redirections: whoever ships decides when to try again
+            retries=False,  # nor redirections: the shipper decides when to try again
             ssl_ca_cert=os.environ.get("INFLUXDB_V2_SSL_CA_CERT"),
         )
         self._api = self._client.write_api(write_options=SYNCHRONOUS)
@@ -95,7 +95,7 @@ class InfluxWriter:
             raise explain(self._address, response.status, response.data, response.getheaders()) from error
         except SSLError as error:
             raise ServerRefusesError(f"{self._address.url}: {error}: set INFLUXDB_V2_SSL_CA_CERT") from error
-        except (HTTPError, UnicodeDecodeError) as error:  # the client decodes what it is answered
+        except (HTTPError, UnicodeDecodeError) as error:  # the client decodes the answer
             raise ServerAwayError(f"{self._address.url}: {_reason(error)}") from error
         status = self._client.api_client.last_response.status
         if status != 204:  # a web server that says 200 to anything has not stored them
@@ -139,7 +139,7 @@ def retry_after_s(value: str | None, now_s: float | None = None) -> float | None
 
 
 def _message(body: str | bytes) -> tuple[str, bool]:
-    """Return what an error's body says on one line, and whether InfluxDB wrote it: 2.x `message`, 1.x `error`."""
+    """Return the message in an error's body on one line, and whether InfluxDB wrote it: 2.x `message`, 1.x `error`."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body
     try:
         value = json.loads(text)
@@ -150,6 +150,6 @@ def _message(body: str | bytes) -> tuple[str, bool]:
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong without the client's object addresses."""
+    """Return the error without the client's object addresses."""
     text = " ".join(str(error).split())
     return text.partition(">: ")[2] or text.partition(": ")[2] or text

@@ -29,7 +29,7 @@ from testbed.measure.append_file import AppendFile, sync_directory
 from testbed.run.parts import journal_parts
 
 EVERY_S = 1.0
-_MOST_WAITING_BYTES = 1 << 14  # that a kill or a full disk can take while the thread has no turn
+_MOST_WAITING_BYTES = 1 << 14  # at most lost to a kill or a full disk while the thread has no turn
 
 
 class _Waiter(NamedTuple):
@@ -41,9 +41,9 @@ class _Waiter(NamedTuple):
 class JournalWriter:
     """Writes the journal of a run directory that has none. `append` and `durable` are for one thread.
 
-    When the journal cannot be written or made durable, that is said once, to `on_failure`, in any thread; `failure`
-    keeps it. From then on entries are not appended, but counted in `lost`, until `go_on` is called. `on_full` is told,
-    in any thread, the file of each full part, which is durable.
+    When the journal cannot be written or made durable, `on_failure` is called once, in any thread; `failure`
+    keeps it. From then on entries are not appended, but counted in `lost`, until `go_on` is called. `on_full` is
+    called, in any thread, with the file of each full part, which is durable.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class JournalWriter:
         self._durable = 0
         self._waiters: list[_Waiter] = []
         self._stopped = False
-        self._turn_of: asyncio.AbstractEventLoop | None = None  # that wakes the thread at its end
+        self._turn_of: asyncio.AbstractEventLoop | None = None  # the event loop whose turn wakes the thread at its end
         self._ends = False
         self._wake = threading.Event()
         threading.Thread(target=self._serve, name="journal", daemon=True).start()
@@ -168,7 +168,7 @@ class JournalWriter:
             self._commit()
 
     def _commit(self, *, at_once: bool = False) -> None:
-        """Write what waits; if anybody waits for that, or after `every_s`, make it durable, and rotate a full file."""
+        """Write what waits; if a coroutine waits, or after `every_s`, make it durable, and rotate a full file."""
         with self._one_commit:
             if self.closed:
                 return
@@ -191,7 +191,7 @@ class JournalWriter:
                 self._fail(error)
 
     def _hand_over(self) -> None:
-        """Give what waits to the kernel, with the file's lock; raises `OSError` if that did not take all of it."""
+        """Write the waiting lines, with the file's lock; raises `OSError` if that did not take all of it."""
         with self._lock:
             lines, self._waiting = self._waiting, bytearray()
             self._handed_over = self._appended
@@ -237,7 +237,7 @@ class JournalWriter:
         return number
 
     def _release(self, number: int) -> None:
-        """Release those who wait for entries up to `number`, which are durable."""
+        """Release the coroutines that wait for entries up to `number`, which are durable."""
         with self._lock:
             self._durable = max(self._durable, number)
             ready = [each for each in self._waiters if each.number <= number]
@@ -245,7 +245,7 @@ class JournalWriter:
         _resolve(ready, None)
 
     def _fail(self, error: OSError) -> None:
-        """Keep a failure, and tell it to all who wait."""
+        """Keep a failure, and raise it in all coroutines that wait."""
         with self._lock:
             is_first = self.failure is None
             failure = self.failure = self.failure or RunError(f"{self.path}: cannot write: {error.strerror}")
@@ -256,7 +256,7 @@ class JournalWriter:
             self._on_failure(error)
 
     def _stop(self) -> None:
-        """Take no more entries, so that none is written behind one that is lost; with the lock."""
+        """Refuse further entries, so that none is written behind a lost one; with the lock."""
         self._stopped = True
         self.lost += self._waiting.count(b"\n")
         self._waiting.clear()
@@ -266,7 +266,7 @@ def _resolve(waiters: Sequence[_Waiter], failure: RunError | None) -> None:
     """End the waiting of coroutines, from any thread."""
     for loop in {each.loop for each in waiters}:
         futures = [each.future for each in waiters if each.loop is loop]
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
             loop.call_soon_threadsafe(_end, futures, failure)
 
 

@@ -27,7 +27,7 @@ _BOOL: Final = {
     **dict.fromkeys(("f", "F", "false", "False", "FALSE"), False),
 }
 # A backslash before any other character stands for itself, as everywhere in the protocol.
-_ESCAPED_NAME = re.compile(r"\\([,= ])")  # InfluxDB knows no others in names and tags
+_ESCAPED_NAME = re.compile(r"\\([,= ])")  # InfluxDB has no others in names and tags
 _ESCAPED_TEXT = re.compile(r'\\(["\\])')
 
 
@@ -59,7 +59,7 @@ def parse_line(line: str) -> Point:
 
 
 def parse_head(head: str) -> tuple[str, dict[str, str]]:
-    """Return measurement and tags of what stands before the fields, or raise `LineError`."""
+    """Return measurement and tags of the text before the fields, or raise `LineError`."""
     if _HEAD.fullmatch(head) is None:
         raise LineError(f"not a measurement with its tags: {_shortened(head)}")
     return _split_head(head)

@@ -1,9 +1,9 @@
 """Line protocol into columns, many lines at a time.
 
-A line without a quoted string, as nearly all are, ends in two words without blanks: its fields and its time. What
-stands before them, measurement and tags, is the same in many lines, so each distinct text is parsed once. Fields of
-one measurement are written in one order mostly, so they are cut apart at their commas and converted as columns.
-Whatever does not fit is parsed line by line by `testbed.measure.line_protocol`, which also says what is wrong with it.
+A line without a quoted string, as nearly all are, ends in two parts without blanks: its fields and its time. The text
+before them, measurement and tags, is the same in many lines, so each distinct text is parsed once. Fields of one
+measurement are written in one order mostly, so they are cut apart at their commas and converted as columns. Whatever
+does not fit is parsed line by line by `testbed.measure.line_protocol`, which also reports the error.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def pack(part: Path) -> None:
     """Replace a full part by a compressed one.
 
     The compressed file is durable under its name before the other is deleted. Whatever ends this before, the part
-    stays as it was; a process that is killed may leave a file `<name>.gz.part`, which nobody reads. Raises `OSError`.
+    stays as it was; a process that is killed may leave a file `<name>.gz.part`, which is never read. Raises `OSError`.
     """
     draft = _draft(part)
     try:
@@ -89,7 +89,7 @@ class Packer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C must not reach it
         ) as child:
             self._child = child
             if self._ends:  # `close` may have come before there was a child

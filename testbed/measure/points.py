@@ -1,6 +1,6 @@
 """Points in line protocol, checked against the schema before they are written.
 
-InfluxDB drops NaN and infinite fields without a word and refuses a point whose field changes its type; so both
+InfluxDB drops NaN and infinite fields silently and refuses a point whose field changes its type; so both
 are refused here, by name. Tags whose values are a closed set or numbers are held to that: every other value would
 be one more series.
 
@@ -33,9 +33,6 @@ class PointError(TestbedError):
         self.where = where
         self.reason = reason
         super().__init__(f"point {where}{reason}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.where, self.reason)
 
 
 def to_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> str:
@@ -71,7 +68,7 @@ def _fits(number: Value) -> bool:
 
 
 class _Shape(NamedTuple):
-    """How fields of these names and types are written, in this order: each by itself by `texts`, or all at once.
+    """The encoding of fields of these names and types, in this order: each by itself by `texts`, or all at once.
 
     `template` takes the values of plain ones, which are no texts and of the schema's own types; it is empty for
     others. `integers` are the places of ints.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from testbed.failure_codes import MEANINGS
+from testbed.bus.failure_codes import MEANINGS
 
 UNKNOWN = "unknown"
 REASONS = {
@@ -31,7 +31,7 @@ _BEGINNINGS = {
     "no-progress": re.compile(r"(?:it )?(?:made )?no progress (?:for|within) "),
 }
 _RESTARTED = re.compile(r"(?:\d+ of \d+ tasks: )?[^\s:]+: [a-z_-]+: failed: interrupted: the agent was restarted")
-# Only what the agent itself says of an image: the words after "failed: " may be a program's own.
+# Only the agent's own text about an image: the text after "failed: " may be a program's.
 _IMAGE = re.compile(
     r"[^\s:]+: (?:start|fetch-image): failed: image \S+?(?: from \S+?)?: "
     r"(?:(?:\[Errno 2\] )?No such file or directory.*|digest \S+, expected \S+|another size)",
@@ -54,7 +54,7 @@ def reason_of(detail: str | None, code: object = None) -> Reason:
 
 
 def classify(text: str) -> str:
-    """Return the code of a failure's text, as a controller that wrote no codes worded it.
+    """Return the code of a failure's text, in the wording of controllers that wrote no codes.
 
     A match begins where the text does: what a program printed is in the text too, and must not decide.
     """

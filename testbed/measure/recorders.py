@@ -1,8 +1,8 @@
-"""Recorders: plug-ins that are told everything that a run records, beside its run directory, which stays the truth.
+"""Recorders: plug-ins that get everything that a run records, beside its run directory, which stays the truth.
 
 A plug-in is an entry point of the group `testbed.recorders`: a callable without arguments that returns a
-`RunRecorder`. A scenario names those that it wants: `recorders = ["wall"]`. What a recorder must know beside, such as
-an address or a password, it takes from the environment: a scenario is copied into every run directory.
+`RunRecorder`. A scenario names those that it wants: `recorders = ["wall"]`. A recorder takes its own settings, such as
+an address or a password, from the environment: a scenario is copied into every run directory.
 
     [project.entry-points."testbed.recorders"]
     wall = "my_package.recorders:WallRecorder"
@@ -28,7 +28,7 @@ CLOSE_WITHIN_S = 10.0
 
 
 class RunRecorder(Protocol):
-    """Hears one run. All calls come in order, in a thread of the recorder's own: they may take their time.
+    """Records one run. All calls come in order, in a thread of the recorder's own: they may take their time.
 
     After an exception from any of them only `close` follows.
     """
@@ -36,7 +36,7 @@ class RunRecorder(Protocol):
     def open(self, path: Path, manifest: Mapping[str, object]) -> None:
         """A run is about to replay its jobs; `path` is its directory, `manifest` the content of manifest.json.
 
-        What was recorded before, such as calibration, follows. A run that ends before this is not told at all.
+        What was recorded before, such as calibration, follows. A run that ends before this is not reported at all.
         """
 
     def journal(self, entry: Mapping[str, object]) -> None:
@@ -81,7 +81,7 @@ def make_recorders(names: Sequence[str]) -> dict[str, RunRecorder]:
 
 
 class Recorders:
-    """Tells recorders, each in a thread of its own: one that fails, hangs or falls behind never holds up the run."""
+    """Calls recorders, each in a thread of its own: one that fails, hangs or falls behind never holds up the run."""
 
     def __init__(self, recorders: Mapping[str, RunRecorder] | None = None) -> None:
         self._feeds = [_Feed(name, recorder) for name, recorder in (recorders or {}).items()]
@@ -89,7 +89,7 @@ class Recorders:
         self._opened = False
 
     def open(self, path: Path, manifest: str) -> None:
-        """The manifest is written, as this JSON text: from here on they hear of the run."""
+        """The manifest is written, as this JSON text: from here on recorders get the run."""
         self._opened = True
         for call in (lambda recorder: recorder.open(path, json.loads(manifest)), *self._early):
             self._tell(call)
@@ -99,7 +99,7 @@ class Recorders:
 
     def journal(self, line: bytes) -> None:
         """An entry was written, as this JSON text."""
-        if self._feeds:  # read again there: what the entry was made of may change here
+        if self._feeds:  # parsed again there: the objects of the entry may change here
             self._tell(lambda recorder: recorder.journal(json.loads(line)))
 
     def point(self, measurement: str, tags: Mapping[str, str], fields: Mapping[str, Value], time_ns: int) -> None:
@@ -109,7 +109,7 @@ class Recorders:
             self._tell(lambda recorder: recorder.point(measurement, dict(tags), dict(copied), time_ns))
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        """Yield name and reason of each recorder that was left out and not told of before."""
+        """Yield name and reason of each recorder that was left out and not reported before."""
         for feed in self._feeds:
             if feed.failure is not None and not feed.reported:
                 feed.reported = True
@@ -134,7 +134,7 @@ class Recorders:
 
 
 class _Feed:
-    """One recorder, its thread, and what it has not heard yet."""
+    """One recorder, its thread, and the records that it has not had yet."""
 
     def __init__(self, name: str, recorder: RunRecorder) -> None:
         self.name = name
@@ -180,5 +180,5 @@ class _Feed:
 
 
 def _words(error: BaseException) -> str:
-    """Say what was raised, on one line."""
+    """Return the exception on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,19 +1,17 @@
 """The run directory: the truth about a run, append-only while it lasts, atomic at its ends.
 
-`journal` appends an entry and returns its number; `await durable(number)` waits until a loss of power cannot take it
+`journal` appends an entry and returns its number; `await durable(number)` waits until it survives a loss of power
 (`testbed.measure.journal_writer`). What waits for that, and what does not, is in docs/journal.md. Journal and points go
 on in new files after `part_bytes`, and full ones are compressed while the run goes on (`testbed.run.parts`).
 
 When a file of the directory cannot be written (no space left, a broken disk), nothing is measured any more, and
-whoever runs this is told once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
+`on_failure` is called once. Clean-up goes on: `journal` and `point` do not raise then. A reserve of space, freed by
 `begin_results`, leaves room for the journal's end and the results of what was measured.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 import shutil
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from testbed.errors import RunError, UserError
+from testbed.host.whole_files import csv_text, write_whole
 from testbed.measure.append_file import sync_directory
 from testbed.measure.journal_writer import JournalWriter
 from testbed.measure.packer import Packer
@@ -30,24 +29,20 @@ from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
+from testbed.measure.tables import JOBS
 from testbed.run.events import Event, Intent
 from testbed.run.journal import BadEntryError, encode, read_lines
-from testbed.whole_files import write_whole
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
 
-JOB_COLUMNS = (
-    "job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s", "start_time_s", "end_time_s",
-    "stretch", "virtual_time_s", "preemptions", "migrations", "penalty_s", "bytes_moved",
-    "live_migrations",
-)  # fmt: skip
+JOB_COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "run")
 
 
 class RunDirectory:
     """Writes one run.
 
-    `recorders` are told what was appended. `on_failure` may be set; it is called once, in any thread, when a file
+    `recorders` get what was appended. `on_failure` may be set; it is called once, in any thread, when a file
     cannot be written. In a dry run nothing waits for the disk: its loop is in virtual time, its guests do not exist.
     """
 
@@ -107,15 +102,15 @@ class RunDirectory:
 
     @property
     def failure(self) -> RunError | None:
-        """Why nothing is measured any more, if so; it names the file and the reason."""
+        """The failure after which nothing is measured any more, if any; it names the file and the reason."""
         return None if self._points is None else self._points.failure
 
     def kept(self) -> str:
-        """Say how much of journal and points was written, and how much was lost, for a person."""
+        """Return how much of journal and points was written, and how much was lost, for a person."""
         points, events = self._points, self._events
         if events is not None:
             with contextlib.suppress(RunError):
-                events.sync()  # what waits is counted, too
+                events.sync()  # waiting entries count, too
         written, lost = (0, 0) if points is None else (points.lines - points.lost, points.lost)
         entries, entries_lost = (0, 0) if events is None else (events.written, events.lost + self._entries_left_out)
         return f"{entries} journal entries and {written} points ({entries_lost} and {lost} lost)"
@@ -137,7 +132,7 @@ class RunDirectory:
         self._packer.close()
 
     def begin_results(self) -> None:
-        """Free the reserve: what comes now are results, and the end of the journal even if that had failed."""
+        """Free the reserve: from now on results are written, and the end of the journal even if that had failed."""
         self._ending = True
         self._free_reserve()
         if self._events is not None:
@@ -192,12 +187,8 @@ class RunDirectory:
         self._write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def write_jobs(self, rows: Iterable[Sequence[object]]) -> None:
-        """Write jobs.csv, a row in the order of `JOB_COLUMNS`; None is an empty cell."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(JOB_COLUMNS)
-        writer.writerows(rows)
-        self._write("jobs.csv", text.getvalue())
+        """Write jobs.csv, its rows in the order of `JOB_COLUMNS`; None is an empty cell."""
+        self._write("jobs.csv", csv_text(JOB_COLUMNS, rows))
 
     def _write(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""

@@ -6,7 +6,9 @@ A point that does not fit is refused (`testbed.measure.points`); the page made o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_type_hints
+
+from testbed.run.interruption_entries import Penalty
 
 RUN_TAGS: Final = ("run", "lab", "policy")
 
@@ -90,6 +92,15 @@ _ALL_TAGS = (
         values=("prepare", "replay", "teardown"),
     ),
 )  # fmt: skip
+
+
+def _of_penalty(ending: str, unit: str) -> list[Field]:
+    """Return the keys of a journal's penalties whose names end so as fields; versions of the journal do not matter."""
+    kinds = get_type_hints(Penalty, include_extras=True)
+    names = [name for name in Penalty.__annotations__ if name.endswith(ending)]
+    meanings = {name: str(kinds[name].__metadata__[0].description).partition(". Not before")[0] for name in names}
+    return [Field(name, kinds[name].__origin__, unit, meaning) for name, meaning in meanings.items()]
+
 
 _ALL = (
     Measurement(
@@ -270,32 +281,13 @@ _ALL = (
         "one preemption or migration, complete with the first progress after it",
         ("job", "reason", "mechanism"),
         (
-            Field("save_s", float, "s", "from the order to hold until the last image was durable"),
-            Field(
-                "paused_s",
-                float,
-                "s",
-                "for which the policy did not want the job to run; no part of the penalty",
-            ),
-            Field("wait_s", float, "s", "wanted to run, but waiting for memory or an earlier operation"),
-            Field("transfer_s", float, "s", "copying images between nodes"),
-            Field("restore_s", float, "s", "from the order to restore until every guest was created"),
-            Field("live_s", float, "s", "from the order to migrate live until every guest was taken over"),
-            Field("downtime_s", float, "s", "longest time for which a guest stood still in a live migration"),
-            Field("first_progress_s", float, "s", "from the restore or arrival until every task had progressed"),
-            Field("penalty_s", float, "s", "save + wait + transfer + restore + downtime + first progress"),
-            Field("hold_skew_s", float, "s", "between the first and the last member held, by the nodes' clocks"),
-            Field("release_skew_s", float, "s", "between the first and the last whole member released, likewise"),
-            Field("held_s", float, "s", "for which the run was paused meanwhile; no part of the other times"),
-            Field("saved_bytes", int, "B", "written to images"),
-            Field("transferred_bytes", int, "B", "copied between nodes"),
-            Field("restored_bytes", int, "B", "read from images"),
-            Field("migrated_bytes", int, "B", "sent by live migrations"),
+            *_of_penalty("_s", "s"),
+            *_of_penalty("_bytes", "B"),
             Field("save_mib_per_s", float, "MiB/s", "written in a second of saving, of all its guests together"),
             Field("transfer_mib_per_s", float, "MiB/s", "copied in a second of transfer, likewise"),
             Field("restore_mib_per_s", float, "MiB/s", "read in a second of restoring, likewise"),
             Field("live_mib_per_s", float, "MiB/s", "sent in a second of live migration, likewise"),
-            Field("moved_tasks", int, "", "tasks that changed their node"),
+            *_of_penalty("moved_tasks", ""),
         ),
         state=True,
     ),

@@ -27,9 +27,9 @@ FIRST_WAIT_S, MOST_WAIT_S = 0.25, 5.0
 
 @dataclass(slots=True)
 class BackOff:
-    """How long to wait after failures in a row: twice as long each time, less up to a half by chance.
+    """The delay after successive failures: twice as long each time, less up to a half by chance.
 
-    By chance, so that many shippers do not come back to a server all at once.
+    The random part keeps many shippers from returning to a server at once.
     """
 
     next_s: float = FIRST_WAIT_S
@@ -47,7 +47,7 @@ class BackOff:
 
 
 class Shipper:
-    """Ships the points of `run` to `address`; for one thread. `tell` gets what a person should see, once each kind."""
+    """Ships the points of `run` to `address`; for one thread. `tell` gets messages for a person, one per kind."""
 
     def __init__(
         self, run: Path, address: Address, writer: Writer, tell: Callable[[str], None], *,
@@ -73,7 +73,7 @@ class Shipper:
 
     @property
     def refused_path(self) -> Path:
-        """Where refused points are kept."""
+        """The file of refused points."""
         return self._position.refused_path
 
     def restart(self) -> None:
@@ -88,7 +88,7 @@ class Shipper:
         """Ship one batch; return whether there was one.
 
         Raises `ServerAwayError`, `BusyError` or `RunError` (try again later), or `ServerRefusesError` (a person must
-        mend something); then nothing was left behind.
+        fix something); then the position stays.
         """
         with self._position.turn(BUSY_WITHIN_S) as shipped:
             self.reached = shipped
@@ -96,13 +96,13 @@ class Shipper:
                 self.run, shipped.segment, shipped.offset_bytes, self._most_lines, self._most_bytes, self._segments
             )
             if batch is None:
-                with contextlib.suppress(OSError):  # told where it was saved
+                with contextlib.suppress(OSError):  # reported where it was saved
                     self._position.make_durable()
                 return False
             try:
                 refused = self._deliver(batch)
             except ServerAwayError:
-                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # it may have been too much for its time
+                self._most_bytes = max(LEAST_BYTES, self._most_bytes // 2)  # it may have exceeded the timeout
                 raise
             self._most_bytes = min(self._ceiling_bytes, self._most_bytes * 2)
             self._leave_behind(shipped, batch, refused)
@@ -130,7 +130,7 @@ class Shipper:
     def _leave_behind(self, shipped: Shipped, batch: Batch, refused: list[tuple[bytes, str]]) -> None:
         refused_bytes = shipped.refused_bytes
         if refused:
-            # a comment in line protocol: once it is mended, the file can be written as it is
+            # a comment in line protocol: once it is fixed, the file can be written as it is
             text = b"".join(b"# " + reason.encode() + b"\n" + line for line, reason in refused)
             try:
                 refused_bytes = self._position.refuse(shipped, text)

@@ -19,7 +19,7 @@ from testbed.measure.spool import segments
 
 @dataclass(frozen=True, slots=True)
 class ShippingCount:
-    """What became of a run's points: `points` are whole in its directory, of which `left` are not shipped yet.
+    """The outcome of shipping a run's points: `points` are whole in its directory, of which `left` are not shipped yet.
 
     `shipped` and `refused` are of all shipping of this run to this address so far, `sent` is what this time took,
     with what was sent more than once; `elapsed_s` is wall time.
@@ -64,17 +64,17 @@ def ship(
     run: Path, address: Address, writer: Writer, tell: Callable[[str], None], show: Callable[[Shipped], None], *,
     from_start: bool, patience_s: float,
 ) -> ShippingCount:  # fmt: skip
-    """Ship what `run` holds now and was not shipped to `address`, or all of it.
+    """Ship the points that `run` holds now and that were not shipped to `address`, or all of them.
 
-    `tell` gets one line for what a person should see, `show` where shipping is. Gives up when nothing was acknowledged
-    for `patience_s`; raises `UserError` where a person must mend something first. Closes the writer.
+    `tell` gets lines for a person, `show` the progress of shipping. Gives up when nothing was acknowledged
+    for `patience_s`; raises `UserError` where a person must fix something first. Closes the writer.
     """
     began_s = time.monotonic()
     shipper = Shipper(run, address, writer, tell)
     try:
         problem = _until_done(shipper, tell, show, from_start=from_start, patience_s=patience_s)
         reached = shipper.reached
-        # what a run that goes on has recorded since is not left: all that was there is shipped
+        # points that a live run has recorded since do not count as left: all earlier ones are shipped
         left = 0 if problem is None else points_left(run, reached.segment, reached.offset_bytes)
         return ShippingCount(
             str(run),
@@ -108,7 +108,7 @@ def _until_done(
         except (ServerAwayError, RunError) as error:
             wait_s = back_off.after(error)
             if isinstance(error, BusyError):
-                ends_s = time.monotonic() + patience_s  # that one has the server's attention
+                ends_s = time.monotonic() + patience_s  # the server serves another shipper meanwhile
             elif time.monotonic() + wait_s > ends_s:
                 return str(error)
             if well:

@@ -32,7 +32,7 @@ class SegmentReader:
     def __init__(self) -> None:
         self._file: BufferedReader | None = None
         self._at: tuple[Path, int] | None = None  # where the last reading ended
-        self._ahead = b""  # what was read behind that
+        self._ahead = b""  # bytes that were read behind that
 
     def close(self) -> None:
         """Close the segment."""

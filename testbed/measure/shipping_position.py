@@ -1,4 +1,4 @@
-"""How far the points of a run directory are shipped: `shipped.json`, and whose turn it is: `shipped.lock`.
+"""The shipping position of a run directory's points: `shipped.json`, and the shipper's lock: `shipped.lock`.
 
 The position is moved after the server acknowledged, atomically: what a crash leaves is never ahead of the server. It
 may be behind; then points are shipped again, which changes nothing in the database. That is why it need not be durable
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
-from testbed.locks import try_lock
+from testbed.host.locks import try_lock
 from testbed.measure.influx_address import Address
 
 POSITION_FILE = "shipped.json"
@@ -74,7 +74,7 @@ class ShippingPosition:
 
     @property
     def refused_path(self) -> Path:
-        """Where refused points are kept: refused.lp, or refused.2.lp for the second address a run was shipped to."""
+        """The file of refused points: refused.lp, or refused.2.lp for the second address a run was shipped to."""
         return self._run / ("refused.lp" if self._number == 1 else f"refused.{self._number}.lp")
 
     @contextmanager
@@ -119,14 +119,14 @@ class ShippingPosition:
     def refuse(self, shipped: Shipped, text: bytes) -> int:
         """Write `text` behind the refused points of `shipped`, durably; return the file's new length in bytes."""
         with self.refused_path.open("ab") as file:
-            file.truncate(shipped.refused_bytes)  # what a crash left behind the position is shipped again
+            file.truncate(shipped.refused_bytes)  # points that a crash left behind the position are shipped again
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         return shipped.refused_bytes + len(text)
 
     def _find(self) -> Shipped:
-        """Return the position on disk, or a later one that this shipper could not write and nobody else moved."""
+        """Return the position on disk, or a later one that this shipper could not write and no other one moved."""
         found = read_shipped(self._run)
         if self._reached is None or found.get(self._address) != self._all.get(self._address):
             self._reached = found.get(self._address, Shipped())
@@ -137,7 +137,7 @@ class ShippingPosition:
 
 
 def read_shipped(run: Path) -> dict[Address, Shipped]:
-    """Return what shipped.json says: how far the run was shipped to each address, in the order in which it began.
+    """Return the content of shipped.json: how far the run was shipped to each address, in the order in which it began.
 
     A file that is missing or cannot be read says nothing: all is shipped again.
     """

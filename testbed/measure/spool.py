@@ -1,8 +1,8 @@
-"""Points on disk: append-only segments of whole lines, which whoever mirrors or reads a run follows by position.
+"""Points on disk: append-only segments of whole lines, which mirrors and readers of a run follow by position.
 
 Segments are `points.lp`, `points.2.lp`, `points.3.lp`, … in the run directory. A new one begins when the last has
 reached `SEGMENT_BYTES`, and from then on the last never grows: it may be compressed (`testbed.run.parts`), or removed
-when it has been shipped, and a reader needs to look for more in the last one alone.
+when it has been shipped, and a reader needs to poll the last one alone.
 
 What an appended line survives:
 
@@ -30,7 +30,7 @@ _MOST_WAITING_BYTES = 1 << 16
 
 
 class Position(NamedTuple):
-    """Where a line begins: number of the segment, from 1, and offset in bytes."""
+    """The position of a line: number of the segment, from 1, and offset in bytes."""
 
     segment: int
     offset: int
@@ -84,9 +84,9 @@ def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[s
 class Spool:
     """Appends points to a run directory that has none, from any thread, and makes them durable in one of its own.
 
-    When a file cannot be written or made durable, the spool says so once, to `on_failure`, in the thread that found
-    out; `failure` keeps it, and nothing is appended any more: what is in the segments then are whole lines, in order,
-    without a gap. `on_full` is told, likewise, each full segment, which is durable.
+    When a file cannot be written or made durable, `on_failure` is called once, in the thread in which that failed;
+    `failure` keeps it, and nothing is appended any more: what is in the segments then are whole lines, in order,
+    without a gap. `on_full` is called, likewise, with each full segment, which is durable.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Spool:
             file.close()
 
     def fail(self, path: Path, error: OSError) -> None:
-        """Take a failure of another file of the run as one of the spool: nothing is appended any more."""
+        """Treat a failure of another file of the run as one of the spool: nothing is appended any more."""
         with self._lock:
             failure = self._fail(path, error)
         if failure is not None:
@@ -193,7 +193,7 @@ class Spool:
             self._on_failure(failure)
 
     def _hand_over(self) -> RunError | None:
-        """Write what waits, and begin a new segment if that fills the last; return a failure that has to be told."""
+        """Write what waits, and begin a new segment if that fills the last; return a failure that is to be reported."""
         if not self._waiting:
             return None
         waiting, self._waiting = self._waiting, bytearray()

@@ -18,7 +18,7 @@ _QUOTED = re.compile(r"""['"]([^'"]+)['"]""")
 
 
 def named_tables(sql: str) -> list[str]:
-    """Return the tables that a query can mean: those whose names occur in it as words."""
+    """Return the tables that a query can mean: those whose names occur in it as whole words."""
     words = {word.lower() for word in _WORD.findall(sql)}
     return [name for name in TABLES if name in words]
 
@@ -38,7 +38,7 @@ def load_tables(runs: Sequence[str | Path], names: Sequence[str]) -> dict[str, p
 
 
 def execute(sql: str, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return what a query gives, by the SQL of polars; raises `UserError` that says in one line what is wrong."""
+    """Return the result of a query, by the SQL of polars; raises `UserError` with the error in one line."""
     try:
         with pl.SQLContext(tables, eager=True) as context:
             return context.execute(sql)

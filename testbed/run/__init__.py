@@ -1,1 +1,1 @@
-"""What happened in a run: the events of its journal."""
+"""The history of a run: the events of its journal."""

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from testbed.policies.view import ClusterView, Decision, Event
 from testbed.run import events
+from testbed.scheduling.policies.view import ClusterView, Decision, Event
 
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+# the columns of a view that have no gaps
+_TYPES: Final = {
+    "node_available": np.bool_, "job_id": np.int64, "submit_time_s": np.float64, "tasks": np.int64,
+    "cpu_need_frac": np.float64, "mem_req_frac": np.float64, "virtual_time_s": np.float64, "state": np.int8,
+    "task_node": np.int64,
+}  # fmt: skip
 
 
 def _plain(values: Floats) -> tuple[float | None, ...]:
@@ -26,23 +33,13 @@ def decision_event(
     times: tuple[float, float], decide_s: float, policy: str, view: ClusterView, event: Event, decision: Decision
 ) -> events.Decision:
     """Return a decision for the journal; floats keep every bit, NaN becomes None. `times` are its `t_s`, `trace_s`."""
+    columns: dict[str, Any] = {name: tuple(getattr(view, name).tolist()) for name in _TYPES}
     return events.Decision(
         *times,
         decide_s=decide_s,
         policy=policy,
         view=events.View(
-            time_s=view.time_s,
-            node_available=tuple(view.node_available.tolist()),
-            job_id=tuple(view.job_id.tolist()),
-            submit_time_s=tuple(view.submit_time_s.tolist()),
-            tasks=tuple(view.tasks.tolist()),
-            cpu_need_frac=tuple(view.cpu_need_frac.tolist()),
-            mem_req_frac=tuple(view.mem_req_frac.tolist()),
-            virtual_time_s=tuple(view.virtual_time_s.tolist()),
-            state=tuple(view.state.tolist()),
-            task_node=tuple(view.task_node.tolist()),
-            start_time_s=_plain(view.start_time_s),
-            estimate_s=_plain(view.estimate_s),
+            time_s=view.time_s, **columns, start_time_s=_plain(view.start_time_s), estimate_s=_plain(view.estimate_s)
         ),
         event=events.Trigger(
             completed=event.completed, submitted=event.submitted, periodic=event.periodic, changed=event.changed
@@ -58,19 +55,9 @@ def choice(decision: Decision) -> events.Choice:
 
 def read_view(view: events.View) -> ClusterView:
     """Rebuild the view of a journalled decision."""
+    columns: dict[str, Any] = {name: np.array(getattr(view, name), dtype=kind) for name, kind in _TYPES.items()}
     return ClusterView(
-        time_s=view.time_s,
-        node_available=np.array(view.node_available, dtype=np.bool_),
-        job_id=np.array(view.job_id, dtype=np.int64),
-        submit_time_s=_floats(view.submit_time_s),
-        tasks=np.array(view.tasks, dtype=np.int64),
-        cpu_need_frac=_floats(view.cpu_need_frac),
-        mem_req_frac=_floats(view.mem_req_frac),
-        virtual_time_s=_floats(view.virtual_time_s),
-        state=np.array(view.state, dtype=np.int8),
-        task_node=np.array(view.task_node, dtype=np.int64),
-        start_time_s=_floats(view.start_time_s),
-        estimate_s=_floats(view.estimate_s),
+        time_s=view.time_s, **columns, start_time_s=_floats(view.start_time_s), estimate_s=_floats(view.estimate_s)
     )
 
 

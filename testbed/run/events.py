@@ -38,8 +38,6 @@ from testbed.run.interruption_entries import Penalty as Penalty  # noqa: PLC0414
 from testbed.run.interruption_entries import Rescheduling as Rescheduling  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import ReschedulingCutOff as ReschedulingCutOff  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import Suspension as Suspension  # noqa: PLC0414  # one of the names of this module
-from testbed.run.order_entries import ClockStarted as ClockStarted  # noqa: PLC0414  # one of the names of this module
-from testbed.run.order_entries import Order as Order  # noqa: PLC0414  # one of the names of this module
 
 VERSION: Final = 4
 """Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
@@ -389,6 +387,26 @@ class Returned(Entry, frozen=True, kw_only=True, tag="returned"):
     node: NodeName
     reachable: Annotated[bool, about("whether it can be commanded; false if it went away again meanwhile")]
     missing: Annotated[tuple[str, ...], about("names of images of this run that it does not have any more")] = ()
+
+
+# --- orders of the operator --------------------------------------------------------------------------------
+
+
+class Order(Entry, frozen=True, kw_only=True, tag="order"):
+    """The operator gave an order to the running controller. Not before version 4.
+
+    From `pause` and `stop` on, trace time stands still, and running jobs are saved.
+    """
+
+    order: Annotated[str, about("`pause`, `continue`, `stop`, `drain` (a node) or `return` (a node)")]
+    node: Annotated[str | None, about("name of the node that is drained or returned; null for other orders")] = None
+    by: Annotated[str, about("who gave it: user and process, as the kernel of the controller's machine reports them")]
+
+
+class ClockStarted(Entry, frozen=True, kw_only=True, tag="clock-started"):
+    """Trace time goes on after a pause: jobs that were saved for it run again. Not before version 4."""
+
+    stood_still_s: Annotated[float, about("time for which it stood still")]
 
 
 # --- what records the run ----------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class History:
         return True
 
     def _take_other(self, event: events.Known) -> None:
-        """Take an event that is about no job: of nodes, of the operator, and of the end of the run."""
+        """Apply an event that is about no job: of nodes, of the operator, and of the end of the run."""
         match event:
             case events.Node():
                 self._node(event)

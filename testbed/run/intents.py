@@ -1,4 +1,4 @@
-"""What a decision wants of a job, and the operation on it that is under way."""
+"""The intent of a decision for a job, and the operation on it that is under way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the last decision wants of a job: task i on node `nodes[i]`, all at one yield."""
+    """The intent of the last decision for a job: task i on node `nodes[i]`, all at one yield."""
 
     nodes: tuple[int, ...]
     yield_frac: float

@@ -15,6 +15,10 @@ PREEMPTION: Final = "preemption"
 PAUSE: Final = "pause"
 P = TypeVar("P", bound=events.Penalty)
 
+_PHASES: Final = (
+    "save_s", "paused_s", "wait_s", "transfer_s", "restore_s", "live_s", "downtime_s", "hold_skew_s", "release_skew_s",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class Interruption:
@@ -85,7 +89,7 @@ class Interruption:
 
     @property
     def so_far_s(self) -> float:
-        """Its penalty as far as it has come: until it was complete or cut off, or until now."""
+        """Its penalty so far: until it was complete or cut off, or until now."""
         return self._interrupted_s() if self.measured is None else self.measured.penalty_s
 
     @property
@@ -132,25 +136,13 @@ class Interruption:
     def account(self, kind: type[P], times: tuple[float, float], job: int, end_s: float) -> P:
         """Return the event of `times` that closes its account: it was complete, or was cut off, at `end_s`."""
         first_progress_s = 0.0 if self.back_s is None else max(0.0, end_s - self.back_s)
-        phases: dict[str, Any] = {
-            "save_s": self.save_s,
-            "paused_s": self.paused_s,
-            "wait_s": self.wait_s,
-            "transfer_s": self.transfer_s,
-            "restore_s": self.restore_s,
-            "live_s": self.live_s,
-            "downtime_s": self.downtime_s,
-            "first_progress_s": first_progress_s,
-            "penalty_s": self._interrupted_s() + first_progress_s,
-            "hold_skew_s": self.hold_skew_s,
-            "release_skew_s": self.release_skew_s,
-        }
+        phases: dict[str, Any] = {name: getattr(self, name) for name in _PHASES}
+        phases |= {"first_progress_s": first_progress_s, "penalty_s": self._interrupted_s() + first_progress_s}
         held_s = self.held_wait_s + self.held_paused_s
         if held_s > 0.0:
             phases["held_s"] = held_s
-        t_s, trace_s = times
         return kind(
-            t_s, trace_s, job=job, reason=self.reason, mechanism=self.mechanism, moved_tasks=self.moved_tasks,
+            *times, job=job, reason=self.reason, mechanism=self.mechanism, moved_tasks=self.moved_tasks,
             saved_bytes=self.saved_bytes, transferred_bytes=self.transferred_bytes, restored_bytes=self.restored_bytes,
             migrated_bytes=self.migrated_bytes, **{name: round(value, 6) for name, value in phases.items()},
         )  # fmt: skip

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from testbed.bus.guest_details import Done, Ended, Progress
-from testbed.places import stable_nodes
 from testbed.run import events
 from testbed.run.intents import Flight
 from testbed.run.intents import Wanted as Wanted  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
 from testbed.run.interruptions import Interruption as Interruption  # noqa: PLC0414  # one of the names of this module
 from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase
+from testbed.scheduling.places import stable_nodes
 
 _CREATING: Final = ("start", "restore")
 JobEvent: TypeAlias = (
@@ -168,23 +168,23 @@ class JobHistory:
     # --- events about jobs ----------------------------------------------------------------------------------
 
     def learn(self, job: events.TraceJob) -> None:
-        """Take what the trace says of it."""
+        """Apply the data of the trace."""
         self.tasks, self.submit_trace_s, self.run_time_s = job.tasks, job.submit_time_s, job.run_time_s
         self.cpu_need_frac, self.mem_req_frac = job.cpu_need_frac, job.mem_req_frac
         self.memory_mib, self.cpu_cores = job.memory_mib, job.cpu_cores
 
     def show(self, submit_trace_s: float, tasks: int, needs_frac: tuple[float, float], virtual_time_s: float) -> None:
-        """Take what a policy saw of it: submission, tasks, their needs of CPU and memory, and how far it was."""
+        """Apply the view of a policy: submission, tasks, their needs of CPU and memory, and progress."""
         self.decisions += 1
         self.submit_trace_s, self.tasks, self.virtual_time_s = submit_trace_s, tasks, virtual_time_s
         self.cpu_need_frac, self.mem_req_frac = needs_frac
 
     def miss(self, holders: set[tuple[int, str]]) -> None:
-        """Take that nodes do not have these copies of images any more."""
+        """Remove copies of images that nodes do not have any more."""
         self.image_holders -= holders
 
     def decide(self, wanted: Wanted | None) -> None:
-        """Take what a decision wants of it; tasks keep their nodes as far as they can."""
+        """Apply the intent of a decision; tasks keep their nodes as far as they can."""
         if wanted is not None and self.wanted is not None and wanted.nodes != self.wanted.nodes:
             wanted = Wanted(stable_nodes(self.wanted.nodes, wanted.nodes), wanted.yield_frac)
         self.wanted = wanted
@@ -201,7 +201,7 @@ class JobHistory:
             present.reason = MIGRATION
 
     def change(self, event: events.Job, *, cleared: bool) -> None:
-        """Take a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
+        """Apply a change of its state; `cleared` if the guests of a failed or withdrawn job count as gone at once."""
         match event.state:
             case "submitted":
                 self._submit(event)
@@ -441,7 +441,7 @@ class JobHistory:
     # --- guests ---------------------------------------------------------------------------------------------
 
     def _hear(self, event: events.Guest) -> bool:
-        """Take an event of a guest; return whether it fits the state of the job, else it changes nothing."""
+        """Apply an event of a guest; return whether it fits the state of the job, else it changes nothing."""
         task = event.task
         if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
             del self.unchecked[task]
@@ -488,7 +488,7 @@ class JobHistory:
         return IllegalEventError(word, event.t_s, self.job, self.described(), wanted, reason)
 
     def described(self) -> str:
-        """Return its state in a word, and the operation on it."""
+        """Return its phase and the operation on it, for messages."""
         under_way = [] if self.flight is None else [f"{self.flight.verb} {self.flight.action} under way"]
         more = ", ".join((["withdrawn"] if self.withdrawn else []) + under_way)
         return f"{self.phase.value} ({more})" if more else self.phase.value

@@ -1,4 +1,4 @@
-"""The one place where the state of a run changes: an event is appended to its journal, applied to its history, told."""
+"""The one place where the state of a run changes: events are journalled, applied to the history, sent to listeners."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Listener: TypeAlias = Callable[[events.Event], None]
 class Ledger:
     """The history of a run that goes on, and its journal, to which `append` writes an event.
 
-    Listeners are told each event that counts (see `History.apply`), in the order of the journal and in that in which
-    they came. An event that a listener records is appended and applied at once, so that the state is never behind the
-    journal; listeners are told it after the events before it, so that no listener is entered while it listens.
-    `written` is the number of the last entry.
+    Listeners get each event that counts (see `History.apply`), in the order of the journal and of registration. An
+    event that a listener records is appended and applied at once, so that the state is never behind the journal;
+    listeners get it after the events before it, so that no listener is entered while it listens. `written` is the
+    number of the last entry.
     """
 
     def __init__(self, append: Callable[[events.Event], int]) -> None:
@@ -30,11 +30,11 @@ class Ledger:
         self._telling = False
 
     def listen(self, hear: Listener) -> None:
-        """Tell events to `hear` from now on."""
+        """Send events to `hear` from now on."""
         self._listeners.append(hear)
 
     def record(self, event: events.Event) -> bool:
-        """Append an event and apply it, then tell it; return whether it counts.
+        """Append an event, apply it, and send it to listeners; return whether it counts.
 
         Raises `IllegalEventError` for one that contradicts those before it, which is in the journal then: it shows a
         mistake of the controller.

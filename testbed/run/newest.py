@@ -1,4 +1,4 @@
-"""Which run directory began last."""
+"""Finds the run directory that began last."""
 
 from __future__ import annotations
 

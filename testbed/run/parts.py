@@ -119,7 +119,7 @@ class Parts:
             except FileNotFoundError:
                 if not self.is_full(number):
                     raise
-                continue  # it was renamed since the first question
+                continue  # the file was renamed since the first check
             if not self.is_full(number):
                 return file
             file.close()  # maybe of a later part

@@ -11,7 +11,7 @@ from testbed.errors import TestbedError
 
 
 class Phase(StrEnum):
-    """Where a job is in its life, as far as the controller knows."""
+    """The phase of a job, as far as the controller knows."""
 
     COMING = "coming"
     WAITING = "waiting"
@@ -61,6 +61,3 @@ class IllegalEventError(TestbedError):
         self.reason = reason
         about = "" if job is None else f" of job {job}"
         super().__init__(f"{event}{about} at {t_s:g} s: {state} -> {wanted} is illegal: {reason}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.event, self.t_s, self.job, self.state, self.wanted, self.reason)

@@ -1,4 +1,4 @@
-"""Folds the journal of a run directory, and shows each event to listeners together with the state that it led to."""
+"""Folds the journal of a run directory, and sends each event to listeners together with the state after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the operator paused a run: while trace time stands still, and what the controller does meanwhile."""
+"""The pauses of a run by the operator, in which trace time stands still, and the controller's mode meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.run.phases import IllegalEventError
 
 
 class Hold(StrEnum):
-    """What the operator's orders let a run do; decisions are taken while it is `NONE`."""
+    """The restriction of a run by the operator's orders; decisions are taken while it is `NONE`."""
 
     NONE = ""
     PAUSED = "paused"
@@ -39,7 +39,7 @@ class Standstill:
     spans: list[tuple[float, float]] = field(default_factory=list)
 
     def order(self, event: events.Order) -> None:
-        """Take an order to pause, continue or stop; raises `IllegalEventError` for one that changes nothing."""
+        """Apply an order to pause, continue or stop; raises `IllegalEventError` for one that changes nothing."""
         before = _BEFORE.get(event.order, ())
         if self.hold not in before:
             reason = f"expected a run that is {' or '.join(hold or 'running' for hold in before)}"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from testbed.errors import UserError
 from testbed.scenario.schema import Scenario, SegmentTable
-from testbed.workload.jobs import Job
-from testbed.workload.load import scale_load
-from testbed.workload.segments import JobRange, Segment, Week, Window, cut
-from testbed.workload.synthetic import synthetic_trace
-from testbed.workload.trace import load_trace
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.scheduling.workload.trace import load_trace
 
 
 def load_jobs(scenario: Scenario, path: Path) -> list[Job]:

@@ -9,9 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
-from testbed.errors import InputError
-from testbed.limits import (
+from testbed.bus.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
     LEAST_TIME_SCALE,
@@ -25,6 +23,8 @@ from testbed.limits import (
     MOST_TRACE_S,
     MOST_UNITS_PER_CORE_S,
 )
+from testbed.bus.migration import BRIDGE_PATTERN, HOST_PATTERN, PARTITION_PATTERN, Transport
+from testbed.errors import InputError
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 from testbed.toml_files import first_mistake, read_toml
 
@@ -41,7 +41,7 @@ class _Table(BaseModel):
 
 
 class SegmentTable(_Table):
-    """Which part of the trace: jobs by index, a time window, or a week; all of it when nothing is said."""
+    """A part of the trace: jobs by index, a time window, or a week; by default all of it."""
 
     first_job: Annotated[int, Field(ge=0)] | None = None
     jobs: Annotated[int, Field(gt=0)] | None = None
@@ -74,7 +74,7 @@ class LublinTable(_Table):
 
 
 class WorkloadTable(_Table):
-    """Where the jobs come from: a trace file (relative to the scenario file), or a model."""
+    """The source of the jobs: a trace file (relative to the scenario file), or a model."""
 
     trace: Path | None = None
     reading: str | None = None
@@ -83,7 +83,7 @@ class WorkloadTable(_Table):
 
 
 class NodeMigrationTable(_Table):
-    """Where the hypervisors of other nodes reach that of this one: the host, and libvirt's port unless it is its own.
+    """The hypervisor's address for those of other nodes: the host, and libvirt's port unless it is its own.
 
     `partition` (control group) and `bridge` are those of guests there, where they differ from those of other nodes.
     """
@@ -114,8 +114,8 @@ class BrokerTable(_Table):
     """The message broker: `auto` is Mosquitto where it is installed, else embedded; or an address.
 
     That is `mqtts://head.example:8884` in a lab of several machines, or `$TESTBED_BROKER` for the URL in this variable
-    of the environment (`testbed services env`). `tls_dir` is the folder of this controller's certificate, and without
-    it what the environment variable TESTBED_TLS_DIR says.
+    of the environment (`testbed services env`). `tls_dir` is the folder of this controller's certificate, by default
+    that in the environment variable TESTBED_TLS_DIR.
     """
 
     address: str = "auto"
@@ -123,7 +123,7 @@ class BrokerTable(_Table):
 
     @property
     def kind(self) -> Literal["auto", "embedded", "mosquitto"] | None:
-        """What to start, or None when `address` is where a broker is already."""
+        """The broker to start, or None if `address` is that of an existing one."""
         for kind in ("auto", "embedded", "mosquitto"):
             if self.address == kind:
                 return kind
@@ -131,12 +131,12 @@ class BrokerTable(_Table):
 
 
 class ProgramsTable(_Table):
-    """What the jobs run: `eatcpu`, `patterns` (ranks of an MPI job with messages between them), or a plug-in's name.
+    """The programs of jobs: `eatcpu`, `patterns` (ranks of an MPI job with messages between them), or a plug-in's name.
 
-    `iteration_s` is the dedicated time between two looks at the control channel. `units_per_core_s` fixes how fast a
+    `iteration_s` is the dedicated time between two polls of the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
     `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
-    jobs with what their work comes to (`testbed.control.result_checks`).
+    jobs with the expected results of their work (`testbed.control.result_checks`).
     """
 
     serial: Name = "eatcpu"
@@ -210,12 +210,12 @@ class DeadlinesTable(_Table):
 
 
 class MigrationTable(_Table):
-    """How a running job gets to other nodes.
+    """The way in which a running job moves to other nodes.
 
     `save-restore` stops it, writes images, and starts it from them; `live` moves its guests while they work, where all
     nodes that take part can and memory permits, and saves and restores elsewhere. A live migration is given up after
-    `budget_s_per_gib` wall seconds for each GiB of a guest's memory, begun ones counted whole, or when it got no nearer
-    to its end for `no_progress_s`.
+    `budget_s_per_gib` wall seconds for each GiB of a guest's memory, begun ones counted whole, or when it made no
+    progress for `no_progress_s`.
 
     Hypervisors reach each other by `transport`: `tls` with the lab's certificates, or `tcp`, which anybody on the
     network reads, changes and uses; also `testbed lab up` makes nodes that take guests by that one alone.
@@ -235,7 +235,7 @@ class BoundTable(_Table):
 
 
 class RunTable(_Table):
-    """How a run directory is written: after `part_mib`, journal and points go on in new files, full ones compressed."""
+    """The form of a run directory: after `part_mib`, journal and points go on in new files, full ones compressed."""
 
     part_mib: Annotated[int, Field(ge=1, le=MOST_PART_MIB)] = 64
 
@@ -263,11 +263,11 @@ class InfluxTable(_Table):
 class Scenario(_Table):
     """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
 
-    `on_controller_loss` says what agents do with the guests of a controller that was not heard for the lease's time:
-    `remove` them, or `pause` or `keep` them until `testbed lab take` removes them. `on_guest_loss` says what becomes of
-    a job whose guests are lost with their node or its agent: it has failed, or starts again (`restart`), from its last
-    image if there is one. `recorders` names plug-ins that are told everything that the run records;
-    a table `[influx]` adds `influx` to them.
+    `on_controller_loss` says what agents do with the guests of a controller that was silent for the lease's time:
+    `remove` them, or `pause` or `keep` them until `testbed lab take` removes them. `on_guest_loss` is for a job whose
+    guests are lost with their node or its agent: the job fails, or starts again (`restart`), from its last image if
+    there is one. `recorders` names plug-ins that get everything that the run records; a table `[influx]` adds
+    `influx` to them.
     """
 
     name: Name
@@ -349,12 +349,12 @@ def _words(mistake: ErrorDetails) -> str | None:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read and check a scenario file, or raise an error that names file, key, value and what would be right."""
+    """Read and check a scenario file, or raise an error that names file, key, value and the expected value."""
     return check_scenario(read_toml(path, "a scenario"), path)
 
 
 def load_lab(path: Path) -> Scenario:
-    """Read a file of which only the lab is of interest: a scenario, or one without name, policy and workload."""
+    """Read a file of which only the lab is used: a scenario, or one without name, policy and workload."""
     data = read_toml(path, "a scenario")
     return check_scenario({"name": path.stem.lower(), "policy": "FCFS", "workload": {}, **data}, path)
 
@@ -384,7 +384,7 @@ def override(
     time_scale: float | None = None,
     seed: int | None = None,
 ) -> Scenario:
-    """Return the scenario with what the command line says instead."""
+    """Return the scenario with the values of the command line in place of its own."""
     changes: dict[str, object] = {}
     if policies:
         changes["policy"] = policies

@@ -1,4 +1,4 @@
-"""What authors of drivers hold theirs to: inherit from `DriverConformance`. It needs the extra `check`."""
+"""The conformance suite for authors of drivers: inherit from `DriverConformance`. It needs the extra `check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASSERTING = ("core", "saves", "migrates", "joins", "natives", "nodes", "suite",
 
 
 def __getattr__(name: str) -> object:
-    """Import the suite when it is first asked for: pytest is no requirement of the testbed itself."""
+    """Import the suite on first use: pytest is no requirement of the testbed itself."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,9 +1,9 @@
-"""Checks of accuracy: judged on a machine that had idle CPU time meanwhile, only reported on a busy one.
+"""Checks of accuracy: enforced on a machine that had idle CPU time meanwhile, only reported on a busy one.
 
-How near a CPU cap comes to what was asked says something about the testbed only while nothing else takes the CPU time.
-`Window` reads the machine's counters all the time that a measurement takes, as half a busy second is lost in the mean
-of a longer window. `Accuracy` compares: it fails the test if the machine was idle enough throughout, and keeps a line
-that says why nothing was judged if it was not.
+The error of a CPU cap is a property of the testbed only while no other load takes the CPU time. `Window` reads the
+machine's counters during the whole measurement, as half a busy second is lost in the mean of a longer window.
+`Accuracy` compares: it fails the test if the machine was idle enough throughout; else it keeps a line with the reason
+why the figure was not judged.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import psutil
 
 NOT_JUDGED = "accuracy_not_judged"  # a property of reports, which also come from workers
 LEAST_IDLE_FRAC = 0.4  # of all CPU time of the machine: with less, a guest may have waited for a CPU
-LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine stood still
-MOST_STEAL_FRAC = 0.02  # of all CPU time: what the machine's own hypervisor gave to others
+LEAST_COUNTED_FRAC = 0.9  # of the time that passed, by the CPUs' own counters: with less, the machine was stopped
+MOST_STEAL_FRAC = 0.02  # of all CPU time: time that the machine's own hypervisor gave to others
 LOOK_EVERY_S = 0.5  # the counters have steps of 10 ms
-MOST_LATE_S = 0.5  # of a look: with more, this process waited for a CPU
+MOST_LATE_S = 0.5  # delay of a sample: with more, this process waited for a CPU
 
 
 class NotJudgedWarning(UserWarning):
-    """A figure was outside of its bounds on a busy machine, so that it says nothing about the driver."""
+    """A figure was outside of its bounds on a busy machine, which gives no information about the driver."""
 
 
 class Judge(Protocol):
-    """Whatever knows whether a measurement was disturbed."""
+    """Decides whether a measurement was disturbed."""
 
     def busy(self) -> str:
-        """Return what disturbed it, an empty string if nothing did."""
+        """Return the cause of a disturbance, an empty string without one."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Look:
 
 
 def look() -> Look:
-    """Return what the counters say now."""
+    """Return the present values of the counters."""
     found, cpus = psutil.cpu_times(), psutil.cpu_count() or 1
     counted_s = sum(found) - found.guest - found.guest_nice  # guest time is part of user time
     return Look(time.monotonic(), counted_s / cpus, (found.idle + found.iowait) / cpus, found.steal / cpus)
 
 
 def disturbance(looks: Sequence[Look]) -> str:
-    """Return why the machine was too busy between the first look and the last, an empty string if it was not."""
+    """Return why the machine was too busy between the first and the last sample, an empty string if it was not."""
     first, last = looks[0], looks[-1]
     total_s = last.counted_s - first.counted_s
     counted_frac = total_s / max(last.at_s - first.at_s, 1e-9)
@@ -87,7 +87,7 @@ class Window:
     def busy(self) -> str:
         """Return why the machine was too busy since the window began, an empty string if it was not."""
         looks, now = list(self._looks), look()
-        # the last two are one stretch: a shorter one would say little
+        # the last two samples are one interval, as a shorter one would be too coarse
         if len(looks) > 1 and now.at_s - looks[-1].at_s < LOOK_EVERY_S / 2:
             looks.pop()
         return disturbance([*looks, now])

@@ -1,4 +1,4 @@
-"""What every driver must do, whatever its guests are and whichever optional protocols it implements."""
+"""Tests for every driver, independent of its guests and its optional protocols."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CoreConformance(DriverSuite):
         self.on_nodes(tmp_path, 1, scenario)
 
     def test_a_driver_that_is_not_open_is_closed_all_the_same(self, tmp_path: Path) -> None:
-        """An agent closes its driver also after the driver could not be opened."""
+        """An agent closes its driver also after a failed `open`."""
 
         async def scenario() -> None:
             (node,) = self.nodes(tmp_path, 1)
@@ -69,7 +69,7 @@ class CoreConformance(DriverSuite):
             assert done.detail["units"] == spec.program.work_units
             assert done.mono_ns > first.mono_ns
             assert bool(done.detail.get("checksum")) or "checksums" not in node.capabilities
-            assert node.happenings == []
+            assert node.driver_events == []
             assert node.state("a") is None
 
         self.on_nodes(tmp_path, 1, scenario)
@@ -105,13 +105,13 @@ class CoreConformance(DriverSuite):
 
     def test_an_order_that_comes_too_late_fails_after_the_end_was_told(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.spec("a", 1.0)  # speed: what is tested is an order after the end
+            spec = self.spec("a", 1.0)  # for speed: the test is about an order after the end
             await node.driver.start(spec, 1.0)
 
             async def go_on() -> None:
                 while True:
                     await node.driver.set_cap("a", 1.0)
-                    await asyncio.sleep(0.001)  # speed: between orders, of which the last fails
+                    await asyncio.sleep(0.001)  # for speed: between orders, of which the last fails
 
             with pytest.raises(DriverError):
                 await asyncio.wait_for(go_on(), HANG_S)
@@ -161,7 +161,7 @@ class CoreConformance(DriverSuite):
             calibrated = await node.driver.calibrate(0.3)
             await node.driver.start(self.spec("a"), 1.0)
             ratio = calibrated / await node.rate("a", 2.0)
-            # on any machine: the same unit, and not the rate of something else
+            # a bound for any machine: both rates have the same unit and are of the same work
             assert self.least_calibrated_frac < ratio < 4
             accuracy.check("calibrated rate over that of a guest", ratio, 0.75, 1.33, window)
 
@@ -198,7 +198,7 @@ class CoreConformance(DriverSuite):
                 inside = [number for number, at_s in enumerate(t_s[:-1]) if from_s <= at_s <= to_s]
                 accuracy.check(f"samples at a cap of {cap_cores}", len(inside), 5, for_s / every_s, window)
                 if len(inside) < 2:
-                    continue  # this process stood still, or the line above has failed
+                    continue  # this process was stopped, or the line above has failed
                 first, last = inside[0], inside[-1]
                 used_s = cpu_s[last] - cpu_s[first]
                 if "cap:duty" not in node.capabilities:  # that one is this process's, which may be late

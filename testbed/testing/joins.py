@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Joins`: guests are members of MPI jobs."""
+"""Tests for drivers that implement `Joins`: guests are members of MPI jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JoinsConformance(DriverSuite):
                 await node.until(spec.guest, "progress")
             images = await self.save_job(members)
             assert one.driver.sample() == two.driver.sample() == []
-            assert one.happenings == two.happenings == []
+            assert one.driver_events == two.driver_events == []
             moved = list(zip((one, two, two), specs, strict=True))
             await self.start_job(moved, images, self.throttled_cores)
             assert await self.finish(*moved) == straight

@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Migrates`: guests go to another node while they work."""
+"""Tests for drivers that implement `Migrates`: guests migrate to another node while they work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MigratesConformance(DriverSuite):
     """Tests of `node_agent.drivers.protocol.Migrates`."""
 
     def destination(self, node: Node) -> Destination:
-        """Return where guests go that migrate to a node."""
+        """Return the destination of guests that migrate to a node."""
         return Destination(uri=f"null://{node.budget.node}/system", host=node.budget.node, node=node.budget.node)
 
     def test_a_guest_migrates_live_to_the_same_end(self, tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ class MigratesConformance(DriverSuite):
             assert 0 <= report.downtime_s <= report.elapsed_s
             await there.until("a", "progress")
             assert await self.finish((there, spec)) == [straight]
-            assert here.happenings == []  # a migration is neither an end nor a failure
-            assert there.happenings == []
+            assert here.driver_events == []  # a migration is neither an end nor a failure
+            assert there.driver_events == []
 
         self.on_nodes(tmp_path, 2, scenario, "live")
 

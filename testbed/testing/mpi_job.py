@@ -1,4 +1,4 @@
-"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in whatever drivers they are."""
+"""The controller's part of MPI jobs for tests of drivers: barriers of ranks, in one or several drivers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from node_agent.drivers.protocol import Happening, Joins
+from node_agent.drivers.protocol import DriverEvent, Joins
 from testbed.bus.messages import GuestSpec
 from testbed.bus.mpi_barriers import Barriers, Entered
 
@@ -21,7 +21,7 @@ class _Entered(msgspec.Struct):
 
 
 class MpiJob:
-    """One life of a job: `hear` what its guests do, `join` them."""
+    """One life of a job: `hear` takes the events of its guests, `join` starts their ranks."""
 
     def __init__(self, members: Sequence[tuple[Joins, GuestSpec]]) -> None:
         self.session = os.urandom(8).hex()
@@ -29,16 +29,16 @@ class MpiJob:
         self._members = {spec.guest: (driver, spec) for driver, spec in members}
         self._passing: set[asyncio.Task[None]] = set()
 
-    def hear(self, happening: Happening) -> None:
+    def hear(self, driver_event: DriverEvent) -> None:
         """Take an event `mpi-barrier`."""
-        if happening.guest not in self._members or happening.detail["session"] != self.session:
+        if driver_event.guest not in self._members or driver_event.detail["session"] != self.session:
             return
-        detail = msgspec.convert(happening.detail, _Entered)
-        rank, number = self._members[happening.guest][1].program.rank, detail.number
+        detail = msgspec.convert(driver_event.detail, _Entered)
+        rank, number = self._members[driver_event.guest][1].program.rank, detail.number
         entered = self.barriers.enter(rank, number, detail.keys)
         if entered is Entered.WAITS:
             return
-        guests = [happening.guest] if entered is Entered.AGAIN else list(self._members)
+        guests = [driver_event.guest] if entered is Entered.AGAIN else list(self._members)
         task = asyncio.get_running_loop().create_task(self._pass(guests, number))
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)

@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Natives`: programs run on the node itself, outside guests."""
+"""Tests for drivers that implement `Natives`: programs run on the node itself, outside guests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NativesConformance(DriverSuite):
             assert 1 / 4 < ratio < 4, "a cap takes CPU time, and changes nothing in how fast the work is meanwhile"
             accuracy.check("units in a second of CPU time, with and without a cap", ratio, 0.67, 1.5, window)
             assert node.driver.sample() == []  # they are no guests
-            assert node.happenings == []
+            assert node.driver_events == []
             with pytest.raises(DriverError, match="work units were done"):
                 await node.running_native.native(self.spec("x", 0.05).program, HANG_S, 0.0)
 
@@ -46,6 +46,6 @@ class NativesConformance(DriverSuite):
             assert report.units > 0
             assert report.elapsed_s >= 1.0
             assert node.driver.sample() == []  # they are no guests
-            assert node.happenings == []
+            assert node.driver_events == []
 
         self.on_nodes(tmp_path, 1, scenario, "native", "mpi")

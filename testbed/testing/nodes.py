@@ -10,16 +10,12 @@ import msgspec
 from node_agent.abilities import Abilities, meter_of
 from node_agent.drivers.protocol import (
     Driver,
+    DriverEvent,
     DriverFacts,
-    Happening,
-    Joins,
     Meter,
     Meters,
-    Migrates,
-    Natives,
     NodeBudget,
     Reading,
-    Saves,
 )
 from node_agent.watch import watch
 from testbed.bus.messages import MPI_BARRIER, Watch
@@ -31,44 +27,24 @@ _POLL_S = 0.02
 
 
 @dataclass
-class Node:
-    """A driver that was opened, and all that its guests did."""
+class Node(Abilities):
+    """An open driver, and all events of its guests."""
 
     driver: Driver
     budget: NodeBudget
     facts: DriverFacts = field(init=False)
     capabilities: tuple[str, ...] = ()
-    happenings: list[Happening] = field(default_factory=list)
+    driver_events: list[DriverEvent] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     mpi_jobs: list[MpiJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._able = Abilities(self.driver)
+        super().__init__(self.driver)
 
     async def open(self) -> None:
         """Open the driver, as an agent does."""
         self.facts = await self.driver.open(self.budget, self.hear)
-        self.capabilities = self._able.open(self.facts)
-
-    @property
-    def saving(self) -> Saves:
-        """The driver as one that saves guests."""
-        return self._able.saving
-
-    @property
-    def migrating(self) -> Migrates:
-        """The driver as one whose guests migrate live."""
-        return self._able.migrating
-
-    @property
-    def joining(self) -> Joins:
-        """The driver as one whose guests are members of MPI jobs."""
-        return self._able.joining
-
-    @property
-    def running_native(self) -> Natives:
-        """The driver as one that runs programs outside guests."""
-        return self._able.running_native
+        self.capabilities = self.found(self.facts)
 
     @property
     def whole(self) -> bool:
@@ -76,7 +52,7 @@ class Node:
         return "whole" in self.capabilities
 
     def meter(self, guest: str) -> Meter:
-        """Return a function that reads what a guest used, as an agent does."""
+        """Return a function that reads a guest's usage, as an agent does."""
         return meter_of(self.driver, guest)
 
     async def watch(self, action: Watch) -> Watched:
@@ -85,33 +61,33 @@ class Node:
         meters = {guest: self.meter(guest) for guest in action.guests}
         return msgspec.convert(await watch(action, meters, self.driver.set_cap, in_loop=in_loop), Watched)
 
-    def hear(self, happening: Happening) -> None:
-        """Take what happened to a guest."""
-        if happening.event == MPI_BARRIER:
+    def hear(self, driver_event: DriverEvent) -> None:
+        """Take an event of a guest."""
+        if driver_event.event == MPI_BARRIER:
             for job in self.mpi_jobs:
-                job.hear(happening)
+                job.hear(driver_event)
             return
-        self.happenings.append(happening)
+        self.driver_events.append(driver_event)
         self.news.set()
 
     def events(self, guest: str) -> list[str]:
-        """Return what happened to a guest since `until` returned for it."""
-        return [happening.event for happening in self.happenings if happening.guest == guest]
+        """Return the events of a guest since `until` returned for it."""
+        return [each.event for each in self.driver_events if each.guest == guest]
 
-    async def until(self, guest: str, event: str) -> Happening:
-        """Wait for an event of a guest; forget it and what the guest did before it."""
+    async def until(self, guest: str, event: str) -> DriverEvent:
+        """Wait for an event of a guest; forget it and the guest's earlier events."""
         async with asyncio.timeout(HANG_S):
             while event not in self.events(guest):
-                assert not {"done", "failed"} & set(self.events(guest)), (event, self.happenings)
+                assert not {"done", "failed"} & set(self.events(guest)), (event, self.driver_events)
                 self.news.clear()
                 await self.news.wait()
-        own = [happening for happening in self.happenings if happening.guest == guest]
-        past = own[: [happening.event for happening in own].index(event) + 1]
-        self.happenings = [happening for happening in self.happenings if happening not in past]
+        own = [each for each in self.driver_events if each.guest == guest]
+        past = own[: [each.event for each in own].index(event) + 1]
+        self.driver_events = [each for each in self.driver_events if each not in past]
         return past[-1]
 
     def state(self, guest: str) -> str | None:
-        """Return the state of a guest, None if it is not there."""
+        """Return the state of a guest, None if it does not exist."""
         return next((sample.state for sample in self.driver.sample() if sample.guest == guest), None)
 
     async def caps(self, guest: str) -> tuple[object, object]:
@@ -126,7 +102,7 @@ class Node:
         return next(sample.cpu_s for sample in self.driver.sample() if sample.guest == guest)
 
     async def work(self, guest: str, cpu_s: float) -> float:
-        """Wait until a guest has used at least so much more CPU time; return how much."""
+        """Wait until a guest has used at least `cpu_s` more CPU time; return the amount."""
         async with asyncio.timeout(HANG_S):
             begin_s = await self.cpu_s(guest)
             while (used_s := await self.cpu_s(guest) - begin_s) < cpu_s:  # noqa: ASYNC110  # a counter sets no event
@@ -134,11 +110,11 @@ class Node:
         return used_s
 
     async def rate(self, guest: str, cpu_s: float) -> float:
-        """Return the work units that a guest does in a second of its CPU time, measured for at least `cpu_s`."""
+        """Return a guest's work units per second of its CPU time, measured for at least `cpu_s`."""
         meter = self.meter(guest)
 
         async def told() -> Reading:
-            """Return a reading from when the guest has just sent its work units."""
+            """Return a reading taken just after the guest has sent its work units."""
             units = meter().units
             await until(lambda: meter().units != units, f"progress of guest {guest}")
             return meter()

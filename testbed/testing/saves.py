@@ -1,4 +1,4 @@
-"""What a driver must do that implements `Saves`: hold, release, save and restore."""
+"""Tests for drivers that implement `Saves`: hold, release, save and restore."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SavesConformance(DriverSuite):
             progress = await there.until("a", "progress")
             assert int(str(progress.detail["units"])) >= (at or 0) * spec.program.units_per_iteration
             assert await self.finish((there, spec)) == [straight]
-            assert here.happenings == []  # a save is neither an end nor a failure
+            assert here.driver_events == []  # a save is neither an end nor a failure
 
         self.on_nodes(tmp_path, 2, scenario, "save")
 
@@ -116,7 +116,7 @@ class SavesConformance(DriverSuite):
 
         self.on_nodes(tmp_path, 1, scenario, "save")
 
-    # --- what calibrations need
+    # --- requirements of calibrations
 
     def test_what_is_not_touched_takes_no_memory_and_no_image(self, tmp_path: Path) -> None:
         async def scenario(here: Node, there: Node) -> None:
@@ -138,7 +138,7 @@ class SavesConformance(DriverSuite):
                 await there.until(name, "progress")
                 await there.driver.refresh()
                 (again,) = there.driver.sample()
-                assert again.rss_mib < rss_mib + self.ballast_mib / 4  # what was not touched still is not
+                assert again.rss_mib < rss_mib + self.ballast_mib / 4  # untouched memory is still untouched
                 await there.driver.stop(name)
             less = [whole - part for whole, part in zip(found["a"], found["b"], strict=True)]
             if not self.lazy:

@@ -1,4 +1,4 @@
-"""What the tests of a driver stand on: settings, nodes, endless and throttled guests, and jobs of them."""
+"""The basis of a driver's tests: settings, nodes, endless and throttled guests, and jobs of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Members = Sequence[tuple[Node, GuestSpec]]
 
 
 class DriverSuite:
-    """Settings to override, and what tests of a driver do again and again.
+    """Settings to override, and common steps of a driver's tests.
 
     A test that acts on a guest gives it endless work, or `throttled_s` seconds of work that it starts throttled: such
     a guest is at work for longer than any test takes, until `finish` raises its cap.
@@ -64,7 +64,7 @@ class DriverSuite:
 
     @pytest.fixture
     def accuracy(self, request: pytest.FixtureRequest) -> Iterator[Accuracy]:
-        """Return what judges accuracy on an idle machine; on a busy one each figure out of bounds is a warning."""
+        """Yield the accuracy checks: they fail on an idle machine; on a busy one they only warn."""
         found = Accuracy(request.node.nodeid)
         yield found
         for line in found.not_judged:
@@ -92,7 +92,7 @@ class DriverSuite:
     def on_nodes(
         self, tmp_path: Path, count: int, scenario: Callable[..., Coroutine[None, None, None]], *needs: str
     ) -> None:
-        """Run a scenario on fresh nodes, and see that closing them leaves no guest.
+        """Run a scenario on fresh nodes, and check that closing them leaves no guest.
 
         It is skipped for a driver without the abilities that it needs.
         """
@@ -114,7 +114,7 @@ class DriverSuite:
         self.run(main())
 
     def spec(self, guest: str, seconds: float | None = None, **program: object) -> GuestSpec:
-        """Return a guest with about so many seconds of work at full speed; without `seconds` its work has no end."""
+        """Return a guest with about `seconds` of work at full speed; without `seconds` its work has no end."""
         work_units = ENDLESS_UNITS if seconds is None else max(1, round(seconds * self.units_a_second))
         merged = {"work_units": work_units, "units_per_iteration": self.units_per_iteration, "seed": 7, **program}
         return GuestSpec(
@@ -137,21 +137,21 @@ class DriverSuite:
             await node.saving.restore(spec, cap_cores, image)
 
     async def throttle(self, node: Node, spec: GuestSpec, image: Path | None = None) -> None:
-        """Start a guest under a cap that keeps its work from its end until `finish`."""
+        """Start a guest under a cap so low that its work cannot end before `finish`."""
         await self.start(node, spec, self.throttled_cores, image)
 
     async def finish(self, *members: tuple[Node, GuestSpec]) -> list[object]:
-        """Raise the caps of throttled guests, and return the checksums that they end with."""
+        """Raise the caps of throttled guests, and return their final checksums."""
         for node, spec in members:
             await node.driver.set_cap(spec.guest, spec.cpu_cores)
         return await self.checksums(*members)
 
     async def checksums(self, *members: tuple[Node, GuestSpec]) -> list[object]:
-        """Return the checksums that guests end with; None of a driver that tells none."""
+        """Return the guests' final checksums; None for a driver that reports none."""
         return [(await node.until(spec.guest, "done")).detail.get("checksum") for node, spec in members]
 
     async def straight(self, node: Node, spec: GuestSpec) -> object:
-        """Return the checksum that a guest ends with if nothing is done to it."""
+        """Return a guest's final checksum without any operation on it."""
         await node.driver.start(spec, 1.0)
         return (await self.checksums((node, spec)))[0]
 

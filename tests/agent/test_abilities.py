@@ -12,7 +12,7 @@ import pytest
 from node_agent.abilities import PROTOCOLS, Abilities, meter_of
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import Driver, DriverError, DriverFacts, Happening, NodeBudget, UnableError
+from node_agent.drivers.protocol import Driver, DriverError, DriverEvent, DriverFacts, NodeBudget, UnableError
 from testbed.bus import topics
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
@@ -38,10 +38,10 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
+from testbed.bus.suspicious_acts import FILE, acts_in
 from testbed.bus.telemetry import GuestSample
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode
 from testbed.lab.virtual_time import run_in_virtual_time
-from testbed.suspicious_acts import FILE, acts_in
 
 PROGRAM = ProgramSpec(name="eatcpu", work_units=10**9, units_per_iteration=100, seed=1)
 SPEC = GuestSpec(guest="a", run="t", job=1, task=0, program=PROGRAM, cpu_cores=1.0, memory_mib=10)
@@ -62,7 +62,7 @@ class CoreDriver(Driver):
     def __init__(self) -> None:
         self.inner = NullDriver()
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         await self.inner.open(budget, tell)
         return DriverFacts(("cap:arithmetic",))
 
@@ -139,12 +139,12 @@ REFUSED = {
 
 def test_capabilities_are_those_of_the_protocols_and_what_was_found() -> None:
     assert set(REFUSED) == set(PROTOCOLS)
-    assert Abilities(CoreDriver()).open(DriverFacts(("cap:x", "dom0"))) == ("start", "cap", "cap:x", "dom0")
+    assert Abilities(CoreDriver()).found(DriverFacts(("cap:x", "dom0"))) == ("start", "cap", "cap:x", "dom0")
     null = Abilities(NullDriver())
-    assert null.open(DriverFacts()) == ("start", "cap", "save", "live", "mpi", "native", "save:null")
+    assert null.found(DriverFacts()) == ("start", "cap", "save", "live", "mpi", "native", "save:null")
     lacks = {"live": "it is far away", "save": "there is no disk"}
-    assert null.open(DriverFacts(lacks=lacks)) == ("start", "cap", "mpi", "native")
-    whole = Abilities(NullDriver("whole")).open(DriverFacts(lacks={"live": "x"}))
+    assert null.found(DriverFacts(lacks=lacks)) == ("start", "cap", "mpi", "native")
+    whole = Abilities(NullDriver("whole")).found(DriverFacts(lacks={"live": "x"}))
     assert whole == ("start", "cap", "save", "mpi", "native", "save:null", "whole")
 
 
@@ -178,7 +178,7 @@ def test_what_a_driver_does_not_implement_is_refused_with_a_code_and_the_rest_is
 
 def test_what_a_driver_lacks_on_a_machine_is_refused_with_the_reason(tmp_path: Path) -> None:
     class Lacking(NullDriver):
-        async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+        async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
             await super().open(budget, tell)
             return DriverFacts(lacks=dict.fromkeys(PROTOCOLS, "the machine is too old"))
 

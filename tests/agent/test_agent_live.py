@@ -58,7 +58,7 @@ class Pair:
     async def open(self, folder: Path) -> None:
         for index, driver in enumerate(self.drivers):
             budget = NodeBudget(f"n{index}", 1.0, MEMORY_MIB, folder, folder, "127.0.0.1", "dfrs-")
-            self.facts.append(await driver.open(budget, lambda _happening: None))
+            self.facts.append(await driver.open(budget, lambda _driver_event: None))
 
     def migrate(self, guest: str) -> Migrate:
         to = Destination(uri="null://n1/system", host="n1", node="n1")

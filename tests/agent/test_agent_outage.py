@@ -24,9 +24,9 @@ from support.live import HANG_S, until
 from node_agent.agent import Agent, AgentConfig
 from node_agent.backlog import Backlog
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import Happening
-from node_agent.post import Listener, Post
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.telemetry import NodeSampler
+from node_agent.telemetry_sender import Listener, TelemetrySender
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.guest_details import GuestReport
@@ -43,8 +43,8 @@ TOPIC = topics.node_topic("t", "n0", "telemetry")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what a test does to the bus keeps a sample from it, not this machine."""
-    monkeypatch.setattr("node_agent.post.ACK_S", HANG_S)
-    monkeypatch.setattr("node_agent.post._LISTENS_WITHIN_S", HANG_S)
+    monkeypatch.setattr("node_agent.telemetry_sender.ACK_S", HANG_S)
+    monkeypatch.setattr("node_agent.telemetry_sender._LISTENS_WITHIN_S", HANG_S)
 
 
 def samples(count: int) -> list[Telemetry]:
@@ -63,14 +63,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def posting(hub: MemoryHub, folder: Path) -> AsyncIterator[tuple[Post, Listener, Backlog, Heard]]:
+async def posting(hub: MemoryHub, folder: Path) -> AsyncIterator[tuple[TelemetrySender, Listener, Backlog, Heard]]:
     backlog = Backlog(folder)
     backlog.open()
     heard = Heard()
     async with hub.client("controller") as controller, hub.client("agent") as bus:
         await controller.subscribe(TOPIC, heard)
         listener = Listener(bus)
-        post = Post(bus, TOPIC, backlog, listener)
+        post = TelemetrySender(bus, TOPIC, backlog, listener)
         running = asyncio.create_task(post.run())
         try:
             yield post, listener, backlog, heard
@@ -266,7 +266,7 @@ def test_a_broker_that_is_killed_costs_no_sample_but_those_that_it_held(
             await mosquitto.kill(forget=forget)
             await until(lambda: len(taken) > killed + 50, "samples without a broker")
             for number in range(3):
-                driver._tell(Happening("g", "progress", time.monotonic_ns(), {"units": number}))
+                driver._tell(DriverEvent("g", "progress", time.monotonic_ns(), {"units": number}))
             await until(lambda: len(taken) > killed + 150, "more samples without a broker")
             back_ns = time.monotonic_ns()
             await mosquitto.start()

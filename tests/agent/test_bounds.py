@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.agent_command import node_agent
 from support.deadlines import PATIENT_DEADLINES
-from test_agent_options import node_agent
 
 from node_agent import bounds
 from node_agent.agent import Agent, AgentConfig
 from node_agent.bounds import Bounds, bound_leaf
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.guest_details import GuestReport
@@ -58,9 +58,9 @@ class Watched:
         self.bounds = Bounds(500, self._hear, lambda: self.mib)
         self.bounds.relieve = self._relieve
 
-    def _hear(self, happening: Happening) -> None:
-        assert (happening.guest, happening.event) == (ITSELF, "limit")
-        self.said.append(happening.detail)
+    def _hear(self, driver_event: DriverEvent) -> None:
+        assert (driver_event.guest, driver_event.event) == (ITSELF, "limit")
+        self.said.append(driver_event.detail)
 
     def _relieve(self) -> None:
         self.relieved += 1
@@ -89,7 +89,7 @@ def test_beyond_its_bound_an_agent_lets_go_of_what_it_can_and_takes_no_new_work(
 
 
 def test_without_a_bound_nothing_is_refused() -> None:
-    free = Bounds(0, lambda _happening: pytest.fail("said"), lambda: 1e9)
+    free = Bounds(0, lambda _driver_event: pytest.fail("said"), lambda: 1e9)
     free.look(0.0)
     assert free.refusal(Start(spec=SPEC, cap_cores=1.0)) is None
 

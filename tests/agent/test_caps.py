@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import until
 
-from node_agent.drivers.caps.cgroup import PERIOD_US
-from node_agent.drivers.caps.cgroup2 import CgroupV2Caps
+from node_agent.drivers.caps.cgroup import PERIOD_US, CgroupV2Caps
 from node_agent.drivers.caps.duty import DutyCaps, process_clock
 from node_agent.drivers.caps.mounts import own_group
 from node_agent.drivers.caps.probe import MECHANISMS, open_caps

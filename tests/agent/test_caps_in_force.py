@@ -18,11 +18,11 @@ from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.procs.guest import State as ProcessState
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt.guest import State as VirtualState
 from node_agent.drivers.virt.guest import VirtualGuest
 from node_agent.drivers.virt.native import NativePrograms
-from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.platform import DomainSample, Timeouts
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
@@ -78,7 +78,7 @@ class Kernel:
         return WORKERS if self.found is None else self.found
 
 
-def process_guest(tmp_path: Path, kernel: Kernel, told: list[Happening], cap_cores: float = 0.5) -> ProcessGuest:
+def process_guest(tmp_path: Path, kernel: Kernel, told: list[DriverEvent], cap_cores: float = 0.5) -> ProcessGuest:
     guest = ProcessGuest(
         SPEC, cap_cores, None, tmp_path / "1.sock", tmp_path / "g.log", kernel, ProcessRecords(tmp_path / "records"),
         told.append, lambda _guest: None,
@@ -180,7 +180,7 @@ def test_the_quota_of_a_container_is_read_from_its_group_each_time(
 
         caps = ContainerCaps(SimpleNamespace(set_cap=set_cap), Kernel())
         monkeypatch.setattr(container_caps, "_group_of", lambda _pid: tmp_path)
-        caps.house("g", "c")
+        caps.enclose("g", "c")
         await caps.add("g", 1, WORKERS)
         assert await caps.set("g", 0.5) == caps.read("g") == 0.5
         (tmp_path / "cpu.max").write_text("150000 100000", encoding="ascii")
@@ -211,8 +211,8 @@ class Vcpus:
     def look(self) -> None:
         self.looks()
 
-    def seen(self) -> Seen:
-        return Seen(self.found, 1.0, 10.0)
+    def seen(self) -> DomainSample:
+        return DomainSample(self.found, 1.0, 10.0)
 
 
 class Hypervisor:
@@ -226,8 +226,8 @@ class Hypervisor:
         return function(None)
 
 
-def virtual_guest(vcpus: Vcpus, told: list[Happening]) -> VirtualGuest:
-    platform = SimpleNamespace(patience=Patience(), console_path=lambda _name: Path("/nowhere/console"))
+def virtual_guest(vcpus: Vcpus, told: list[DriverEvent]) -> VirtualGuest:
+    platform = SimpleNamespace(timeouts=Timeouts(), console_path=lambda _name: Path("/nowhere/console"))
     guest = VirtualGuest(SPEC, 0.5, Hypervisor(), platform, told.append, lambda _guest: None)
     guest._cap.vcpus = vcpus  # as `appear` finds them
     guest.state = VirtualState.RUNNING

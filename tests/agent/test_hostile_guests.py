@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from node_agent.agent import GuestSampler
 from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.procs.guest import ProcessGuest
-from node_agent.drivers.protocol import DriverError, Happening, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, SuspectError
 from node_agent.guests.channel import Decoder
 from node_agent.guests.wire import Frame, Reader, encode
 from testbed.bus.messages import GuestSpec, ProgramSpec, convert, decode
@@ -26,7 +26,7 @@ from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt.guest import State, VirtualGuest
-from node_agent.drivers.virt.platform import Patience
+from node_agent.drivers.virt.platform import Timeouts
 
 SPEC = GuestSpec(
     guest="dfrs-t-j0-t0", run="t", job=0, task=0, cpu_cores=1.0, memory_mib=128,
@@ -62,7 +62,7 @@ lines = st.builds(
 class Nothing:
     """A domain that is not there, its platform, its machine."""
 
-    patience = Patience()
+    timeouts = Timeouts()
 
     def file(self, path: Path) -> Path:
         return path
@@ -82,13 +82,13 @@ class Nothing:
         return None
 
 
-def virtual(told: list[Happening]) -> VirtualGuest:
+def virtual(told: list[DriverEvent]) -> VirtualGuest:
     guest = VirtualGuest(SPEC, 1.0, Nothing(), Nothing(), told.append, lambda _guest: None)
     guest.state = State.RUNNING
     return guest
 
 
-def process(told: list[Happening], folder: Path) -> ProcessGuest:
+def process(told: list[DriverEvent], folder: Path) -> ProcessGuest:
     guest = ProcessGuest(
         SPEC, 1.0, None, folder / "s", folder / "log", Nothing(), SimpleNamespace(), told.append, lambda _guest: None
     )
@@ -113,7 +113,7 @@ def passes(sample: GuestSample) -> None:
 @example([Frame("beat", {"units": ("1",), "steps": ("1",), **dict.fromkeys(STEPS[4:], ("1e16",))})])
 def test_whatever_a_virtual_machine_says_its_node_is_believed(said: list[Frame]) -> None:
     async def main() -> None:
-        told: list[Happening] = []
+        told: list[DriverEvent] = []
         guest = virtual(told)
         for frame in said:
             guest._hear(frame)
@@ -142,7 +142,7 @@ def test_whatever_a_program_says_its_node_is_believed(said: list[bytes]) -> None
 @pytest.mark.parametrize(("name", "value"), [("units", "9999999999999999999"), ("longest_s", "1e16")])
 def test_a_virtual_machine_that_says_an_absurd_number_has_failed(name: str, value: str) -> None:
     async def main() -> None:
-        told: list[Happening] = []
+        told: list[DriverEvent] = []
         guest = virtual(told)
         fields = {"units": ("1",), "steps": ("1",), **dict.fromkeys(STEPS[4:], ("0",)), name: (value,)}
         guest._hear(Frame("beat", fields))
@@ -184,7 +184,7 @@ def feed(guest: VirtualGuest, *said: bytes) -> None:
 
 def test_progress_is_told_once_for_each_time_that_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        told: list[Happening] = []
+        told: list[DriverEvent] = []
         guest = virtual(told)
 
         async def attached(_path: Path, _deadline_s: float) -> None:
@@ -199,7 +199,7 @@ def test_progress_is_told_once_for_each_time_that_it_is_waited_for(monkeypatch: 
         for life in (1, 2):  # of a host
             await guest.attach(1.0)
             feed(guest, *[encode("progress", [("units", number)]) for number in range(1000)])
-            assert [happening.event for happening in told] == ["progress"] * life
+            assert [driver_event.event for driver_event in told] == ["progress"] * life
         assert guest.sample().units_done == 999
 
     asyncio.run(main())

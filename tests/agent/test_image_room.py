@@ -16,8 +16,8 @@ from support.disks import fill, small_disk
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
+from node_agent.image_space import ImageSpace
 from node_agent.images import ImageStore
-from node_agent.room import ImageRoom
 from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
@@ -204,7 +204,7 @@ def test_the_budget_counts_all_images_of_a_rehearsed_node_by_what_they_stand_for
 
 
 def test_a_rehearsed_node_without_a_budget_has_no_limit(tmp_path: Path) -> None:
-    room = ImageRoom(ImageStore(tmp_path))
+    room = ImageSpace(ImageStore(tmp_path))
     assert room.free_mib() is not None
     room.stands_for_more = True
     assert room.free_mib() is None
@@ -213,7 +213,7 @@ def test_a_rehearsed_node_without_a_budget_has_no_limit(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_read_has_no_room(tmp_path: Path) -> None:
     store = ImageStore(tmp_path / "images")
-    room = ImageRoom(store, 100)
+    room = ImageSpace(store, 100)
     store.folder.rmdir()
     assert room.free_mib() == 0
     with pytest.raises(NoRoomError):
@@ -230,7 +230,7 @@ STEPS = st.lists(
 def test_never_more_is_promised_than_the_budget_leaves(budget_mib: int, steps: list[tuple[str, int, int]]) -> None:
     with TemporaryDirectory() as folder:
         store = ImageStore(Path(folder))
-        room = ImageRoom(store, budget_mib)
+        room = ImageSpace(store, budget_mib)
         room.stands_for_more = True
         promised: dict[int, int] = {}
         written: dict[int, int] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_nodes import CONTENT, REF, Nodes, ref, two_nodes
+from support.agent.image_nodes import CONTENT, REF, Nodes, ref, two_nodes
 from support.live import HANG_S, until
 
 from node_agent import image_server as server_module
@@ -24,10 +24,10 @@ from node_agent.image_tickets import MOST_OFFERS, Tickets
 from node_agent.image_wire import LONGEST_LINE
 from testbed.bus.lease import token_digest
 from testbed.bus.messages import OfferImage
+from testbed.bus.suspicious_acts import SOMEBODY, ActKind
 from testbed.bus.tls import client_context
 from testbed.errors import UserError
-from testbed.secure.authority import Authority
-from testbed.suspicious_acts import SOMEBODY, ActKind
+from testbed.lab.secure.authority import Authority
 
 
 def on(tmp_path: Path, play, **tls: Path) -> None:

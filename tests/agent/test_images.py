@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from image_nodes import CONTENT, REF, Nodes, ref, two_nodes
+from support.agent.image_nodes import CONTENT, REF, Nodes, ref, two_nodes
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError, ImageLostError
 from node_agent.image_wire import LONGEST_LINE
 from node_agent.images import ImageCopier, ImageFetcher, ImageStore
 from testbed.bus.messages import BadRecordError, Command, FetchImage, ImageRef, decode, encode
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 
 
 def test_an_image_arrives_whole_and_a_second_fetch_moves_nothing(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from support.deadlines import PATIENT_DEADLINES
 from support.killed_guests import Killed, check_killed
 from support.libvirt_box import libvirt_box, needs_hypervisor
 
-from testbed.calibration.session import Order, calibrate
 from testbed.lab.bring_up import live_lab
 from testbed.scenario.schema import load_scenario
+from testbed.study.calibration.session import Order, calibrate
 
 pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 

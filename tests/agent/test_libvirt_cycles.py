@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from libvirt_nodes import THROTTLED_CORES, Node, on_both, parallel, serial, start_job, twin
+from support.agent.libvirt_nodes import THROTTLED_CORES, Node, on_both, parallel, serial, start_job, twin
 from support.libvirt_box import libvirt_box, needs_hypervisor
 from support.live import HANG_S
 
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.bus.messages import GuestSpec
 
 pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
@@ -70,34 +70,34 @@ class Life:
             await start_job(self.members, THROTTLED_CORES)
         await self.told()
 
-    def take(self, happening: Happening) -> None:
+    def take(self, driver_event: DriverEvent) -> None:
         """Note what a guest told; its work must not go back."""
-        units, guest = happening.detail.get("units"), happening.guest
+        units, guest = driver_event.detail.get("units"), driver_event.guest
         if isinstance(units, int):
             if units < self._units[guest]:
                 self._count.lost_work.append(f"{guest}: {units} units after {self._units[guest]}")
             self._units[guest] = max(self._units[guest], units)
-        if happening.event == "healed":
-            self._count.healed.append({"guest": guest, **happening.detail})
-        elif happening.event == "failed":
-            self._count.failed.append(f"{guest}: {happening.detail}")
+        if driver_event.event == "healed":
+            self._count.healed.append({"guest": guest, **driver_event.detail})
+        elif driver_event.event == "failed":
+            self._count.failed.append(f"{guest}: {driver_event.detail}")
 
     def drain(self) -> None:
         """Note what was told by now, but for the end."""
         for place, spec in self.members:
-            for happening in [one for one in place.happenings if one.guest == spec.guest]:
-                if happening.event in ("progress", "healed", "drift"):
-                    place.happenings.remove(happening)
-                    self.take(happening)
+            for driver_event in [one for one in place.driver_events if one.guest == spec.guest]:
+                if driver_event.event in ("progress", "healed", "drift"):
+                    place.driver_events.remove(driver_event)
+                    self.take(driver_event)
 
     async def told(self) -> None:
         """Wait until each member has told of progress, or of its end, which is left for who looks for it."""
         for place, spec in self.members:
-            happening = await place.until(spec.guest, "progress", "done", "failed")
-            if happening.event == "progress":
-                self.take(happening)
+            driver_event = await place.until(spec.guest, "progress", "done", "failed")
+            if driver_event.event == "progress":
+                self.take(driver_event)
             else:
-                place.hear(happening)
+                place.hear(driver_event)
 
     async def cycle(self, cap_cores: float, *, move: bool, at_once: bool, number: int) -> bool:
         """Save and restore all members; return whether they are at work still. Raises `DriverError`."""
@@ -130,7 +130,7 @@ class Life:
             image.unlink()
         self._count.cycles += 1
         return not any(
-            one.event in ("done", "failed") for place, spec in self.members for one in place.happenings
+            one.event in ("done", "failed") for place, spec in self.members for one in place.driver_events
             if one.guest == spec.guest
         )  # fmt: skip
 
@@ -155,10 +155,10 @@ class Life:
                 self._count.lost_work.append(f"{spec.guest}: checksum {checksum}, expected {expected}")
 
     async def _checksum(self, place: Node, spec: GuestSpec) -> object:
-        happening = await place.until(spec.guest, "done", "failed")
+        driver_event = await place.until(spec.guest, "done", "failed")
         self.drain()  # what came before
-        self.take(happening)
-        return happening.detail.get("checksum")
+        self.take(driver_event)
+        return driver_event.detail.get("checksum")
 
 
 async def together(doing: Iterator[object]) -> None:

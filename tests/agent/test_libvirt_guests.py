@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from libvirt_nodes import (
+from support.agent.libvirt_nodes import (
     THROTTLED_CORES,
     THROTTLED_UNITS,
     Node,
@@ -239,7 +239,7 @@ def test_a_guest_migrates_while_it_works(lab: object, tmp_path: Path):
         assert two.sample(spec.guest).cap_cores == pytest.approx(0.14)
         await two.until(spec.guest, "progress")
         assert await finish([(two, spec)]) == [twin(spec)]
-        assert one.happenings == []
+        assert one.driver_events == []
 
     on_both(lab, tmp_path, play)
 
@@ -345,7 +345,7 @@ def test_a_cap_that_somebody_changes_is_noticed_and_mended(lab: object, tmp_path
         assert drift.detail == {"wanted": 0.5, "found": pytest.approx(0.9)}
         assert await one.driver.set_cap(spec.guest, 0.5) == pytest.approx(0.5)
         one.driver.sample()
-        assert one.happenings == [] or all(happening.event == "progress" for happening in one.happenings)
+        assert one.driver_events == [] or all(driver_event.event == "progress" for driver_event in one.driver_events)
         await one.driver.stop(spec.guest)
 
     on_both(lab, tmp_path, play)
@@ -373,11 +373,11 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
         await one.work(spec)
         guest = one.driver._guests[spec.guest]
         os.kill(one.pid(spec.guest), signal.SIGSTOP)
-        guest._recovery = Recovery(asyncio.get_running_loop().time(), replace(guest._patience, silence_s=1.5))
+        guest._recovery = Recovery(asyncio.get_running_loop().time(), replace(guest._timeouts, silence_s=1.5))
 
         def failed() -> bool:
             one.driver.sample()  # the agent does that each second
-            return any(happening.event == "failed" for happening in one.happenings)
+            return any(driver_event.event == "failed" for driver_event in one.driver_events)
 
         await until(failed, "word of a guest that is silent")
         assert "has not answered for" in (await one.until(spec.guest, "failed")).detail["reason"]
@@ -386,7 +386,7 @@ def test_a_guest_that_falls_silent_is_told_with_its_last_words(lab: object, tmp_
 
 
 def test_guests_outlive_their_libvirtd_that_is_killed(lab: object, tmp_path: Path):
-    from testbed.box.hypervisor import Libvirtd
+    from testbed.lab.box.hypervisor import Libvirtd
 
     async def play(one: Node, two: Node) -> None:
         spec = serial(THROTTLED_UNITS)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_domains import ATTACKS, COOKIE, EMULATOR, QEMU, SPEC, XEN, attacked, qemu_file
+from support.agent.saved_domains import ATTACKS, COOKIE, EMULATOR, QEMU, SPEC, XEN, attacked, qemu_file
 
 from node_agent.drivers.protocol import DriverError
 
@@ -308,8 +308,7 @@ NEEDS_QEMU = pytest.mark.skipif(not Path(EMULATOR).exists(), reason="QEMU is not
 
 
 def embedded(folder: Path, image: Path) -> str:
-    script = Path(__file__).with_name("embedded_libvirt.py")
-    argv = [sys.executable, script, folder / "root", image]
+    argv = [sys.executable, "-m", "support.agent.embedded_libvirt", folder / "root", image]
     there = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([str(word) for word in argv], env=there, capture_output=True, text=True, check=False)
     if ended.returncode == 77:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from support.agent.process_suite import ProcessSuite
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.protocol import Driver
-from testbed.testing import DriverConformance
 
 
-@pytest.mark.slow
-class TestProcessDriver(DriverConformance):
-    memory_mib = 96
-    units_a_second = 40_000
-    units_per_iteration = 200
-    throttled_s = 2.0
-
-    def make(self) -> Driver:
-        return ProcessDriver()
+class TestProcessDriver(ProcessSuite):
+    """With control groups, where they can be made."""
 
 
-@pytest.mark.slow
-class TestProcessDriverWithoutPrivilege(TestProcessDriver):
+class TestProcessDriverWithoutPrivilege(ProcessSuite):
     def make(self) -> Driver:
         return ProcessDriver(caps="duty")

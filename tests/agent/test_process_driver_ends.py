@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.agent.process_suite import ProcessSuite as _Base
 from support.live import HANG_S
-from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
 from node_agent.drivers.protocol import DriverError
@@ -28,10 +28,10 @@ ORPHANAGE = """
 import asyncio, json, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_process_driver import TestProcessDriver, ProcessDriver
+from support.agent.process_suite import ProcessDriver, ProcessSuite
 
 async def main():
-    suite = TestProcessDriver()
+    suite = ProcessSuite()
     suite.make = lambda: ProcessDriver(caps="duty")
     (node,) = suite.nodes(Path(sys.argv[1]), 1)
     await node.open()
@@ -91,7 +91,7 @@ class TestEnds:
 
     def test_a_killed_agent_leaves_no_process_not_even_a_stopped_one(self, tmp_path: Path) -> None:
         with subprocess.Popen(
-            [sys.executable, "-c", ORPHANAGE, str(tmp_path), *map(str, Path(__file__).parents[:2])],
+            [sys.executable, "-c", ORPHANAGE, str(tmp_path), str(Path(__file__).parents[1])],
             stdout=subprocess.PIPE, start_new_session=True,
         ) as agent:  # fmt: skip
             assert agent.stdout is not None
@@ -220,7 +220,7 @@ class TestEnds:
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
             assert node.driver.sample() == []
-            assert node.happenings == []
+            assert node.driver_events == []
             await node.driver.start(self.suite.spec("a"), 1.0)
 
         self.suite.on_nodes(tmp_path, 1, scenario)

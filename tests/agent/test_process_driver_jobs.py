@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_process_driver import TestProcessDriver as _Base
+from support.agent.process_suite import ProcessSuite as _Base
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import ProcessGuest
@@ -41,9 +41,9 @@ class TestJobs:
             members = [(node, spec) for spec in specs]
             await self.suite.start_job(members)
             done = [await node.until(spec.guest, "done") for spec in specs]
-            for rank, happening in enumerate(done):
-                assert happening.detail["messages"] == 20 * len(neighbours(topology, rank, 4))
-            assert len({happening.detail["checksum"] for happening in done}) == 4
+            for rank, driver_event in enumerate(done):
+                assert driver_event.detail["messages"] == 20 * len(neighbours(topology, rank, 4))
+            assert len({each.detail["checksum"] for each in done}) == 4
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
@@ -80,7 +80,7 @@ class TestJobs:
             assert one.driver.sample() == two.driver.sample() == []
             await self.suite.start_job(members, images)
             assert await self.suite.checksums(*members) == straight
-            assert not [happening for happening in one.happenings + two.happenings if happening.event == "failed"]
+            assert not [each for each in one.driver_events + two.driver_events if each.event == "failed"]
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 
@@ -114,7 +114,7 @@ class TestJobs:
             else:
                 await asyncio.gather(*(node.driver.set_cap(spec.guest, 1.0) for node, spec in members))
             assert await self.suite.checksums(*members) == straight
-            assert not [happening for happening in one.happenings + two.happenings if happening.event == "failed"]
+            assert not [each for each in one.driver_events + two.driver_events if each.event == "failed"]
 
         self.suite.on_nodes(tmp_path, 2, scenario)
 

@@ -21,7 +21,7 @@ from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.guests.channel import ChannelError, Message, encode
 from node_agent.programs import segments
-from testbed.process_identity import start_ticks
+from testbed.host.process_identity import start_ticks
 
 
 def test_a_log_is_bounded_and_remembers_the_end(tmp_path):

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from test_process_driver import TestProcessDriver as _Base
+from support.agent.process_suite import ProcessSuite as _Base
 
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.procs.guest import ProcessGuest
@@ -46,7 +46,7 @@ class TestParked:
             assert await node.driver.hold("a") == guest._held_at
             await node.driver.release("a")
             assert await self.suite.finish((node, spec)) == [straight]
-            assert node.happenings == []
+            assert node.driver_events == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
@@ -60,7 +60,7 @@ class TestParked:
 
             assert await guest.save_whole(write) == REPORT
             assert node.state("a") is None
-            assert node.happenings == []
+            assert node.driver_events == []
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_process_driver import TestProcessDriver as _Base
+from support.agent.process_suite import ProcessSuite as _Base
 
 from node_agent.drivers.procs import environment
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.programs.catalogue import BUILT_IN, find_program, installed
 from node_agent.programs.task import Task, TaskError
 from node_agent.verifier import Verifier
@@ -106,10 +106,10 @@ def test_a_plug_in_does_not_take_the_place_of_a_built_in(counters: Path) -> None
 def test_what_nobody_can_verify_says_so(
     counters: Path, name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> Happening:
+    async def main() -> DriverEvent:
         verifier = Verifier()
         verifier.begin(spec(name))
-        return await verifier.check(Happening("a", "done", 1, {"checksum": "0" * 16}))
+        return await verifier.check(DriverEvent("a", "done", 1, {"checksum": "0" * 16}))
 
     with caplog.at_level(logging.CRITICAL):
         told = asyncio.run(main())

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.agent.process_suite import ProcessSuite as _Base
 from support.live import HANG_S
-from test_process_driver import TestProcessDriver as _Base
 
 from node_agent.guests.channel import ChannelError, decode
 from node_agent.guests.pace import supersteps_of
@@ -17,7 +17,7 @@ from node_agent.programs import pace as pace_module
 from node_agent.programs.pace import Pace
 from node_agent.telemetry import GuestSampler
 from testbed.bus.telemetry import GuestSample, Supersteps
-from testbed.control.step_meter import StepMeter
+from testbed.control.tracker import StepMeter
 from testbed.testing.nodes import Node
 
 STEPS = {"steps": 3, "longest_s": 0.5, "compute_s": 1.0, "comm_s": 0.25}

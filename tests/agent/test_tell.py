@@ -12,22 +12,22 @@ from support.live import HANG_S
 from support.live_jobs import live_job, quiet_recorder
 
 from node_agent import verifier as verifying
-from node_agent.drivers.protocol import Happening
-from node_agent.tell import tell
+from node_agent.drivers.protocol import DriverEvent
+from node_agent.guest_events import tell
 from node_agent.verifier import Answer, Verifier
+from testbed.bus.failure_codes import Failure
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
+from testbed.bus.suspicious_acts import ActKind
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
 from testbed.control.losses import Losses
 from testbed.control.tracker import Tracker
-from testbed.failure_codes import Failure
 from testbed.lab.operations import Operations
 from testbed.run import events
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.suspicious_acts import ActKind
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 RIGHT, WRONG = "1" * 16, "0" * 16
 SPEC = GuestSpec(
@@ -51,11 +51,11 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
         monkeypatch.setattr(verifying, "work_out", slow)
         verifier = Verifier()
         verifier.begin(SPEC)
-        happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        driver_events: asyncio.Queue[DriverEvent] = asyncio.Queue()
         heard = asyncio.Event()
 
-        async def publish(happening: Happening) -> None:
-            told.append(happening)
+        async def publish(driver_event: DriverEvent) -> None:
+            told.append(driver_event)
             heard.set()
 
         async def until(count: int) -> None:
@@ -64,9 +64,9 @@ def test_an_end_is_told_before_its_result_is_known_and_holds_nothing_up(
                     heard.clear()
                     await heard.wait()
 
-        telling = asyncio.create_task(tell(happenings, verifier, publish, gone.append))
-        await happenings.put(Happening("a", "done", 7, {"checksum": found}))
-        await happenings.put(Happening("b", "progress", 8, {"units": 1}))
+        telling = asyncio.create_task(tell(driver_events, verifier, publish, gone.append))
+        await driver_events.put(DriverEvent("a", "done", 7, {"checksum": found}))
+        await driver_events.put(DriverEvent("b", "progress", 8, {"units": 1}))
         await until(2)
         assert [(each.guest, each.event) for each in told] == [("a", "ended"), ("b", "progress")]
         assert gone == ["a"]

@@ -16,11 +16,12 @@ from support.live import ENDLESS_UNITS, HANG_S, until, wait_until
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.native import NativePrograms
-from node_agent.guests.image import GuestImage, current
+from node_agent.guests.image import current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.segments import segments_of
 from testbed.bus.messages import ProgramSpec
 from testbed.errors import UserError
+from testbed.host.guest_image import GuestImage
 from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from typing import Self
 from xml.etree import ElementTree as ET
 
 import pytest
-from fake_guest import Answer, FakeGuest, obey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.fake_guest import Answer, FakeGuest, obey
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
@@ -23,12 +23,13 @@ from testbed.bus.messages import GuestSpec, ProgramSpec
 
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
+from node_agent.drivers.caps.mounts import mount_points
 from node_agent.drivers.virt import channel as channel_module
 from node_agent.drivers.virt.channel import MOST_UNSENT_BYTES, GuestChannel
 from node_agent.drivers.virt.domain import Machine, Place, channel_path, domain_xml, mac_of, moved_xml, owner_of
-from node_agent.drivers.virt.groups import VcpuGroups, mount_points, vcpu_groups
+from node_agent.drivers.virt.groups import VcpuGroups, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.silence import Silence
+from node_agent.drivers.virt.recovery import Silence
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import pytest
 from support.live import HANG_S
 
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt import rank as rank_module
 from node_agent.drivers.virt.channel import RefusedError, UnansweredError
 from node_agent.drivers.virt.rank import GuestRank
@@ -28,14 +28,14 @@ class World:
     def __init__(self) -> None:
         self.orders: list[tuple[str, dict[str, object]]] = []
         self.failures: list[Exception] = []
-        self.happenings: list[Happening] = []
+        self.driver_events: list[DriverEvent] = []
         self.troubles: list[str] = []
         self.news = asyncio.Event()
         self.rank = self.on_node()
 
     def on_node(self) -> GuestRank:
         """Return what the agent of a node has of the rank when it gets the guest."""
-        return GuestRank(SPEC, self.order, self.happenings.append, self.troubles.append)
+        return GuestRank(SPEC, self.order, self.driver_events.append, self.troubles.append)
 
     async def order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
         self.orders.append((kind, dict(fields)))
@@ -82,12 +82,12 @@ def test_a_rank_is_started_and_served(play) -> None:
         world.says(2, "cmd=put kvsname=dfrs key=-allgather-1-0 value=0011")
         await world.ordered(3)
         world.says(3, "cmd=barrier_in")
-        (happening,) = world.happenings
+        (driver_event,) = world.driver_events
         keys = {"-allgather-1-0": "0011"}
-        assert (happening.guest, happening.event) == ("g", "mpi-barrier")
-        assert happening.detail == {"session": SESSION, "number": 1, "keys": keys}
+        assert (driver_event.guest, driver_event.event) == ("g", "mpi-barrier")
+        assert driver_event.detail == {"session": SESSION, "number": 1, "keys": keys}
         world.says(3, "cmd=barrier_in")  # told again to the same agent
-        assert len(world.happenings) == 1
+        assert len(world.driver_events) == 1
         world.rank.pass_barrier(SESSION, 1, [RankKeys(rank=1, keys={"-allgather-1-1": "0022"})], last=True)
         assert await world.ordered(4) == {"number": 3, "state": f"{SESSION}.1", "text": "cmd=barrier_out"}
         world.says(4, "cmd=abort exitcode=1")
@@ -128,12 +128,12 @@ def test_the_next_node_goes_on_where_the_rank_was(play) -> None:
     async def scenario(world: World) -> None:
         world.rank.pass_barrier(SESSION, 2, [], last=True)  # before the guest has said anything here
         world.says(70, "cmd=barrier_in", f"{SESSION}.1")
-        assert world.happenings[0].detail == {"session": SESSION, "number": 2, "keys": {}}
+        assert world.driver_events[0].detail == {"session": SESSION, "number": 2, "keys": {}}
         world.rank.pass_barrier(SESSION, 2, [], last=True)
         assert await world.ordered(1) == {"number": 70, "state": f"{SESSION}.2", "text": "cmd=barrier_out"}
         world.rank = world.on_node()  # it moves on before the answer has come
         world.says(70, "cmd=barrier_in", f"{SESSION}.1")
-        assert world.happenings[1].detail == world.happenings[0].detail
+        assert world.driver_events[1].detail == world.driver_events[0].detail
         world.rank = world.on_node()
         world.says(71, "cmd=finalize", f"{SESSION}.2")
         assert (await world.ordered(2))["text"] == "cmd=finalize_ack"
@@ -158,6 +158,6 @@ def test_a_guest_that_speaks_nonsense_has_failed(play, line: str, state: str, wo
         assert words in trouble
         assert len(trouble.splitlines()) == 1
         assert world.orders == []
-        assert world.happenings == []
+        assert world.driver_events == []
 
     play(scenario)

@@ -8,23 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_guest import FakeGuest, obey
 from hypothesis import given
 from hypothesis import strategies as st
+from support.agent.fake_guest import FakeGuest, obey
 from support.live import HANG_S, until
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.guests.wire import Frame
 from testbed.bus.messages import GuestSpec, ProgramSpec
 
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt.guest import State, VirtualGuest
-from node_agent.drivers.virt.platform import Patience, Seen
-from node_agent.drivers.virt.recovery import WORKED_S, Fine, GiveUp, Reattach, Recovery
-from node_agent.drivers.virt.silence import CONFIRMED_AFTER_S
+from node_agent.drivers.virt.platform import DomainSample, Timeouts
+from node_agent.drivers.virt.recovery import CONFIRMED_AFTER_S, WORKED_S, Fine, GiveUp, Reattach, Recovery
 
-PATIENCE = Patience(silence_s=60.0, reattach_s=20.0, reattachments=3)
+PATIENCE = Timeouts(silence_s=60.0, reattach_s=20.0, reattachments=3)
 SPEC = GuestSpec(
     guest="dfrs-t-j0-t0", run="t", job=0, task=0, cpu_cores=1.0, memory_mib=128,
     program=ProgramSpec(name="eatcpu", work_units=9, units_per_iteration=1, seed=5),
@@ -130,16 +129,16 @@ class Machine:
         self._per_look_s = per_look_s
         self._cpu_s = 0.0
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         self._cpu_s += self._per_look_s
-        return Seen(1.0, self._cpu_s, 64.0)
+        return DomainSample(1.0, self._cpu_s, 64.0)
 
 
 @dataclass
 class FakePlatform:
     path: Path
     machine: Machine
-    patience: Patience
+    timeouts: Timeouts
 
     def console_path(self, _guest: str) -> Path:
         return self.path.with_suffix(".console")
@@ -151,17 +150,17 @@ class FakePlatform:
         return self.machine
 
 
-Play = Callable[[FakeGuest, VirtualGuest, list[Happening]], Coroutine[None, None, None]]
+Play = Callable[[FakeGuest, VirtualGuest, list[DriverEvent]], Coroutine[None, None, None]]
 
 
 def with_machine(tmp_path: Path, per_look_s: float, answer: Callable[[FakeGuest, Frame], None], play: Play) -> None:
     """Play with a guest that is at work, of an agent that is impatient."""
 
     async def main() -> None:
-        told: list[Happening] = []
-        patience = Patience(order_s=HANG_S, silence_s=0.2, reattach_s=0.05, reattachments=2)
+        told: list[DriverEvent] = []
+        timeouts = Timeouts(order_s=HANG_S, silence_s=0.2, reattach_s=0.05, reattachments=2)
         async with FakeGuest(tmp_path / "ctl", answer).open() as end:
-            platform = FakePlatform(tmp_path / "ctl", Machine(per_look_s), patience)
+            platform = FakePlatform(tmp_path / "ctl", Machine(per_look_s), timeouts)
             guest = VirtualGuest(SPEC, 1.0, FakeHypervisor(), platform, told.append, lambda _guest: None)
             try:
                 await guest.appear()
@@ -179,7 +178,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a silence confirmed soon, and no order repeated on a machine that stands still."""
     monkeypatch.setattr("node_agent.drivers.virt.channel.REPEAT_AFTER_S", HANG_S)
     monkeypatch.setattr("node_agent.drivers.virt.channel.REOPEN_AFTER_S", HANG_S)
-    monkeypatch.setattr("node_agent.drivers.virt.silence.CONFIRMED_AFTER_S", 0.02)
+    monkeypatch.setattr("node_agent.drivers.virt.recovery.CONFIRMED_AFTER_S", 0.02)
 
 
 def after_hosts(hosts: int) -> Callable[[FakeGuest, Frame], None]:
@@ -195,14 +194,14 @@ def after_hosts(hosts: int) -> Callable[[FakeGuest, Frame], None]:
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_mute_guest_at_work_is_healed_and_that_is_told(tmp_path: Path):
-    async def play(end: FakeGuest, guest: VirtualGuest, told: list[Happening]) -> None:
+    async def play(end: FakeGuest, guest: VirtualGuest, told: list[DriverEvent]) -> None:
         def healed() -> bool:
             guest.sample()  # the agent does that each second
-            return any(happening.event != "progress" for happening in told)
+            return any(driver_event.event != "progress" for driver_event in told)
 
         await until(healed, "word of a guest that was mute")
         assert end.hosts == 2
-        assert [happening.event for happening in told] == ["healed", "progress"]
+        assert [driver_event.event for driver_event in told] == ["healed", "progress"]
         assert told[0].detail["attachments"] == 1
         assert told[0].detail["silent_s"] >= 0.05
         assert guest.sample().units_done == 7
@@ -215,7 +214,7 @@ def test_a_mute_guest_at_work_is_healed_and_that_is_told(tmp_path: Path):
 def test_a_mute_guest_that_cannot_be_healed_fails_for_a_reason(
     tmp_path: Path, per_look_s: float, hosts: int, reason: str
 ):
-    async def play(end: FakeGuest, guest: VirtualGuest, told: list[Happening]) -> None:
+    async def play(end: FakeGuest, guest: VirtualGuest, told: list[DriverEvent]) -> None:
         def over() -> bool:
             guest.sample()
             return bool(told)
@@ -234,14 +233,14 @@ def test_a_mute_guest_that_cannot_be_healed_fails_for_a_reason(
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("state", [State.HELD, State.SAVING, State.MIGRATING, State.STARTING])
 def test_a_guest_that_need_not_tell_is_not_judged(tmp_path: Path, state: State):
-    async def play(end: FakeGuest, guest: VirtualGuest, told: list[Happening]) -> None:
+    async def play(end: FakeGuest, guest: VirtualGuest, told: list[DriverEvent]) -> None:
         guest.state = state
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
 
         def long_after() -> bool:
             guest.sample()
-            return loop.time() - begin_s > 4 * guest._patience.silence_s
+            return loop.time() - begin_s > 4 * guest._timeouts.silence_s
 
         await until(long_after, "time")
         assert (end.hosts, told, guest.state) == (1, [], state)

@@ -22,19 +22,18 @@ from hypothesis import strategies as st
 from support.live import HANG_S
 
 from node_agent.drivers.protocol import DriverError
-from node_agent.guests.image import GuestImage
-from node_agent.guests.recipe import compile_program
 from node_agent.guests.uncompressed import uncompressed, unpack_kernel
 from node_agent.guests.wire import Frame, encode, is_frame
 from testbed.bus.messages import GuestSpec, ProgramSpec
+from testbed.host.guest_image import GuestImage
+from testbed.lab.guest_image.recipe import compile_program
 
 pytest.importorskip("libvirt", reason="libvirt-python is not installed: pip install 'dfrs-testbed[libvirt]'")
 
 from node_agent.drivers.virt.channel import GuestChannel
-from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, owner_of
 from node_agent.drivers.virt.saved_file import xen_text
-from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, _set_up_dom0
+from node_agent.drivers.virt.xen import Xen, XenDriver, XenVcpus, _Guests, _set_up_dom0, dom0_weight, guest_weight
 
 SPEC = GuestSpec(
     guest="dfrs-ab12-j3-t1", run="ab12", job=3, task=1, cpu_cores=0.5, memory_mib=200, address="10.77.1.5/16",

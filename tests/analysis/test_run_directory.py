@@ -11,18 +11,18 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from golden.pinned_check import check_pinned
-from old_runs.old_run_archive import RUNS, unpack
-from report.page_reader import Reader
-from report.rehearsed_run import GrowingRun, rehearse
+from support.golden.pinned_check import check_pinned
+from support.old_runs.old_run_archive import RUNS, unpack
+from support.report.page_reader import Reader
+from support.report.rehearsed_run import GrowingRun, rehearse
 
 from testbed import Run, UserError
-from testbed.analysis import extras
-from testbed.report.material import load_material
-from testbed.report.page import run_page
-from testbed.report.style import Chart
 from testbed.run.history import fold
 from testbed.run.journal import read_events
+from testbed.study.analysis import extras
+from testbed.study.report.page.document import run_page
+from testbed.study.report.page.style import Chart
+from testbed.study.report.run.run_data import load_run_data
 
 __all__ = ["check_pinned"]
 EVIL = "<script>alert('x')</script><img src=//evil.example onerror=alert(1)>\x1b[31m&amp;\u202e"
@@ -71,7 +71,7 @@ def test_journal_and_queries(path: Path) -> None:
 
 
 def test_tables_and_figures_are_those_of_the_report(path: Path) -> None:
-    run, page = Run(path), run_page(load_material(path))
+    run, page = Run(path), run_page(load_run_data(path))
     tables = {table.name: table for section in page.sections for table in section.tables}
     assert run.tables == tables
     charts = {chart.name: chart.caption for chart in page.charts}

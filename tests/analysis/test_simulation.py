@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from testbed import Job, RunError, UserError, load_trace, simulate
 from testbed.cli.simulate import simulate as command
-from testbed.policies.catalogue import parse
-from testbed.simulation.overheads import constant
-from testbed.workload.trace import save_trace
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.workload.trace import save_trace
 
 POLICY = "GreedyPM */per/OPT=MIN/MINVT=600"
 JOBS = [

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hosts import make_wheels
+from support.ansible.hosts import make_wheels
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def test_a_list_that_libvirt_does_not_read_fails_the_play() -> None:
 def test_hypervisors_are_told_the_same_as_those_of_a_lab_in_a_box() -> None:
     import yaml
 
-    from testbed.secure.hypervisor import FILES, libvirtd_settings, qemu_settings
+    from testbed.lab.secure.hypervisor import FILES, libvirtd_settings, qemu_settings
 
     told = yaml.safe_load((PLAYBOOKS / "roles/migration/vars/main.yml").read_text())
     assert {each["place"]: each["source"] for each in told["migration_files"]} == FILES

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from testbed.measure.flux import QUERIES, Query, Scope
+from testbed.measure.grafana import _STATES, DATA_SOURCE, UNITS, dashboards
 from testbed.measure.schema import MEASUREMENTS, RUN_TAGS, TAGS
-from testbed.report.grafana import _STATES, DATA_SOURCE, UNITS, dashboards
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "testbed/services/grafana"
+FILES = ROOT / "testbed/lab/services/grafana"
 MADE = {name: json.loads(text) for name, text in dashboards().items()}
 PANELS = [
     pytest.param(panel, id=f"{name}-{panel['title']}")

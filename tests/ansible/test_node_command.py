@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+from support.ansible.hosts import HostAt, Ssh, hosts, own_wheel, why_not
 from support.live import HANG_S, wait_until
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.errors import UserError
-from testbed.process_identity import start_ticks
-from testbed.remote.hosts import check_hosts, load_hosts
+from testbed.host.process_identity import start_ticks
+from testbed.lab.remote.hosts import check_hosts, load_hosts
 from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]

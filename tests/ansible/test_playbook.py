@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hosts import HostAt, Ssh, hosts, own_wheel, why_not
+from support.ansible.hosts import HostAt, Ssh, hosts, own_wheel, why_not
 from support.live import HANG_S
 
-from testbed.remote.hosts import load_hosts
+from testbed.lab.remote.hosts import load_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "ansible"

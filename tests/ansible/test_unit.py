@@ -13,16 +13,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from testbed.bus.drivers import traits_of
 from testbed.cli.node import node
-from testbed.drivers import traits_of
 from testbed.errors import UserError
-from testbed.remote.agents import install
-from testbed.remote.hosts import Host, Hosts, check_hosts, read_hosts
-from testbed.remote.unit import command_of, unit
+from testbed.lab.remote.agents import install
+from testbed.lab.remote.hosts import Host, Hosts, check_hosts, read_hosts
+from testbed.lab.remote.unit import command_of, unit
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "ansible"
-REMOTE = ROOT / "testbed/remote"
+REMOTE = ROOT / "testbed/lab/remote"
 BROKER = "mqtts://192.0.2.1:8883"
 WORDS = {"cpus": 8.0, "memory_mib": 32000, "address": "192.0.2.11", "ssh": "root@192.0.2.11"}
 
@@ -174,7 +174,7 @@ def test_the_role_has_no_unit_and_no_package_of_its_own() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["ansible", "scripts", "testbed/remote"])
+@pytest.mark.parametrize("path", ["ansible", "scripts", "testbed/lab/remote"])
 def test_whatever_pip_installs_has_hashes_or_is_a_wheel_of_ours(path: str) -> None:
     """In scripts/test, which installs into its caller's own environment, versions alone are locked."""
     files = [file for file in (ROOT / path).rglob("*") if file.is_file() and file.suffix not in {".pyc", ".txt"}]

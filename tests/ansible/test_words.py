@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
-from testbed.remote.agents import _SCRIPT
-from testbed.remote.hosts import check_hosts
-from testbed.remote.unit import command_of, unit
-from testbed.secure.broker import mosquitto_config
+from testbed.lab.remote.agents import _SCRIPT
+from testbed.lab.remote.hosts import check_hosts
+from testbed.lab.remote.unit import command_of, unit
+from testbed.lab.secure.broker import mosquitto_config
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = {"name": "n1", "ssh": "root@192.0.2.11", "address": "192.0.2.11", "cpus": 8.0, "memory_mib": 32000}

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from testbed.box import certificates as certificates_module
-from testbed.box import spec as spec_module
-from testbed.box.certificates import Certificates
-from testbed.box.hypervisor import Libvirtd, daemon_settings, driver_settings
-from testbed.box.plan import layers_of
-from testbed.box.services import arguments
-from testbed.box.spec import BoxSpec
-from testbed.box.state import BoxState, Journal
 from testbed.errors import UserError
+from testbed.lab.box import certificates as certificates_module
+from testbed.lab.box import spec as spec_module
+from testbed.lab.box.certificates import Certificates
+from testbed.lab.box.hypervisor import Libvirtd, daemon_settings, driver_settings
+from testbed.lab.box.plan import layers_of
+from testbed.lab.box.services import arguments
+from testbed.lab.box.spec import BoxSpec
+from testbed.lab.box.state import BoxState, Journal
 from testbed.lab.boxes import spec_of
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.hypervisor import FILES
 from testbed.scenario.schema import check_scenario
-from testbed.secure.authority import Authority
-from testbed.secure.hypervisor import FILES
 
 LENSES = Path("/usr/share/augeas/lenses")
 
@@ -114,7 +114,7 @@ def test_each_node_gets_its_own_certificate_where_libvirt_and_qemu_look_for_it(r
 
 def test_without_the_extra_there_is_one_clear_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del root
-    monkeypatch.setitem(__import__("sys").modules, "testbed.secure.authority", None)
+    monkeypatch.setitem(__import__("sys").modules, "testbed.lab.secure.authority", None)
     with pytest.raises(UserError, match=r"lab x: .*expected the extra `secure` .*transport = \"tcp\"") as refused:
         Certificates(box()).make()
     assert "\n" not in str(refused.value)

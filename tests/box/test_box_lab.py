@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_command import LabCommand
+from support.box.lab_command import LabCommand
 from support.live import HANG_S
 
-from testbed.box.control_group import joined
-from testbed.box.network import namespaces
-from testbed.box.partition import here
-from testbed.box.processes import alive, identify, marked, wait_until
-from testbed.box.spec import lab_dir, store_dir
-from testbed.box.sweep import leftovers
+from testbed.lab.box.control_group import joined
+from testbed.lab.box.network import namespaces
+from testbed.lab.box.partition import here
+from testbed.lab.box.processes import alive, identify, marked, wait_until
+from testbed.lab.box.spec import lab_dir, store_dir
+from testbed.lab.box.sweep import leftovers
 
 pytestmark = [
     pytest.mark.slow,

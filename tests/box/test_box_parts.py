@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.box import control_group as control_group_module
-from testbed.box import partition as partition_module
-from testbed.box.commands import CommandError, run
-from testbed.box.control_group import ControlGroup, control_groups
-from testbed.box.order import make_in_order, remove_in_order
-from testbed.box.partition import Hierarchies, Partition, hierarchies
 from testbed.cli import lab as command
 from testbed.errors import RunError, UserError
+from testbed.lab.box import control_group as control_group_module
+from testbed.lab.box import partition as partition_module
+from testbed.lab.box.commands import CommandError, run
+from testbed.lab.box.control_group import ControlGroup, control_groups
+from testbed.lab.box.order import make_in_order, remove_in_order
+from testbed.lab.box.partition import Hierarchies, Partition, hierarchies
 from testbed.lab.boxes import spec_of
 from testbed.scenario.schema import check_scenario, load_scenario
 
@@ -257,7 +257,7 @@ def test_a_lab_is_described_by_a_file_without_name_policy_and_workload(tmp_path)
 
 @pytest.mark.parametrize("arguments", [["up", str(ROOT / "scenarios" / "kvm-two-nodes.toml")], ["down"], ["status"]])
 def test_who_is_not_root_is_told_so(monkeypatch, arguments):
-    monkeypatch.setattr(command.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     result = CliRunner().invoke(command.lab, arguments)
     assert isinstance(result.exception, UserError)
     assert str(result.exception).startswith(f"testbed lab {arguments[0]}: needs root")

@@ -11,19 +11,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import choreography
 import psutil
 import pytest
-from choreography import KILLED, MIGRATED, PREEMPTED_PARALLEL, PREEMPTED_SERIAL, UNDISTURBED
+from support.box import choreography
+from support.box.choreography import KILLED, MIGRATED, PREEMPTED_PARALLEL, PREEMPTED_SERIAL, UNDISTURBED
 from support.deadlines import PATIENT_TOML
 from support.folds import check_directory
 from support.live import HANG_S, wait_until
 
-from testbed.box.network import namespaces
-from testbed.box.processes import marked
-from testbed.box.spec import lab_dir, store_dir
-from testbed.box.sweep import leftovers
 from testbed.control.replay_decisions import replay_decisions
+from testbed.lab.box.network import namespaces
+from testbed.lab.box.processes import marked
+from testbed.lab.box.spec import lab_dir, store_dir
+from testbed.lab.box.sweep import leftovers
 from testbed.measure.rundir import read_journal
 
 pytestmark = [

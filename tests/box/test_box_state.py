@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S
 
-from testbed.box import processes
-from testbed.box import spec as spec_module
-from testbed.box import state as state_module
-from testbed.box.processes import (
+from testbed.errors import RunError, UserError
+from testbed.lab.box import processes
+from testbed.lab.box import spec as spec_module
+from testbed.lab.box import state as state_module
+from testbed.lab.box.processes import (
     ProcessId,
     alive,
     end,
@@ -31,9 +32,8 @@ from testbed.box.processes import (
     wait_until,
     with_housemates,
 )
-from testbed.box.spec import BoxSpec, NodeSpec
-from testbed.box.state import BoxState, Journal, Thing, check_distinct, find, labs, only_command
-from testbed.errors import RunError, UserError
+from testbed.lab.box.spec import BoxSpec, NodeSpec
+from testbed.lab.box.state import BoxState, Journal, Thing, check_distinct, find, labs, only_command
 
 NODE = NodeSpec("lab", "a", 0.8, 512, "libvirt", "10.77.255.1/16")
 STATE = BoxState(BoxSpec("lab", (NODE,), "auto", None, 0.1), "/scenarios/x.toml", 18830)
@@ -180,7 +180,7 @@ def test_processes_are_found_by_lab_node_and_role_when_nobody_wrote_them_down(tm
 
 HOUSEMATES = """
 import json, sys
-from testbed.box import processes
+from testbed.lab.box import processes
 namespace = processes._mount_namespace
 processes._mount_namespace = lambda pid: None if pid == "1" else namespace(pid)  # init may hide it, also from root
 found = processes.with_housemates(processes.marked(sys.argv[1]))

@@ -18,24 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S
 
-from node_agent.guests.recipe_debian import Package
-from testbed.box import partition as partition_module
-from testbed.box import up
-from testbed.box.commands import CommandError
-from testbed.box.network import hardware_address
-from testbed.box.partition import Hierarchies, Partition
-from testbed.box.plan import layers_of
-from testbed.box.spec import NodeSpec
-from testbed.box.state import BoxState, Journal
-from testbed.box.xen import hardware, packages, recipe, saved
-from testbed.box.xen.agent import arguments, as_seen_inside
-from testbed.box.xen.agent_disk import ROOTS, closure
-from testbed.box.xen.dom0 import Dom0, read_guests
-from testbed.box.xen.hardware import TAP_FD, Files, Shape, command_line
-from testbed.box.xen.image import XenImage, build_key, current, remove_others
-from testbed.box.xen.monitor import Monitor
 from testbed.errors import RunError, UserError
+from testbed.lab.box import partition as partition_module
+from testbed.lab.box import up
+from testbed.lab.box.commands import CommandError
+from testbed.lab.box.network import hardware_address
+from testbed.lab.box.partition import Hierarchies, Partition
+from testbed.lab.box.plan import layers_of
+from testbed.lab.box.spec import NodeSpec
+from testbed.lab.box.state import BoxState, Journal
+from testbed.lab.box.xen import hardware, packages, recipe, saved
+from testbed.lab.box.xen.agent import arguments, as_seen_inside
+from testbed.lab.box.xen.agent_disk import ROOTS, closure
+from testbed.lab.box.xen.dom0 import Dom0, read_guests
+from testbed.lab.box.xen.hardware import TAP_FD, Files, Shape, command_line
+from testbed.lab.box.xen.image import XenImage, build_key, current, remove_others
+from testbed.lab.box.xen.monitor import Monitor
 from testbed.lab.boxes import spec_of
+from testbed.lab.guest_image.recipe_debian import Package
 from testbed.scenario.jobs import load_jobs
 from testbed.scenario.schema import check_scenario, load_scenario
 
@@ -259,7 +259,7 @@ def test_guests_and_caps_are_read_from_what_virsh_says():
 
 
 def test_a_node_that_was_never_made_is_told_and_not_a_traceback(monkeypatch, tmp_path):
-    monkeypatch.setattr("testbed.box.spec.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("testbed.lab.box.spec.RUN_ROOT", tmp_path)
     with pytest.raises(RunError, match=r"dom0 of a: .*port"):
         Dom0(NODE).command("true")
     assert not Dom0(NODE).answers()

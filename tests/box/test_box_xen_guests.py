@@ -17,11 +17,11 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from support.box.xen_lab import XenLab, needs_xen
 from support.live import HANG_S
-from xen_lab import XenLab, needs_xen
 
-from testbed.box.xen.agent_disk import closure
-from testbed.box.xen.dom0 import AGENT_FILES, BRIDGE, Dom0
+from testbed.lab.box.xen.agent_disk import closure
+from testbed.lab.box.xen.dom0 import AGENT_FILES, BRIDGE, Dom0
 
 pytestmark = [pytest.mark.slow, needs_xen]
 

@@ -9,11 +9,11 @@ import sys
 import time
 
 import pytest
+from support.box.xen_lab import UP_WITHIN_S, XenLab, needs_xen
 from support.live import HANG_S
-from xen_lab import UP_WITHIN_S, XenLab, needs_xen
 
-from testbed.box.processes import identify, marked, wait_until
-from testbed.box.xen.dom0 import Dom0
+from testbed.lab.box.processes import identify, marked, wait_until
+from testbed.lab.box.xen.dom0 import Dom0
 
 # speed: the readings around it enclose it; a machine starts with this one's clock and is not synchronized afterwards
 CLOCK_OFF_S = 2

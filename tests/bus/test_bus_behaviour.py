@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from bus_worlds import KINDS, Mailbox, run, world
+from support.bus.bus_worlds import KINDS, Mailbox, run, world
 
 from testbed.bus.client import BusError, Presence
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bus_worlds import MQTT_KINDS, Mailbox, run, world
+from support.bus.bus_worlds import MQTT_KINDS, Mailbox, run, world
 from support.live import until
 
 from testbed.bus import embedded, mosquitto

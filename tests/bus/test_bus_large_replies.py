@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bus_worlds import KINDS, Mailbox, run, world
+from support.bus.bus_worlds import KINDS, Mailbox, run, world
 
 from testbed.bus.messages import MAX_WATCH_SAMPLES, Reply, decode, encode
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from bus_worlds import MQTT_KINDS, Mailbox, MqttWorld, lost, run, world
+from support.bus.bus_worlds import MQTT_KINDS, Mailbox, MqttWorld, lost, run, world
 from support.live import HANG_S
 
 from testbed.bus import client as client_module

@@ -39,7 +39,6 @@ def test_topics_are_those_of_the_architecture() -> None:
     for other in ("testbed/v1/lab-1/lease", "testbed/v1/lab-1/release/", "testbed/v1/lab-1/release/A", "x"):
         assert topics.releaser_of(other) == ""
     assert topics.reply_topic("lab-1", "ctl", "n1") == "testbed/v1/lab-1/controller/ctl/reply/n1"
-    assert topics.bank_topic("lab-1", 12) == "testbed/v1/lab-1/bank/12"
     assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply/n1", "n1")
     assert topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply", "n1"), "a controller of protocol 2"
     assert not topics.is_reply_topic("lab-1", "testbed/v1/lab-1/controller/ctl/reply/n2", "n1")

@@ -9,9 +9,9 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
-from bus_worlds import KINDS, MQTT_KINDS, Mailbox, run, world
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bus.bus_worlds import KINDS, MQTT_KINDS, Mailbox, run, world
 from support.live import HANG_S
 
 from testbed.bus import quotas, topics

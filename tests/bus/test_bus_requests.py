@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from bus_worlds import KINDS, VirtualLoop, run, world
-from command_lab import COMMANDS, REPLIES, Lab, Node, Stubborn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bus.bus_worlds import KINDS, VirtualLoop, run, world
+from support.bus.command_lab import COMMANDS, REPLIES, Lab, Node, Stubborn
 from support.live import HANG_S
 
 from testbed.bus.answers import AnswerJournal
@@ -32,7 +32,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import FullError
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError, Requester
 from testbed.bus.responder import MOST_PENDING_BYTES, MOST_PENDING_REPLIES, Responder
-from testbed.suspicious_acts import ActKind
+from testbed.bus.suspicious_acts import ActKind
 
 
 def virtually(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -5,12 +5,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_lab import BEGIN, synthetic_trials
+from support.calibration.synthetic_lab import BEGIN, synthetic_trials
 
-from testbed.calibration.assumptions import HELD_FRAC, WITHIN_FRAC, verdict_on
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.trials import Outcome, Trials
 from testbed.measure.robust import Interval
+from testbed.study.calibration.assumptions import HELD_FRAC, WITHIN_FRAC, verdict_on
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.trials import Outcome, Trials
 
 NAN = math.nan
 

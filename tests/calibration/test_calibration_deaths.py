@@ -7,20 +7,20 @@ import random
 import re
 
 import pytest
-from test_calibration_session import Starts
+from support.calibration.starts import Starts
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.bus.messages import DropImage, Stop
-from testbed.calibration.experiment import Experiment
-from testbed.calibration.registry import find_experiments
-from testbed.calibration.session import MOST_FAILURES, Order, calibrate
-from testbed.calibration.trials import read_trials
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import load_lab
+from testbed.study.calibration.experiment import Experiment
+from testbed.study.calibration.registry import find_experiments
+from testbed.study.calibration.session import MOST_FAILURES, Order, calibrate
+from testbed.study.calibration.trials import read_trials
 
 DIED = "its machine is gone: QEMU ended"
 MOMENTS = 12
@@ -88,7 +88,7 @@ def die(drivers, draw):
         found = driver._guests.pop(guest)
         if found.end is not None:
             found.end.cancel()
-        driver._tell(Happening(guest, "failed", 0, {"reason": DIED}))
+        driver._tell(DriverEvent(guest, "failed", 0, {"reason": DIED}))
         return [guest]
     return []
 

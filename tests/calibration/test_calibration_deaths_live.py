@@ -11,9 +11,9 @@ import pytest
 from support.deadlines import PATIENT
 from support.killed_guests import Killed, check_killed
 
-from testbed.calibration.session import Order, calibrate
 from testbed.lab.bring_up import live_lab
 from testbed.scenario.schema import check_scenario
+from testbed.study.calibration.session import Order, calibrate
 
 pytestmark = pytest.mark.slow
 PROGRAM = ["-P", "-m", "node_agent.programs"]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.calibration import fits
-from testbed.calibration.fits import (
+from testbed.measure.robust import expanded_interval
+from testbed.study.calibration import fits
+from testbed.study.calibration.fits import (
     Sample,
     deviations_of,
     fit_times,
@@ -18,7 +19,6 @@ from testbed.calibration.fits import (
     slope_interval,
     weighted_median,
 )
-from testbed.measure.robust import expanded_interval
 
 SIZES_MIB, AT_ONCE = (128, 256, 512, 1024), (1, 2, 4)
 FIXED_S, MIB_PER_S, TOTAL_MIB_PER_S = 0.5, 200.0, 300.0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     BEGIN,
     FIRST_PROGRESS_S,
     RESTORE_MIB_PER_S,
@@ -22,15 +22,15 @@ from synthetic_lab import (
     TRANSFER_MIB_PER_S,
     synthetic_trials,
 )
+from support.calibrations import read_calibration
 
-from testbed.calibration import fits
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model import Failed, Outlier, Quantity
-from testbed.calibration.model_file import calibration_text, write_calibration
-from testbed.calibration.model_reader import load_calibration
-from testbed.calibration.tables import all_tables, as_json, print_calibration, quantity_table
-from testbed.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
-from testbed.errors import RunError, UserError
+from testbed.errors import RunError
+from testbed.study.calibration import fits
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model import Failed, Outlier, Quantity
+from testbed.study.calibration.model_file import calibration_text, write_calibration
+from testbed.study.calibration.tables import all_tables, as_json, print_calibration, quantity_table
+from testbed.study.calibration.trials import FILE, Outcome, TrialJournal, Trials, read_trials
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_calibration_survives_its_file(calibration, tmp_path):
     path = tmp_path / "calibration.toml"
     write_calibration(path, full)
     text = path.read_text(encoding="utf-8")
-    read = load_calibration(path)
+    read = read_calibration(path)
     assert calibration_text(read) == text == calibration_text(full)
     assert read.failed == full.failed
     assert read.about == full.about
@@ -204,40 +204,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(calibration, tmp_path)
     assert path.read_text(encoding="utf-8") == "old"
 
 
-@pytest.fixture(scope="module")
-def text(calibration):
-    return calibration_text(calibration)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "error"),
-    [
-        ("version = 1", "version = 9", "calibration.version = 9: expected 1"),
-        ('verdict = "held"', 'verdict = "perhaps"', "verdict = 'perhaps': expected"),
-        ("[[quantity]]\nname", "[[quantity]]\nnmae", "quantity.0"),
-        ("concurrent_tasks = [1, 2, 4]", "concurrent_tasks = [1, 2]", "with 2 rows"),
-        ("memory_gb = [0", "memory_gb = [-1, 0", "overheads.memory_gb.0 = -1"),
-        ("[calibration]", "[kalibration]", "no table [calibration]"),
-        ("version = 1", "version = ", "not a TOML file"),
-        ("yield_frac = [0.25, ", "yield_frac = [", "as long as yield_frac"),
-    ],
-)
-def test_a_bad_file_is_told_in_one_line(text, tmp_path, old, new, error):
-    assert old in text
-    path = tmp_path / "edited.toml"
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        load_calibration(path)
-    assert error in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(UserError, match="cannot read"):
-        load_calibration(tmp_path / "none.toml")
-
-
 _WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=20)
 
 
@@ -252,7 +218,7 @@ def test_any_condition_and_text_survives(calibration, tmp_path: Path, condition,
     odd = Quantity("q", 1.0, low, 2.0, words, 3, 4, condition=condition)
     path = tmp_path / "odd.toml"
     write_calibration(path, replace(plain, quantities=(odd,)))
-    (read,) = load_calibration(path).quantities
+    (read,) = read_calibration(path).quantities
     assert read.unit == words
     assert read.low == pytest.approx(low, rel=1e-8, abs=0, nan_ok=True)
     assert read.condition.keys() == condition.keys()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from synthetic_lab import (
+from support.calibration.synthetic_lab import (
     AT_ONCE,
     BEGIN,
     FIRST_PROGRESS_S,
@@ -16,11 +16,11 @@ from synthetic_lab import (
     synthetic_trials,
 )
 
-from testbed.calibration import fits
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model_file import write_calibration
-from testbed.calibration.trials import Trials
-from testbed.simulation.overheads import parse_overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.study.calibration import fits
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model_file import write_calibration
+from testbed.study.calibration.trials import Trials
 
 pytest.importorskip("numba")
 MOVES = ("save-restore", "transfer", "live-migration", "start", "proportionality")

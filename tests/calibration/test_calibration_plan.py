@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.calibration.plan import left, plan
-from testbed.calibration.trials import Outcome
+from testbed.study.calibration.plan import left, plan
+from testbed.study.calibration.trials import Outcome
 
 conditions = st.dictionaries(
     st.sampled_from(["save-restore", "start", "bus"]),

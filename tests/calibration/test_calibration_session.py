@@ -5,48 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.calibration.starts import Starts
 
-from testbed.calibration.experiment import Experiment
-from testbed.calibration.experiments.bus import BusLatency
-from testbed.calibration.quantities import Quantities
-from testbed.calibration.session import MOST_FAILURES, Order, calibrate
-from testbed.calibration.trials import FILE, read_trials
 from testbed.errors import RunError, UserError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import load_lab
-
-
-class Starts(Experiment):
-    """An experiment of a guest that is started, saved and restored; `fails` says which calls break."""
-
-    name = "starts"
-    about = "starts"
-
-    def __init__(self, fails=lambda _call: False):
-        self.calls = 0
-        self.guests = []
-        self._fails = fails
-
-    def conditions(self, lab, *, quick):
-        return [{"memory_mib": size} for size in ((100,) if quick else (100, 200))]
-
-    def expected_s(self, condition, lab):
-        return 3.0
-
-    async def trial(self, lab, condition):
-        self.calls += 1
-        async with lab.job(memory_mib=condition["memory_mib"], cpu_cores=0.5) as guest:
-            self.guests += guest.guests
-            if self._fails(self.calls):
-                raise RunError("broken")
-            started = await guest.start()
-            await guest.save()
-            restored = await guest.restore()
-            return [{"start_s": started.start_s, "restore_s": restored.restore_s}]
-
-    def quantities(self, trials):
-        return Quantities(trials)
+from testbed.study.calibration.experiments.bus import BusLatency
+from testbed.study.calibration.session import MOST_FAILURES, Order, calibrate
+from testbed.study.calibration.trials import FILE, read_trials
 
 
 class Impossible(BusLatency):

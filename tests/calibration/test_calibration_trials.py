@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.calibration.trials import FILE, Outcome, TrialJournal, read_trials
 from testbed.errors import UserError
+from testbed.study.calibration.trials import FILE, Outcome, TrialJournal, read_trials
 
 BEGIN = {"lab": "local", "seed": 1}
 values = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))

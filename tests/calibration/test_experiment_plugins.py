@@ -13,25 +13,25 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_lab import synthetic_trials
+from support.calibration.synthetic_lab import synthetic_trials
+from support.calibrations import read_calibration
 
-from testbed.calibration.checked import checked_observations, checked_quantities, checked_values
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model import Quantity
-from testbed.calibration.model_file import calibration_text
-from testbed.calibration.model_reader import load_calibration
-from testbed.calibration.registry import broken_experiments, find_experiments, known
-from testbed.calibration.session import Order, calibrate
-from testbed.calibration.tables import all_tables, as_json
-from testbed.calibration.trials import Outcome, Trials
 from testbed.cli.calibrate import calibrate as command
 from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.virtual_time import run_in_virtual_time
-from testbed.report import page as page_module
-from testbed.report.calibration import calibration_page, write_calibration_report
-from testbed.report.style import Absent, Chart
 from testbed.scenario.schema import load_lab
+from testbed.study.calibration.checked import checked_observations, checked_quantities, checked_values
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model import Quantity
+from testbed.study.calibration.model_file import calibration_text
+from testbed.study.calibration.registry import broken_experiments, find_experiments, known
+from testbed.study.calibration.session import Order, calibrate
+from testbed.study.calibration.tables import all_tables, as_json
+from testbed.study.calibration.trials import Outcome, Trials
+from testbed.study.report.calibration.page import calibration_page, write_calibration_report
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.style import Absent, Chart
 
 BUILT_IN = (
     "save-restore", "mpi-save-restore", "transfer", "live-migration", "start", "enactment", "bus", "decision",
@@ -40,13 +40,13 @@ BUILT_IN = (
 
 HEAD = """
 import numpy as np
-from testbed.calibration.assumptions import judged
-from testbed.calibration.experiment import Experiment
-from testbed.calibration.model import Assumption, Outlier, Quantity
-from testbed.calibration.quantities import Quantities, column
+from testbed.study.calibration.assumptions import judged
+from testbed.study.calibration.experiment import Experiment
+from testbed.study.calibration.model import Assumption, Outlier, Quantity
+from testbed.study.calibration.quantities import Quantities, column
 from testbed.errors import RunError
-from testbed.report.calibration_data import Clocks, Series
-from testbed.report.style import Absent, Chart
+from testbed.study.report.calibration.data import Clocks, Series
+from testbed.study.report.page.style import Absent, Chart
 
 
 class Own(Experiment):
@@ -141,7 +141,7 @@ def test_one_that_does_not_load_leaves_the_others(plugin, code, why):
 
 
 def test_an_installation_without_experiments_is_told_so(monkeypatch):
-    monkeypatch.setattr("testbed.calibration.registry.entry_points", lambda **_group: [])
+    monkeypatch.setattr("testbed.study.calibration.registry.entry_points", lambda **_group: [])
     with pytest.raises(UserError, match=r"no entry point of the group testbed.experiments: .* install it again"):
         find_experiments()
 
@@ -149,16 +149,17 @@ def test_an_installation_without_experiments_is_told_so(monkeypatch):
 def test_nobody_takes_the_name_of_a_built_in_experiment(plugin):
     plugin(points="bus = own_experiment:Own")
     assert known() == BUILT_IN
-    assert type(find_experiments(["bus"])[0]).__module__ == "testbed.calibration.experiments.bus"
-    taken = "experiment 'bus' (own_experiment:Own): the name is taken by testbed.calibration.experiments.bus:BusLatency"
+    assert type(find_experiments(["bus"])[0]).__module__ == "testbed.study.calibration.experiments.bus"
+    owner = "testbed.study.calibration.experiments.bus:BusLatency"
+    taken = f"experiment 'bus' (own_experiment:Own): the name is taken by {owner}"
     assert broken_experiments() == {"bus": taken}
 
 
 def test_experiments_load_without_what_only_figures_and_queries_need():
     code = (
         "import sys\n"
-        "from testbed.calibration.from_trials import calibrate_from\n"
-        "from testbed.calibration.registry import known\n"
+        "from testbed.study.calibration.from_trials import calibrate_from\n"
+        "from testbed.study.calibration.registry import known\n"
         "assert len(known()) >= 13\n"
         "print(sorted({'matplotlib', 'polars', 'jinja2', 'numba'} & set(sys.modules)))"
     )
@@ -177,7 +178,7 @@ def test_its_quantities_verdicts_and_figures_are_in_file_tables_json_and_page(pl
     assert (own.value, own.unit, own.n) == (2.0, "s", 3)
     path = tmp_path / "calibration.toml"
     path.write_text(calibration_text(found))
-    assert load_calibration(path).find("own_s")[0].value == 2.0
+    assert read_calibration(path).find("own_s")[0].value == 2.0
     assert any(row[0] == "own_s" for table in all_tables(found) for row in table.rows)
     assert [one["value"] for one in as_json(found)["quantities"] if one["name"] == "own_s"] == [2.0]
     assert found.assumptions["own"].statement == "Own is free."

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.null import MIGRATION_DOWNTIME_S, MIGRATION_MIB_PER_S, NullDriver
 from testbed.bus.messages import NodeFacts
-from testbed.calibration.experiment import LabFacts
-from testbed.calibration.experiments import decision, felt
-from testbed.calibration.plan import key
-from testbed.calibration.registry import find_experiments
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.opening import open_lab
 from testbed.lab.virtual_time import run_in_virtual_time
-from testbed.policies.catalogue import parse
-from testbed.policies.view import JobState
 from testbed.scenario.schema import check_scenario
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import JobState
+from testbed.study.calibration.experiment import LabFacts
+from testbed.study.calibration.experiments import decision, felt
+from testbed.study.calibration.plan import key
+from testbed.study.calibration.registry import find_experiments
 
 SAVE = {
     "save_s", "hold_s", "write_reported_s", "sync_reported_s", "image_mib", "pause_s", "restore_s", "first_progress_s",

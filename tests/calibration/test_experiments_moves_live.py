@@ -11,11 +11,11 @@ from support.deadlines import PATIENT
 from support.live import HANG_S
 
 from testbed.bus.messages import ListGuests
-from testbed.calibration.experiment import LabFacts
-from testbed.calibration.registry import find_experiments
 from testbed.lab.job import LabJob
 from testbed.lab.opening import open_lab
 from testbed.scenario.schema import check_scenario
+from testbed.study.calibration.experiment import LabFacts
+from testbed.study.calibration.registry import find_experiments
 
 NAMES = ("enactment", "start", "save-restore", "mpi-save-restore", "transfer")
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.null import UNITS_PER_CORE_S, NullDriver
 from testbed.bus.messages import NodeFacts
-from testbed.calibration.experiment import LabFacts
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.plan import plan
-from testbed.calibration.registry import find_experiments
-from testbed.calibration.trials import Outcome, Trials
 from testbed.errors import RunError
 from testbed.lab.bring_up import dry_lab
 from testbed.lab.opening import open_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import check_scenario
+from testbed.study.calibration.experiment import LabFacts
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.plan import plan
+from testbed.study.calibration.registry import find_experiments
+from testbed.study.calibration.trials import Outcome, Trials
 
 NAMES = ("cap_accuracy", "cap_response", "proportionality", "isolation", "virtualisation")
 EXPERIMENTS = dict(zip(NAMES, find_experiments([name.replace("_", "-") for name in NAMES]), strict=True))
@@ -323,7 +323,7 @@ def test_conditions_fit_every_lab(lab, quick):
 
 def _most_cores(name, condition, lab):
     """What all guests on a node use at most."""
-    from testbed.calibration.room import need_cores
+    from testbed.study.calibration.sizes import need_cores
 
     match name:
         case "cap_accuracy":

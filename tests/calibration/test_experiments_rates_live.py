@@ -16,15 +16,15 @@ import pytest
 from support.deadlines import PATIENT
 from support.live import HANG_S
 
-from testbed.calibration.experiment import LabFacts
-from testbed.calibration.registry import find_experiments
-from testbed.calibration.values import Observation
-from testbed.calibration.watched import RESPONSE_WINDOW_S
 from testbed.errors import RunError
 from testbed.lab.lab import Lab
 from testbed.lab.opening import open_lab
 from testbed.lab.outcomes import Watched
 from testbed.scenario.schema import check_scenario
+from testbed.study.calibration.experiment import LabFacts
+from testbed.study.calibration.registry import find_experiments
+from testbed.study.calibration.values import Observation
+from testbed.study.calibration.watched import RESPONSE_WINDOW_S
 from testbed.testing.accuracy import Accuracy, Window
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 
 def test_each_experiment_measures_real_processes(tmp_path, monkeypatch, watches, accuracy: Accuracy):
-    monkeypatch.setattr("testbed.calibration.experiments.proportionality.YIELDS", (0.1, 0.5, 1.0))
+    monkeypatch.setattr("testbed.study.calibration.experiments.proportionality.YIELDS", (0.1, 0.5, 1.0))
     table = {"name": "rates", "policy": "Greedy */OPT=MIN", "workload": {}, "nodes": NODES, "deadlines": PATIENT}
     window = Window()
     changes = []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.calibration.watched import RESPONSE_WINDOW_S, response_s, window_rates, window_use
+from testbed.study.calibration.watched import RESPONSE_WINDOW_S, response_s, window_rates, window_use
 
 PERIOD_S = 0.1
 caps = st.floats(0.05, 0.95)

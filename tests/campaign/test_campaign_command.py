@@ -11,9 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import ROOT, SMALL, command, start, write
+from support.campaign.campaign_files import ROOT, SMALL, command, start, write
 from support.live import HANG_S, wait_until
 
 TWINS = {"PYTHONPATH": str(Path(__file__).parent / "twins_only")}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.campaign.campaign_files import SMALL, write
 
-from testbed.campaign.conditions import Condition
-from testbed.campaign.file import load_campaign
-from testbed.campaign.instances import TraceSets
-from testbed.campaign.plan import Plan, has_period
-from testbed.campaign.ranges import numbers_of
 from testbed.errors import UserError
 from testbed.packaged import find_campaign, packaged_campaigns
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
+from testbed.scheduling.campaign.conditions import Condition
+from testbed.scheduling.campaign.file import load_campaign
+from testbed.scheduling.campaign.instances import TraceSets
+from testbed.scheduling.campaign.plan import Plan, has_period
+from testbed.scheduling.campaign.ranges import numbers_of
 
 
 @pytest.mark.parametrize(

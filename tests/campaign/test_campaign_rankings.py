@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, rankdata
+from support.campaign.campaign_files import SMALL, write
 
-from testbed.campaign.digests import code_version, overheads_digest
-from testbed.campaign.file import load_campaign
-from testbed.campaign.instances import TraceSets
-from testbed.campaign.model import RankingSpec
-from testbed.campaign.plan import Plan
-from testbed.campaign.rankings import kendall_tau, rank, ranks_of
-from testbed.campaign.rankings_drawn import write_ranking
-from testbed.campaign.report import write_report
-from testbed.campaign.results import rows_of
-from testbed.campaign.run import Place, run_units
-from testbed.campaign.sweep import Sweep
 from testbed.errors import UserError
 from testbed.packaged import find_campaign
-from testbed.simulation.overheads import Overheads, parse_overheads
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
+from testbed.scheduling.campaign.digests import code_version, overheads_digest
+from testbed.scheduling.campaign.file import load_campaign
+from testbed.scheduling.campaign.instances import TraceSets
+from testbed.scheduling.campaign.model import RankingSpec
+from testbed.scheduling.campaign.plan import Plan
+from testbed.scheduling.campaign.rankings import rank, ranks_of
+from testbed.scheduling.campaign.rankings_drawn import write_ranking
+from testbed.scheduling.campaign.report import write_report
+from testbed.scheduling.campaign.results import rows_of
+from testbed.scheduling.campaign.run import Place, run_units
+from testbed.scheduling.campaign.sweep import Sweep
+from testbed.scheduling.metrics import kendall_tau
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 CALIBRATION = """
 [overheads]

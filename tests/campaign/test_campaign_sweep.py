@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import statistics
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,33 +13,31 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.campaign.campaign_files import SMALL, write
 
-import testbed.campaign.sweep as sweep_module
-import testbed.campaign.workers as workers_module
-import testbed.compiler
-from testbed.campaign.figures import lines_of
-from testbed.campaign.file import load_campaign
-from testbed.campaign.instances import TraceSets
-from testbed.campaign.model import TableSpec
-from testbed.campaign.plan import Plan
-from testbed.campaign.report import write_report
-from testbed.campaign.results import rows_of
-from testbed.campaign.run import Place, run_units
-from testbed.campaign.summary import summarise
-from testbed.campaign.sweep import Sweep
-from testbed.campaign.tables import as_latex, as_text
-from testbed.campaign.work import Fault, UnitResult, do_unit
+import testbed.scheduling.campaign.sweep as sweep_module
+import testbed.scheduling.campaign.workers as workers_module
+import testbed.scheduling.compiler
 from testbed.errors import RunError, UserError
-from testbed.measure.bound import bound
-from testbed.simulation.measures import measure
-from testbed.simulation.named import named
-from testbed.simulation.simulate import simulate
-from testbed.workload.files import write_text
-from testbed.workload.load import scale_load
-from testbed.workload.synthetic import synthetic_trace
-
-sys.path.append(str(Path(__file__).parent))
-from campaign_files import SMALL, write
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.campaign.figures import lines_of
+from testbed.scheduling.campaign.file import load_campaign
+from testbed.scheduling.campaign.instances import TraceSets
+from testbed.scheduling.campaign.model import TableSpec
+from testbed.scheduling.campaign.plan import Plan
+from testbed.scheduling.campaign.report import write_report
+from testbed.scheduling.campaign.results import rows_of
+from testbed.scheduling.campaign.run import Place, run_units
+from testbed.scheduling.campaign.summary import summarise
+from testbed.scheduling.campaign.sweep import Sweep
+from testbed.scheduling.campaign.tables import as_latex, as_text
+from testbed.scheduling.campaign.work import Fault, UnitResult, do_unit
+from testbed.scheduling.simulation.measures import measure
+from testbed.scheduling.simulation.named import named
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.files import write_text
+from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 CODE = "this code"
 
@@ -93,7 +90,7 @@ def known(folder, code=CODE, **options):
 
 @pytest.fixture(autouse=True)
 def twins(monkeypatch):
-    monkeypatch.setattr(testbed.compiler, "can_compile", lambda: False)
+    monkeypatch.setattr(testbed.scheduling.compiler, "can_compile", lambda: False)
 
 
 @settings(max_examples=30)
@@ -175,7 +172,7 @@ def test_a_changed_file_asks_only_for_what_is_new_and_other_code_for_all(tmp_pat
     out = tmp_path / "out"
     first = plan_of(tmp_path, SMALL.replace(', "EQUIPARTITION"', "").replace('"theorem1", ', "").replace(
         "degradation_theorem1", "degradation_fluid"))  # fmt: skip
-    code = testbed.campaign.work.code_version()
+    code = testbed.scheduling.campaign.work.code_version()
     assert sum(len(result.measures) for result in go(first, out, code=code)) == 8 * 2
     second = go(plan_of(tmp_path), out, code=code)
     assert [(len(result.measures), len(result.bounds)) for result in second] == [(1, 1)] * 8
@@ -186,7 +183,7 @@ def test_a_changed_file_asks_only_for_what_is_new_and_other_code_for_all(tmp_pat
 
 
 def test_a_result_that_is_damaged_is_told(tmp_path):
-    go(plan_of(tmp_path), tmp_path / "out", code=testbed.campaign.work.code_version())
+    go(plan_of(tmp_path), tmp_path / "out", code=testbed.scheduling.campaign.work.code_version())
     path = next((tmp_path / "out" / "done").iterdir())
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UserError, match=f"{path.name}: not a result of a campaign"):
@@ -194,7 +191,7 @@ def test_a_result_that_is_damaged_is_told(tmp_path):
 
 
 def test_results_tables_and_figures_are_those_of_simulations_made_here(tmp_path):
-    code = testbed.campaign.work.code_version()
+    code = testbed.scheduling.campaign.work.code_version()
     plan = plan_of(tmp_path)
     campaign = plan.sets.campaign
     go(plan, tmp_path / "out", code=code)
@@ -280,8 +277,8 @@ def test_one_policy_that_fails_leaves_the_others(tmp_path, monkeypatch):
             raise RunError("jobs are left to wait for ever")
         return simulate(jobs, nodes, policy, *arguments, **options)
 
-    monkeypatch.setattr("testbed.simulation.named.simulate", no_easy)
-    code = testbed.campaign.work.code_version()
+    monkeypatch.setattr("testbed.scheduling.simulation.named.simulate", no_easy)
+    code = testbed.scheduling.campaign.work.code_version()
     plan = plan_of(tmp_path)
     result = do_unit(next(plan.units(set(), code)), code)
     assert [(fault.what, fault.error) for fault in result.faults] == [("EASY", "jobs are left to wait for ever")]
@@ -298,7 +295,7 @@ def test_a_trace_that_cannot_be_made_fails_as_a_whole(tmp_path):
         "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n1,0,1,1.0,0.4,300\n2,0,1,1.0,0.4,30\n"
     )
     text = 'name="x"\npolicies=["FCFS"]\nloads=[0.5]\n[[traces]]\nname="t"\nkind="table"\nnodes=1\nfiles="*.csv"\n'
-    code = testbed.campaign.work.code_version()
+    code = testbed.scheduling.campaign.work.code_version()
     results = go(plan_of(tmp_path, text), tmp_path / "out", code=code)
     assert [(fault.what, "one instant" in fault.error) for fault in results[0].faults] == [
         ("FCFS", True),

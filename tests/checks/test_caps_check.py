@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.checks.suite import test_caps
 from testbed.lab.outcomes import Progress, Watched
+from testbed.study.checks.suite import test_caps
 
 CORES = 1.0
 

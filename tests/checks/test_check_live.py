@@ -15,7 +15,7 @@ import pytest
 from support.deadlines import PATIENT_TOML
 from support.live import HANG_S, wait_until
 
-from testbed.checks.references import load_references, save_references
+from testbed.study.checks.references import load_references, save_references
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.checks.figures import KNOWN, find_figure
-from testbed.checks.interval import MedianInterval, median_interval
-from testbed.checks.judge import Better, Reference, Side, Verdict, judge
+from testbed.study.checks.figures import KNOWN, find_figure
+from testbed.study.checks.interval import MedianInterval, median_interval
+from testbed.study.checks.judge import Better, Reference, Side, Verdict, judge
 
 VALUES = st.lists(st.floats(0.001, 1e6), min_size=5, max_size=30)
 REFERENCES = st.builds(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.live import HANG_S
 
-from testbed.checks.command import exit_code
 from testbed.errors import RunError
+from testbed.study.checks.command import exit_code
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder, with the plugin whether its entry point is installed or not."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:testbed", "-p", "testbed.checks.plugin", "-p", "no:cacheprovider",
-         *arguments],
+        [sys.executable, "-m", "pytest", "-p", "no:testbed", "-p", "testbed.study.checks.plugin",
+         "-p", "no:cacheprovider", *arguments],
         cwd=folder, capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_a_project_with_options_and_fixtures_of_the_same_names_is_left_alone(tmp
         "def test_mine(guest, pytestconfig):\n"
         "    assert guest == pytestconfig.getoption('--nodes') == 'mine'\n"
         "    ours = {name for name in sys.modules if name.startswith(('testbed.', 'node_agent'))}\n"
-        "    assert ours == {'testbed.checks', 'testbed.checks.plugin'}\n"
+        "    assert ours == {'testbed.study', 'testbed.study.checks', 'testbed.study.checks.plugin'}\n"
         "    assert not {'numpy', 'pydantic', 'asyncio', 'msgspec', 'psutil'} & set(sys.modules)\n"
     )
     result = pytest_run(tmp_path, "-p", "no:hypothesispytest", "--nodes=mine")
@@ -60,7 +60,8 @@ def test_a_check_without_a_lab_is_skipped_with_what_it_needs(tmp_path: Path) -> 
 
 def test_the_packaged_suite_is_collected_by_its_name(tmp_path: Path) -> None:
     lab = ROOT / "scenarios" / "quickstart.toml"
-    result = pytest_run(tmp_path, "--pyargs", "testbed.checks", "--lab", str(lab), "--nodes=node-b", "--collect-only")
+    words = ["--pyargs", "testbed.study.checks", "--lab", str(lab), "--nodes=node-b", "--collect-only"]
+    result = pytest_run(tmp_path, *words)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "test_memory_is_intact_over_save_and_restore[node-b]" in result.stdout
     assert "node-a" not in result.stdout

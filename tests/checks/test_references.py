@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bus.messages import NodeFacts
-from testbed.checks.judge import Better
-from testbed.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
-from testbed.checks.references import (
+from testbed.errors import UserError
+from testbed.study.checks.judge import Better
+from testbed.study.checks.machine import hypervisor_of, hypervisors_of, machine_facts, machine_key, storage_of
+from testbed.study.checks.references import (
     MOST_HISTORY,
     References,
     Stored,
@@ -20,7 +21,6 @@ from testbed.checks.references import (
     save_references,
     update_file,
 )
-from testbed.errors import UserError
 
 NAMES = st.text(min_size=1, max_size=20)
 NUMBERS = st.floats(0, 1e12, allow_nan=False)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from compared_runs import BEST, add_offline, dry_run, quickstart_jobs, repeat
+from support.compare.compared_runs import BEST, add_offline, dry_run, quickstart_jobs, repeat
 
 from testbed.cli.compare import compare
-from testbed.compare.live import read_live
-from testbed.compare.study import INSIDE, OUTSIDE, study
 from testbed.errors import UserError
-from testbed.simulation.overheads import constant
+from testbed.scheduling.simulation.overheads import constant
+from testbed.study.compare.live import read_live
+from testbed.study.compare.study import INSIDE, OUTSIDE, study
 
 POLICIES = [BEST, "EASY", "FCFS", "/stretch-per/OPT=MAX"]
 

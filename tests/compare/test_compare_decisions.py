@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.entries import event as made
 
-from testbed.compare.accounting import Ended, Parts, account, mean_absolute, mean_parts
-from testbed.compare.alignment import align, jaccard, progress_at
-from testbed.compare.decisions import DecisionRecord, Numbering, Trigger, of_journal
-from testbed.report.schedule import PENALTIES, RESTORE, RUN, SAVE, START, WAIT, Schedule, Span
+from testbed.study.compare.accounting import Ended, Parts, account, mean_absolute, mean_parts
+from testbed.study.compare.alignment import align, jaccard, progress_at
+from testbed.study.compare.decisions import DecisionRecord, Numbering, Trigger, of_journal
+from testbed.study.report.run.schedule import PENALTIES, RESTORE, RUN, SAVE, START, WAIT, Schedule, Span
 
 
 def record(

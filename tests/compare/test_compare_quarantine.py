@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from compared_runs import Entry, add, add_offline, dry_run, repeat
+from support.compare.compared_runs import Entry, add, add_offline, dry_run, repeat
 
-from testbed.compare.live import read_live, segment_of
-from testbed.compare.load import machines
-from testbed.compare.quarantine import Health, Limits, examine
+from testbed.study.compare.live import read_live, segment_of
+from testbed.study.compare.load import machines
+from testbed.study.compare.quarantine import Health, Limits, examine
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_foreign_load_is_what_neither_guests_nor_agents_used(run: Path) -> None:
     assert set(names(full)) == {"foreign_mean", "foreign_p95"}
     live = read_live(run)
     used_s = guest_cpu_s(run)
-    begin_s, end_s = 0.0, max(job.end_time_s for job in live.facts.jobs) / live.time_scale
+    begin_s, end_s = 0.0, max(job.end_time_s for job in live.facts.jobs) / live.facts.time_scale
     assert value(full, "foreign_mean") == pytest.approx(1 - used_s / 4 / (end_s - begin_s), abs=0.05)
     assert names(health(run.with_name("full"), foreign_mean_frac=1.0, foreign_p95_frac=1.0)) == []
 
@@ -232,7 +232,7 @@ def guest_cpu_s(run: Path) -> float:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["complete"]
     live = read_live(run)
-    return sum(job.run_time_s * job.tasks * job.cpu_need_frac for job in live.facts.jobs) / live.time_scale
+    return sum(job.run_time_s * job.tasks * job.cpu_need_frac for job in live.facts.jobs) / live.facts.time_scale
 
 
 def test_caps_that_guests_do_not_reach_are_a_disturbance(run: Path) -> None:

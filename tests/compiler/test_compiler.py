@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernels_to_compile import (
+from support.compiler import kernels_to_compile
+from support.compiler.kernels_to_compile import (
     Series,
     calls_another,
     difference,
@@ -19,7 +20,7 @@ from kernels_to_compile import (
 )
 from support.live import HANG_S
 
-from testbed import compiler
+from testbed.scheduling import compiler
 
 
 @pytest.fixture
@@ -84,8 +85,8 @@ def test_without_numba_the_twin_is_the_fastest(monkeypatch):
 
 _COMPILE = """
 import numpy as np
-from kernels_to_compile import Series, difference
-from testbed import compiler
+from support.compiler.kernels_to_compile import Series, difference
+from testbed.scheduling import compiler
 function = compiler.compiled(difference)
 was = compiler.is_cached(difference)
 function(Series(np.ones(3), np.ones(3)), np.zeros(1))
@@ -94,7 +95,7 @@ print(was, sum(function.stats.cache_hits.values()), compiler.is_cached(differenc
 
 
 def _in_a_process(home, code=_COMPILE, **more):
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(Path(__file__).parent), **more}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[1]), **more}
     run = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(
         run, env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
@@ -108,11 +109,11 @@ def test_machine_code_is_kept_for_the_next_process(tmp_path):
 
 def test_a_kernel_whose_module_has_another_name_now_is_compiled_again(tmp_path):
     """Its machine code names the module that it was made of, which may be gone."""
-    text = (Path(__file__).parent / "kernels_to_compile.py").read_text()
+    text = Path(kernels_to_compile.__file__).read_text()
     for name in ("before", "after"):
         file = tmp_path / f"{name}.py"
         file.write_text(text)
-        code = _COMPILE.replace("kernels_to_compile", name)
+        code = _COMPILE.replace("support.compiler.kernels_to_compile", name)
         assert _in_a_process(tmp_path / "home", code, PYTHONPATH=str(tmp_path)) == ["False", "0", "True"]
         file.unlink()
 

@@ -1,15 +1,12 @@
-"""The suite of all drivers is beside the agent's tests; folders of agents are as short here as there."""
+"""Folders of agents are as short here as in the tests of agents."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "agent"))
 
 
 @pytest.fixture

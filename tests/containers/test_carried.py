@@ -12,37 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_frozen import PLAIN, SPEC, packed
+from support.containers.container_images import PLAIN, SPEC, core, field, packed, written
 
 from node_agent.drivers.containers.carried import check_mounts, check_rights, may_be_carried, mounts_of
 from node_agent.drivers.containers.frozen import unpack
 from node_agent.drivers.containers.likeness import Likeness, Rights, check_like, likeness_of
 from node_agent.drivers.protocol import DriverError
-
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def core(*more: bytes, creds: bytes | None = None) -> bytes:
-    """Write a core as CRIU does: two magic numbers, a length, and a record with the rights of a thread in it."""
-    user, group = os.getuid(), os.getgid()
-    own = b"".join(field(number, user if number % 2 else group) for number in range(1, 9))
-    own += b"".join(field(number, 0) for number in (9, 9, 10, 10, 11, 11, 12, 12)) + field(13, 0)
-    rights = own + b"".join(more) if creds is None else creds
-    thread = field(1, 0) + field(2, 0) + field(10, rights)
-    record = field(1, 1) + field(3, field(6, b"python")) + field(5, thread)
-    return struct.pack("<III", 0x54564319, 0x55053847, len(record)) + record
 
 
 def image(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -224,13 +199,6 @@ def test_what_are_no_mounts_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 # --- what limits processes, and their control groups
-
-
-def written(folder: Path, magic: int, name: str, *records: bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    content = b"".join(struct.pack("<I", len(record)) + record for record in records)
-    (folder / name).write_bytes(struct.pack("<II", 0x54564319, magic) + content)
-    return folder
 
 
 LIMITED = Likeness(rights=frozenset({Rights(b"docker-default", 1, 0, 0)}))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine import EngineAt, engine, why_not
+from support.containers.engine import EngineAt, engine, why_not
 from support.live import ENDLESS_UNITS
 
 from node_agent.abilities import Abilities
@@ -103,7 +103,7 @@ class TestWholeContainers(Containers):
     def test_images_are_of_whole_containers(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
             assert "save:criu" in node.capabilities
-            assert node.happenings == []  # of the trial nobody hears
+            assert node.driver_events == []  # of the trial nobody hears
             await node.driver.start(self.spec("a"), 0.5)
             await node.until("a", "progress")
             image = node.budget.image_dir / "a.img"
@@ -155,8 +155,8 @@ def why_no_criu(experimental_engine: EngineAt) -> str:
             driver = DockerDriver(url=experimental_engine.url, save="criu")
             try:
                 budget = NodeBudget("n", 1.0, 1000, folder / "s", folder / "i", "127.0.0.1", "dfrs-t-")
-                facts = await driver.open(budget, lambda _happening: None)
-                able = Abilities(driver).open(facts)
+                facts = await driver.open(budget, lambda _driver_event: None)
+                able = Abilities(driver).found(facts)
             finally:
                 await driver.close()
             assert ("save:criu" in able) is not ("save:program" in able)
@@ -176,7 +176,7 @@ def test_where_criu_does_not_work_programs_save_themselves(
         driver = DockerDriver(url=experimental_engine.url, save="criu")
         budget = NodeBudget("n", 1.0, 1000, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-t-")
         try:
-            await driver.open(budget, lambda _happening: None)
+            await driver.open(budget, lambda _driver_event: None)
             assert driver.sample() == []
             program = ProgramSpec("eatcpu", ENDLESS_UNITS, 200, 1)
             spec = GuestSpec(guest="g", run="t", job=1, task=0, cpu_cores=1.0, memory_mib=96, program=program)
@@ -212,5 +212,5 @@ def test_an_engine_that_does_not_answer_is_told(tmp_path: Path) -> None:
 
     budget = NodeBudget("n", 1.0, 100, tmp_path / "s", tmp_path / "i", "127.0.0.1", "dfrs-")
     with pytest.raises(DriverError, match="Docker: "):
-        asyncio.run(DockerDriver(url=f"unix://{tmp_path}/none.sock").open(budget, lambda _happening: None))
+        asyncio.run(DockerDriver(url=f"unix://{tmp_path}/none.sock").open(budget, lambda _driver_event: None))
     gc.collect()  # while the warning is ignored

@@ -10,29 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.containers.container_images import PLAIN, SPEC, packed
 
-from node_agent.drivers.containers.frozen import is_frozen, pack, scratch, sweep, unpack
-from node_agent.drivers.containers.likeness import Likeness, Rights
+from node_agent.drivers.containers.frozen import is_frozen, scratch, sweep, unpack
 from node_agent.drivers.protocol import DriverError
 from node_agent.programs.image import write_image
-from testbed.bus.messages import GuestSpec, ProgramSpec
-
-SPEC = GuestSpec(
-    guest="g", run="r", job=1, task=0, cpu_cores=1.0, memory_mib=64, program=ProgramSpec("eatcpu", 1000, 10, 1)
-)  # fmt: skip
-# A container whose threads some engines limit, and some do not.
-PLAIN = Likeness(rights=frozenset({Rights(b"", 0, 0, 0), Rights(b"docker-default", 1, 0, 0)}))
-
-
-def packed(folder: Path) -> Path:
-    """Return an image of two files, one of them in a folder."""
-    files = folder / "files"
-    (files / "inner").mkdir(parents=True)
-    (files / "pages-1.img").write_bytes(b"\x00memory" * 1000)
-    (files / "inner" / "descriptors.json").write_text("[]", encoding="ascii")
-    image = folder / "g.img"
-    pack(files, SPEC, image)
-    return image
 
 
 def test_what_was_packed_is_laid_out_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from test_frozen import SPEC
+from support.containers.container_images import SPEC
 
 pytest.importorskip("docker", reason="the SDK of Docker is not installed")
 

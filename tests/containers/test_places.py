@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_carried import core, field, written
+from support.containers.container_images import core, field, written
 
 from node_agent.drivers.containers.likeness import check_like, likeness_of
 from node_agent.drivers.protocol import DriverError, SuspectError

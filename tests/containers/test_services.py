@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine import EngineAt, engine, why_not
+from support.containers.engine import EngineAt, engine, why_not
 from support.live import HANG_S
 
 from testbed.bus.mosquitto import find_mosquitto

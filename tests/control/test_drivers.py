@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from node_agent.drivers.builtin import DOCKER, LIBVIRT, NULL, PROCESS, XEN, BuiltInDriver
 from node_agent.drivers.make import make_driver
+from testbed.bus.drivers import drivers, recorded_traits, traits_in, traits_of
 from testbed.bus.messages import NodeFacts
 from testbed.bus.traits import DriverTraits
-from testbed.drivers import drivers, recorded_traits, traits_in, traits_of
 from testbed.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def test_a_class_declares_what_its_entry_point_does(name: str) -> None:
 def test_traits_are_known_where_neither_libvirt_nor_docker_is_installed() -> None:
     code = (
         "import sys; sys.modules['libvirt'] = sys.modules['docker'] = None\n"
-        "from testbed.drivers import traits_of\n"
+        "from testbed.bus.drivers import traits_of\n"
         "assert traits_of('xen').owns_machine and traits_of('docker').extra == 'docker'\n"
         "assert 'node_agent.drivers.protocol' not in sys.modules, 'no driver is imported for it'\n"
         "from node_agent.drivers.make import make_driver\n"

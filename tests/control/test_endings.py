@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed, give_up
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
-from testbed.control.snapshot import Snapshot
 from testbed.errors import RunError
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations
-
-LONG_TRACE_S = 100_000.0  # virtual: the jobs of a rehearsal are done long before
-
-
-def give_up(picture: Snapshot) -> None:
-    """Cancel a run that does not come to an end."""
-    if picture.trace_s > LONG_TRACE_S:
-        next(task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run_session").cancel()
 
 
 @pytest.mark.parametrize("succeeds", [True, False])

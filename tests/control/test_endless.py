@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rehearsal import scenario
+from support.control.rehearsal import scenario
 
 from testbed.control.admission import check_events
 from testbed.errors import UserError
 from testbed.lab import virtual_time
 from testbed.lab.virtual_time import run_in_virtual_time
-from testbed.policies.catalogue import parse
-from testbed.simulation import loop
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation import loop
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
 
 PERIODIC = "GreedyPM */per/OPT=MIN/MINVT=600"
 

@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from interrupting import Interrupting
-from rehearsal import five_jobs, rehearse
-from test_live_migration import movers
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import five_jobs, movers, rehearse
 
 import testbed
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.images import ImageCopier
 from node_agent.verifier import Answer, compare
 from testbed.bus.answers import AnswerJournal
+from testbed.bus.failure_codes import MEANINGS, Failure
 from testbed.bus.messages import ImageRef, Ping, Reply, decode, encode
 from testbed.bus.requests import CommandFailedError, NoAnswerError
+from testbed.bus.results import Verdicts
 from testbed.control.recorder import Recorder
-from testbed.control.result_checks import Verdicts
-from testbed.failure_codes import MEANINGS, Failure, FailureCode
+from testbed.errors import FailureCode
 from testbed.lab.fleet import NodeLostError
 from testbed.lab.operations import SaveError
 from testbed.measure.reasons import reason_of
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 PACKAGES = (Path(testbed.__file__).parent, Path(testbed.__file__).parents[1] / "node_agent")
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}
@@ -64,7 +64,7 @@ def test_a_guest_that_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     def die(self: NullDriver, guest: str) -> None:
         begin(self, guest)
         if "-j1-" in guest and "alone" not in guest:
-            self._tell(Happening(guest, "failed", 0, {"reason": "node n was lost (silent for 9 s)"}))
+            self._tell(DriverEvent(guest, "failed", 0, {"reason": "node n was lost (silent for 9 s)"}))
 
     monkeypatch.setattr(NullDriver, "_begin", die)
     result, journal = rehearse(tmp_path, five_jobs())
@@ -86,7 +86,7 @@ def test_a_code_that_an_agent_tells_of_a_guest_is_taken_if_it_is_known(
     def die(self: NullDriver, guest: str) -> None:
         begin(self, guest)
         if "-j1-" in guest and "alone" not in guest:
-            self._tell(Happening(guest, "failed", 0, {"reason": "it broke", "code": told}))
+            self._tell(DriverEvent(guest, "failed", 0, {"reason": "it broke", "code": told}))
 
     monkeypatch.setattr(NullDriver, "_begin", die)
     _, journal = rehearse(tmp_path, five_jobs())
@@ -110,7 +110,7 @@ def test_operations_that_fail(
 
 def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> dict[int, str]:
     """Return the codes of a run in which each job is saved, and restored on other nodes."""
-    monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+    monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
     jobs = [Job(1, 0, 1, 1.0, 0.4, 1200), Job(2, 60, 3, 0.5, 0.4, 900)]
     return codes(rehearse(tmp_path, jobs, policy="Interrupting", **changes)[1])
 
@@ -200,7 +200,7 @@ def test_a_wrong_result_that_the_controller_finds(tmp_path: Path, monkeypatch: p
 
 
 def test_a_wrong_result_that_an_agent_finds_has_its_code() -> None:
-    done = Happening("g", "done", 0, {"checksum": "1"})
+    done = DriverEvent("g", "done", 0, {"checksum": "1"})
     assert compare(done, Answer("2")).detail["code"] == "wrong-result"
     assert "code" not in compare(done, Answer("1")).detail
 

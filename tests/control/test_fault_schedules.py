@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from rehearsal import BEST
+from support.control.disturbed import Disturbed
+from support.control.rehearsal import BEST
+from support.control.rehearsal_checks import workloads
 from support.folds import folds_compared
 from support.ordered import Operator
-from test_outages import Disturbed
-from test_rehearsal import workloads
 
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.control.order_messages import Request
 from testbed.control.orders import RunStoppedError
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 NODES = 3
 POLICIES = (BEST, "GreedyP */OPT=AVG", "/per/OPT=MIN", "Greedy */OPT=MIN", "/stretch-per/OPT=MAX", "GREEDY-PMTN-MIGR")
@@ -156,7 +156,7 @@ class Faults:
             found = driver._guests.pop(guest)
             if found.end is not None:
                 found.end.cancel()
-            driver._tell(Happening(guest, "failed", now_ns, {"reason": "it ended by itself"}))
+            driver._tell(DriverEvent(guest, "failed", now_ns, {"reason": "it ended by itself"}))
 
 
 def carry_out(schedule: Schedule, folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rehearsal import BEST, Watcher, scenario
+from support.control.rehearsal import BEST, Watcher, scenario
 from support.disks import fill, small_disk
 from support.live import HANG_S
 
@@ -25,9 +25,9 @@ from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.append_file import AppendFile
 from testbed.measure.rundir import JOB_COLUMNS, RunDirectory, read_journal
 from testbed.measure.spool import read_lines
-from testbed.policies.catalogue import parse
 from testbed.run.events import Aborted, Clock
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.workload.jobs import Job
 
 DISK_MIB = 2
 JOBS = [Job(1, 0, 1, 1.0, 0.4, 1200), Job(2, 60, 2, 1.0, 0.4, 900), Job(3, 120, 1, 1.0, 0.5, 1500)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
@@ -15,9 +15,9 @@ from node_agent.drivers.protocol import DriverError, SaveReport
 from testbed.control.image_room import RoomLedger
 from testbed.measure.reasons import reason_of
 from testbed.measure.spool import read_lines
-from testbed.report.job_story import NO_ROOM
-from testbed.report.job_told import tell
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.run.job_story import NO_ROOM
+from testbed.study.report.run.job_story_reader import read_job_report
 
 MPI = 2  # of the five jobs, the first with a member on each node; it is preempted where there is room
 FULL = "node-1"
@@ -190,7 +190,7 @@ def test_all_jobs_end_whatever_the_room(tmp_path: Path, full: int, budget_mib: i
 def test_the_story_of_the_job_tells_of_it(tmp_path: Path) -> None:
     result, journal = rehearse(tmp_path, five_jobs(), nodes=nodes(100))
     refused = of_kind(journal, "no-room")[0]
-    told = tell(result.path, refused["job"])
+    told = read_job_report(result.path, refused["job"])
     event = next(event for event in told.story.events if event.kind == NO_ROOM)
     assert event.facts["node"] == FULL
     assert (event.facts["needed_mib"], event.facts["free_mib"]) == (refused["needed_mib"], 100)

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse, scenario
-from test_endings import LONG_TRACE_S, give_up
+from support.control.disturbed import LONG_TRACE_S, give_up
+from support.control.rehearsal import Watcher, five_jobs, rehearse, scenario
 
 from testbed.control.cluster import LiveJob
 from testbed.control.recorder import Recorder

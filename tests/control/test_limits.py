@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, five_jobs, rehearse
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 
 from node_agent.bounds import Bounds
 

@@ -12,16 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from rehearsal import BEST, Watcher, five_jobs, rehearse
-from test_rehearsal import check_memory, check_one_operation_a_job, workloads
+from support.control.rehearsal import BEST, Watcher, five_jobs, movers, rehearse
+from support.control.rehearsal_checks import check_memory, check_one_operation_a_job, workloads
 
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, MigrationReport
+from testbed.bus.failure_codes import Failure
 from testbed.bus.migration import Destination
 from testbed.control.replay_decisions import replay_decisions
-from testbed.failure_codes import Failure, FailureCode
+from testbed.errors import FailureCode
 from testbed.lab.addresses import guest_addresses
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIVE = {"extras": "whole,live", "migration": {"mechanism": "live"}}
 Migrate = Callable[[NullDriver, str, Destination, float, float], Awaitable[MigrationReport]]
@@ -39,17 +40,6 @@ def test_every_job_ends_and_nothing_is_over_committed(
     check_memory(journal, jobs)
     check_one_operation_a_job(journal)
     assert replay_decisions(result.path)[1] == []
-
-
-def movers() -> list[Job]:
-    """Jobs that the policy moves between two nodes while they run."""
-    return [
-        Job(1, 0, 1, 1.0, 0.3, 300),
-        Job(2, 0, 1, 1.0, 0.3, 2400),
-        Job(3, 10, 1, 1.0, 0.3, 300),
-        Job(4, 20, 1, 1.0, 0.3, 2400),
-        Job(5, 30, 2, 0.5, 0.2, 1500),
-    ]
 
 
 def moves(tmp_path: Path, **changes: object) -> tuple[dict, list[dict]]:

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import Interrupting
-from rehearsal import five_jobs, rehearse
-from test_live_migration import movers
-from test_outages import Disturbed
+from support.control.disturbed import Disturbed
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import five_jobs, movers, rehearse
 
 from node_agent.agent import Agent
 from testbed.bus.messages import AnyAction, Hold, ListGuests, Migrate, Ping, Release, Save, SetCaps, Start
 from testbed.lab.live_migration import Moved
 from testbed.lab.operations import _Caps, _Held, _Released, _Saved, _Started
 from testbed.lab.replies import Guests, ReplyError, read_reply
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
 Lie = Callable[[dict[str, object]], dict[str, object]]
@@ -84,7 +83,7 @@ def test_a_lie_fails_the_jobs_of_that_node_with_a_line_that_names_it(
     truths = lying(monkeypatch, kind, lie)
     jobs = five_jobs()
     if kind is not SetCaps:  # that policy sets no caps by themselves
-        monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+        monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
         jobs = [Job(1, 0, 1, 1.0, 0.3, 600), Job(2, 30, 2, 1.0, 0.3, 600), Job(3, 60, 3, 0.5, 0.2, 600)]
     result, _ = rehearse(tmp_path, jobs)
     assert truths, "it was never asked"
@@ -111,7 +110,7 @@ def test_a_lie_about_a_live_migration_is_told_and_both_ends_are_asked(
 
 
 def test_a_lie_about_a_release_fails_its_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
+    monkeypatch.setattr("support.control.rehearsal.parse", lambda name, _period_s: Interrupting(name, 60.0))
     lying(monkeypatch, Release, says(wall_ns=1e30))
     result, _ = rehearse(tmp_path, [Job(1, 0, 1, 1.0, 0.3, 600)], extras="whole")
     (text,) = result.summary["failed"].values()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster
-from interrupting import Interrupting
-from rehearsal import Watcher, scenario
+from support.control.interrupting import Interrupting
+from support.control.rehearsal import Watcher, scenario
 from support.deadlines import PATIENT
 
 from node_agent.agent import Agent, AgentConfig
@@ -21,7 +21,7 @@ from testbed.bus.client import MqttBus
 from testbed.bus.protocol import Bus
 from testbed.control.session import run_session
 from testbed.scenario.schema import Scenario
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 # Names of files are looked up, and a journal's line is handed to the kernel, in memory; that it is handed over before
 # the act is the journal's point. Sleeping, and waiting for sockets, pipes, locks or the content of files, is blocking.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 from support.folds import fold_each, folds_compared
 from support.ordered import Operator, of_kind
 
@@ -13,7 +13,7 @@ from testbed.control.order_messages import Request
 from testbed.control.orders import RunStoppedError
 from testbed.measure.rundir import read_journal
 from testbed.run.journal import read_events
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 PAUSE, CONTINUE, STOP = Request("pause"), Request("continue"), Request("stop")
 ARRIVES = ("start", "transfer", "restore", "migrate")

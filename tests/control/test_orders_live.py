@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.control.live_run import ENDLESS_S, Run, checksums
+from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
 from support.live import HANG_S, wait_until
 from support.ordered import of_kind
-from test_live import ENDLESS_S, Run, checksums
-from test_live import start as start  # noqa: PLC0414  # the fixture
 
 from testbed import Run as RunDirectory
 from testbed.measure.rundir import read_journal

@@ -16,7 +16,7 @@ from testbed.control.planner import (
     Verb,
     plan,
 )
-from testbed.places import stable_nodes
+from testbed.scheduling.places import stable_nodes
 
 NODES = 4
 MEMORY_MIB = 100

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rehearsal import BEST, Watcher, five_jobs, scenario
+from support.control.rehearsal import BEST, Watcher, five_jobs, scenario
 
 from testbed.bus.mosquitto import find_mosquitto, mosquitto_broker
 from testbed.control.admission import check_disk
@@ -19,7 +19,7 @@ from testbed.lab.bring_up import dry_lab
 from testbed.lab.local_agents import check_drivers, local_agents
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory
-from testbed.policies.catalogue import parse
+from testbed.scheduling.policies.catalogue import parse
 
 
 def test_a_refused_run_removes_the_folders_that_were_made_for_it(tmp_path: Path) -> None:

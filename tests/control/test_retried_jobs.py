@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import rehearse
+from support.control.rehearsal import rehearse
 
-from testbed.policies.catalogue import parse
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.overheads import constant
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
 
 # Job 2 waits from 1 s on and is tried again at 3, 7, 15, 31, 63, 127 and 255 s; job 3 is submitted at the last one.
 # Job 1 has ended by then, so there is memory for one of the two.

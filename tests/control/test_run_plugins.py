@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rehearsal import Watcher, rehearse, scenario
+from support.control.rehearsal import Watcher, rehearse, scenario
 
 from testbed.cli.run import run
 from testbed.control.admission import check_programs
 from testbed.errors import UserError
 from testbed.measure.points import to_line
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 Install = Callable[[str, str, str], Path]
 JOBS = [Job(1, 0, 1, 1.0, 0.4, 120), Job(2, 60, 2, 0.5, 0.4, 60)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rehearsal import Watcher, rehearse
+from support.control.rehearsal import Watcher, rehearse
 
 from testbed.measure.points import PointError
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import read_lines
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 JOBS = [
     Job(1, 0, 1, 1.0, 0.4, 1200),

@@ -21,15 +21,14 @@ from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster
 from testbed.control.recorder import CapWindow, Recorder
 from testbed.control.results import cap_error_pp
-from testbed.control.step_meter import StepMeter
-from testbed.control.tracker import Tracker
+from testbed.control.tracker import StepMeter, Tracker
 from testbed.lab.fleet import Fleet, Node, rule_of
 from testbed.lab.sample_clock import SampleClock
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.measure.rundir import RunDirectory, read_journal
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 FACTS = NodeFacts(
     cpus=1.0, memory_mib=1000, machine_cores=2, machine_memory_mib=4000, cpu_model="a", kernel="k", driver="null",

@@ -12,22 +12,24 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 from support.live_jobs import live_job
 
 from node_agent.drivers.null import NullDriver, _Guest
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import TOPOLOGIES, Task
+from node_agent.result_checks import compare_claims
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, ProgramSpec
+from testbed.bus.results import Claim, Verdicts
 from testbed.control import session
 from testbed.control.cluster import LiveJob
-from testbed.control.result_checks import NO_CHECKSUMS, Claim, Verdicts, check_results, claims_of, compare_claims
+from testbed.control.result_checks import NO_CHECKSUMS, check_results, claims_of
 from testbed.control.work_rates import SLACK_S, TOLERANCE, Allowance, CpuAccounts, MeasuredRates, WorkRates
 from testbed.lab.guest_events import GuestEvents
 from testbed.lab.job import LabJob
 from testbed.run.phases import Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 UNTIL_DONE_S = 1e9
 

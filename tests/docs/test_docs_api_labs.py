@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, blocks
 from support.deadlines import PATIENT_TOML
+from support.docs.blocks import ROOT, blocks
 from support.live import HANG_S
 
 import testbed

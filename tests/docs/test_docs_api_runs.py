@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, blocks_of
-from report.rehearsed_run import rehearse
+from support.docs.blocks import ROOT, blocks_of
+from support.report.rehearsed_run import rehearse
 
 PAGE = ROOT / "docs" / "api.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("\n## Runs and simulations\n")[2].partition("\n## ")[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from blocks import PAGES, ROOT, Line, lines
+from support.docs.blocks import PAGES, ROOT, Line, lines
 from support.live import HANG_S
 
 LINES = lines()
@@ -19,7 +19,7 @@ HERE = ("ca", "trace generate", "policies", "simulate", "doctor", "cleanup --dry
 ELSEWHERE = {
     "--hosts": ("tests/ansible/test_node_command.py", '"doctor", "--hosts"'),
     "calibrate": ("tests/calibration/test_calibrate_command.py", '"testbed", "calibrate"'),
-    "campaign": ("tests/campaign/campaign_files.py", '"testbed", "campaign"'),
+    "campaign": ("tests/support/campaign/campaign_files.py", '"testbed", "campaign"'),
     "check": ("tests/checks/test_check_live.py", "sys.exit(check("),
     "cleanup": ("tests/secure/test_cleanup.py", "lab.cleanup("),
     "compare": ("tests/compare/test_compare_command.py", "invoke(compare,"),
@@ -35,7 +35,7 @@ ELSEWHERE = {
     "nodes": ("tests/ansible/test_node_command.py", 'run("nodes",'),
     "query": ("tests/measure/test_query_command.py", "invoke(query,"),
     "report": ("tests/report/test_report_command.py", "invoke(report,"),
-    "run": ("tests/control/test_live.py", '"testbed", "run"'),
+    "run": ("tests/support/control/live_run.py", '"testbed", "run"'),
     "services": ("tests/containers/test_services.py", '"testbed", "services"'),
     "why": ("tests/report/test_job_story.py", "invoke(why,"),
     "trace info": ("tests/workload/test_trace_command.py", '"info",'),

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, blocks
+from support.calibrations import read_calibration
 from support.deadlines import PATIENT_TOML
+from support.docs.blocks import ROOT, blocks
 from support.live import HANG_S
 
 import testbed
@@ -22,18 +23,17 @@ from node_agent.abilities import PROTOCOLS
 from node_agent.drivers.protocol import Driver
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.task import Task
-from testbed.calibration.model_reader import load_calibration
-from testbed.compiler import can_compile, is_cached
-from testbed.policies.catalogue import parse
-from testbed.policies.kernel_policy import has_kernels
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.loop import run_loop
-from testbed.simulation.overheads import constant
-from testbed.simulation.simulate import loop_of, simulate
+from testbed.scheduling.compiler import can_compile, is_cached
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.kernel_policy import has_kernels
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.simulate import loop_of, simulate
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.scheduling.workload.table import read_table
 from testbed.testing import DriverConformance
 from testbed.testing.core import CoreConformance
-from testbed.workload.synthetic import synthetic_trace
-from testbed.workload.table import read_table
 
 PAGE = ROOT / "docs/extending.md"
 JOBS = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
@@ -181,7 +181,7 @@ def test_the_experiment_goes_from_trials_on_processes_to_a_figure(plugins: Path,
     packages = Path(testbed.__file__).parents[1]
     (tmp_path / "lab.toml").write_text(LAB + PATIENT_TOML)
     tables = calibrate("--experiments", "hold,bus", "--report")
-    model = load_calibration(tmp_path / "calibration.toml")
+    model = read_calibration(tmp_path / "calibration.toml")
     assert model.about.experiments == ("bus", "hold")
     assert [note for note in model.about.notes if "hold" in note] == []
     held = model.find("hold_s")

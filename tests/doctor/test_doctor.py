@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from testbed.cli.doctor import doctor
-from testbed.doctor import examine, hypervisors, machine, storage
-from testbed.doctor.finding import SEVERITIES, Finding, worst
+from testbed.lab.doctor import examine, hypervisors, machine, storage
+from testbed.lab.doctor.finding import SEVERITIES, Finding, worst
 
 
 def test_a_healthy_machine_is_looked_at_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from node_agent.claims import Claim
+from node_agent.claims import own_claim
 from node_agent.drivers.protocol import NodeBudget
 from testbed.bus import topics
+from testbed.bus.suspicious_acts import FILE, MEANINGS, Act, ActFile, ActKind, plain
 from testbed.cli.doctor import doctor
-from testbed.doctor import suspicious
-from testbed.secure.broker_log import NAMESAKES
-from testbed.suspicious_acts import FILE, MEANINGS, Act, ActFile, ActKind, plain
+from testbed.lab.doctor import suspicious
+from testbed.lab.secure.broker_log import NAMESAKES
 
 LAB = "lab-1"
 HELLO = "New client connected from 127.0.0.1:5 as n1 (p5, c1, k60, u'n1')."
@@ -35,7 +35,7 @@ BROKER = {  # lines as Mosquitto writes them, and what they tell of whom
 
 def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str = "") -> list[str]:
     """Return what the doctor says of the lab, without the rest of this machine."""
-    monkeypatch.setattr("testbed.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
+    monkeypatch.setattr("testbed.cli.bodies.doctor.examine", lambda *_: iter(suspicious.agents()))
     (tmp_path / "log").write_text(log)
     arguments = ["--lab", LAB, "--broker-log", str(tmp_path / "log"), "--runs", str(tmp_path / "runs"), "--json"]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False, catch_exceptions=False)
@@ -77,7 +77,7 @@ def test_what_an_agent_logs_is_told(
     state = tmp_path / "n2"
     state.mkdir()
     budget = NodeBudget("n2", 1.0, 1000, state, state / "images", "127.0.0.1", "dfrs")
-    claim = Claim.own(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
+    claim = own_claim(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
     (claims / claim.file).write_bytes(msgspec.json.encode(claim))
     ActFile(state / FILE).append([Act("n2", kind, "x", time.time(), 3)])
     (told,) = findings(tmp_path, monkeypatch)

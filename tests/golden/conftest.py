@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from golden.pinned_check import OPTION, REWRITTEN, check_pinned
-from workload.conftest import real_log
+from support.golden.pinned_check import OPTION, REWRITTEN, check_pinned
+from support.workload.logs import real_log
 
 __all__ = ["check_pinned", "real_log"]
 

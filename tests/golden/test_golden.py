@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import golden_traces as traces
 import pytest
-from golden_schedules import BATCH_POLICIES, POLICIES, WEEK_POLICIES, bounds, every_policy, schedules
-from golden_tables import QUICK_TRIALS, TRIALS, fitted, fitted_model, report_text
+from support.golden import golden_traces as traces
+from support.golden.golden_schedules import BATCH_POLICIES, POLICIES, WEEK_POLICIES, bounds, every_policy, schedules
+from support.golden.golden_tables import QUICK_TRIALS, TRIALS, fitted, fitted_model, report_text
 
-from testbed.simulation.overheads import parse_overheads
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 PINNED = Path(__file__).with_name("pinned")
 MODEL = PINNED / "calibration.toml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from golden.pins import as_text, changed_lines, differences, exact
+from support.golden.pins import as_text, changed_lines, differences, exact
 
 FIGURES = {"jobs": 2, "stretch": 1.5, "rows": [1, 2.0, "a"], "none": None}
 

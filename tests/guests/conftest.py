@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.guests.recipe import compile_patterns, compile_program
-from node_agent.guests.recipe_mpi import mpich
+from testbed.lab.guest_image.recipe import compile_patterns, compile_program
+from testbed.lab.guest_image.recipe_mpi import mpich
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from support.guests.twins import expected, task
 from support.live import ENDLESS_UNITS, HANG_S
-from twins import expected, task
 
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.programs.expected import expected_checksum
 from node_agent.programs.task import IMBALANCES, TOPOLOGIES
 from node_agent.verifier import Verifier
@@ -43,15 +43,15 @@ def spec_of(one) -> GuestSpec:
 def test_a_guest_is_verified_or_fails():
     one = task(work_units=10**7, units_per_iteration=10**6)
 
-    async def outcome(checksum: str, *, forgotten: bool = False) -> Happening:
+    async def outcome(checksum: str, *, forgotten: bool = False) -> DriverEvent:
         verifier = Verifier()
         verifier.begin(spec_of(one))
-        progress = Happening("a", "progress", 1, {"units": 3})
+        progress = DriverEvent("a", "progress", 1, {"units": 3})
         assert await verifier.check(progress) is progress
         if forgotten:
             verifier.forget("a")
         try:
-            return await verifier.check(Happening("a", "done", 2, {"units": 10**7, "checksum": checksum}))
+            return await verifier.check(DriverEvent("a", "done", 2, {"units": 10**7, "checksum": checksum}))
         finally:
             verifier.close()
 

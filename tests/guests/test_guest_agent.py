@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from guest_end import AgentAlone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.guests.guest_end import AgentAlone
 from support.live import HANG_S, wait_until
 
 from node_agent.guests import wire
-from node_agent.guests.recipe import compile_program
+from testbed.lab.guest_image.recipe import compile_program
 from testbed.testing.accuracy import Window
 
 ABSENT_S = 0.05  # between two looks of an agent at a port without a host

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.guests import cpio
-from node_agent.guests.image import GuestImage
 from node_agent.guests.unpack import files as files_of
 from node_agent.guests.unpack import unpacked
 from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
+from testbed.lab.guest_image import cpio
 
 NAMES = st.lists(st.text("abc.-", min_size=1, max_size=9).filter(lambda n: n not in {".", ".."}), unique=True)
 

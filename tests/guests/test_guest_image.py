@@ -9,15 +9,16 @@ from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
-from guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import expected, task
+from support.guests.guest_end import NEEDS_GCC, NEEDS_QEMU, QEMU, Machine, Ranks, missing
+from support.guests.twins import expected, task
 
-from node_agent.guests.image import build, build_key, command_line, current
-from node_agent.guests.recipe import own_fingerprints
+from node_agent.guests.image import command_line
 from testbed.cli.main import cli
 from testbed.errors import UserError
+from testbed.host.guest_image import own_fingerprints
+from testbed.lab.guest_image.image import build, build_key, current
 
 FINGERPRINTS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), min_size=1)
 

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.guests.twins import expected, task
 from support.live import HANG_S
-from twins import expected, task
 
 from node_agent.drivers.procs.environment import BIN
 from node_agent.guests import wire

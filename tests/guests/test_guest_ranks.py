@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from guest_end import AgentAlone, Host, Ranks
+from support.guests.guest_end import AgentAlone, Host, Ranks
+from support.guests.twins import expected, task
 from support.live import wait_until
-from twins import expected, task
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.procs.environment import BIN

@@ -15,9 +15,9 @@ from support.live import ENDLESS_UNITS, until
 from node_agent.drivers.native import NativeBarriers
 from node_agent.drivers.protocol import DriverError
 from node_agent.drivers.virt.native import NativePrograms
-from node_agent.guests.recipe_mpi import closure, mpich
 from node_agent.programs.segments import segments_of
 from testbed.bus.messages import ProgramSpec
+from testbed.lab.guest_image.recipe_mpi import closure, mpich
 
 PATTERNS = ProgramSpec(name="patterns", work_units=ENDLESS_UNITS, units_per_iteration=50, seed=7, ranks=3)
 

@@ -16,7 +16,7 @@ from support.short_run import write_short_run
 
 import node_agent
 import testbed
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 PACKAGES = (testbed, node_agent)
 CAMPAIGN = """
@@ -115,9 +115,9 @@ def test_no_other_place_starts_a_module() -> None:
                 modules = [module for flag, module in pairwise(text) if flag == "-m"]
                 found += [(str(path.relative_to(folder.parent)), module) for module in modules if module]
     permitted = {
-        ("testbed/box/xen/agent_disk.py", "0"),  # mke2fs
-        ("testbed/doctor/hypervisors.py", "128"),  # QEMU
-        ("testbed/remote/agents.py", "755"),  # mkdir
-        ("testbed/remote/agents.py", "700"),
+        ("testbed/lab/box/xen/agent_disk.py", "0"),  # mke2fs
+        ("testbed/lab/doctor/hypervisors.py", "128"),  # QEMU
+        ("testbed/lab/remote/agents.py", "755"),  # mkdir
+        ("testbed/lab/remote/agents.py", "700"),
     }
     assert set(found) == permitted

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support.live import HANG_S
 
-from testbed.checks.settings import Settings
-from testbed.cli.lab import _which
-from testbed.cli.lease import find_broker
+from testbed.cli.bodies.lab import _which
+from testbed.cli.bodies.lease import find_broker
 from testbed.errors import UserError
 from testbed.packaged import find_campaign, find_scenario, packaged_campaigns, packaged_folder, packaged_scenarios
 from testbed.scenario.schema import load_scenario
+from testbed.study.checks.settings import Settings
 
 NAMES = {"hpc2n-hour", "kvm-two-nodes", "quickstart", "xen-nested"}
 ROOT = Path(__file__).parents[2]
@@ -91,15 +91,15 @@ def test_references_of_a_packaged_lab_are_in_the_current_folder(
 
 def test_lab_down_takes_the_name_of_a_scenario_unless_a_lab_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[str] = []
-    monkeypatch.setattr("testbed.box.sweep.known_labs", lambda: known)
+    monkeypatch.setattr("testbed.cli.bodies.lab.known_labs", lambda: known)
     assert _which("kvm-two-nodes") == "kvm"
     known.append("kvm-two-nodes")
     assert _which("kvm-two-nodes") == "kvm-two-nodes"
 
 
 def test_lab_who_and_take_find_the_lab_of_a_scenario_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.box.sweep.known_labs", list)
-    monkeypatch.setattr("testbed.box.state.find", lambda _lab: None)
+    monkeypatch.setattr("testbed.cli.bodies.lease.known_labs", list)
+    monkeypatch.setattr("testbed.cli.bodies.lease.find", lambda _lab: None)
     with pytest.raises(UserError, match=r"^lab kvm: not one in a box"):
         find_broker("kvm-two-nodes", None)
     assert find_broker("kvm-two-nodes", "mqtt://127.0.0.1:1")[1] == "kvm-two-nodes"

@@ -18,12 +18,9 @@ from pathlib import Path
 
 import pytest
 from support.archives import unpack
+from support.docs.blocks import ROOT, command_lines
 from support.live import HANG_S
 from support.short_run import write_short_run
-
-sys.path.append(str(Path(__file__).parents[1] / "docs"))
-
-from blocks import ROOT, command_lines
 
 pytestmark = pytest.mark.slow
 COMMANDS = command_lines(ROOT / "README.md")

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from control.rehearsal import five_jobs, rehearse
+from support.control.rehearsal import five_jobs, rehearse
 
 from node_agent.agent import Agent
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from testbed.bus.messages import AnyAction, MpiJoin, MpiPass, RankKeys
 from testbed.bus.mpi_barriers import MOST_BARRIERS, MOST_REPEATS
 from testbed.bus.mpi_keys import MOST_KEYS
 from testbed.lab.mpi_exchange import MOST_PASS_CHARS, _parts
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
 PARALLEL = {"2", "4"}  # jobs with a rank on each node
@@ -39,7 +39,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie, *, before: bool, joins: boo
             return await perform(self, action)
 
         def tell(guest: str, detail: dict[str, object]) -> None:
-            self._events.put(Happening(guest, "mpi-barrier", 0, detail))
+            self._events.put(DriverEvent(guest, "mpi-barrier", 0, detail))
 
         rank = int(action.guest.rpartition("-t")[2])
         if before:

@@ -12,12 +12,12 @@ from support.live_jobs import live_job
 from testbed.bus.guest_details import Failed, GuestReport, report_of
 from testbed.bus.messages import GuestEvent, GuestSpec, MpiPass, ProgramSpec, Reply
 from testbed.bus.requests import CommandFailedError, DeadlineError, NoAnswerError
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import TestbedError
 from testbed.lab import mpi_exchange
 from testbed.lab.mpi_exchange import PASS_TRIES, MpiExchange, MpiSession
 from testbed.run.phases import Phase
-from testbed.suspicious_acts import ActKind
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 SPEC = GuestSpec(
     guest="dfrs-x-j1-t0", run="x", job=1, task=0, cpu_cores=1.0, memory_mib=64,

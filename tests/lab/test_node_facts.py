@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from control.rehearsal import five_jobs, rehearse, scenario
 from hypothesis import given
 from hypothesis import strategies as st
+from support.control.rehearsal import five_jobs, rehearse, scenario
 
 from node_agent.agent import Agent
 from testbed.bus import topics

@@ -17,6 +17,7 @@ from testbed.bus.guest_details import Done, Drift, Ended, Failed, GuestDetail, P
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
+from testbed.bus.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
 from testbed.bus.telemetry import Telemetry
 from testbed.control.cluster import Cluster
 from testbed.control.paced_lines import PacedLines
@@ -30,8 +31,7 @@ from testbed.run import events
 from testbed.run.journal import plain
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 EVENTS = topics.node_topic("t", "n0", "event")
 

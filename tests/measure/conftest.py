@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from influx_lab import Adapter, Influxd, influx
 from support.live import HANG_S
+from support.measure.influx_lab import Adapter, Influxd, influx
 
 from testbed.measure import influx as influx_recorder
 from testbed.measure import recorders, shipping

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from testbed.compiler import compiled
-from testbed.measure.bound import ACCURACY, COMPILED_FROM_JOBS, bound
-from testbed.measure.transport import unserved
-from testbed.workload.jobs import Job
-from testbed.workload.load import scale_load
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.bound.max_stretch import ACCURACY, COMPILED_FROM_JOBS, bound
+from testbed.scheduling.bound.transport import unserved
+from testbed.scheduling.compiler import compiled
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import scale_load
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 
 def job(submit_s, tasks, cpu, run_s):
@@ -184,7 +184,7 @@ def test_the_compiled_kernels_come_to_the_same_bits(instance, jobs, nodes, kind)
     pytest.importorskip("numba", reason="the extra simulate")
     assert np.array_equal(compiled(unserved)(*instance), unserved(*instance))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("testbed.measure.bound.COMPILED_FROM_JOBS", 0)
+        patch.setattr("testbed.scheduling.bound.max_stretch.COMPILED_FROM_JOBS", 0)
         fast = bound(jobs, nodes, kind=kind)
     assert fast == bound(jobs, nodes, kind=kind)
 
@@ -193,6 +193,6 @@ def test_a_long_trace_is_bounded_as_its_kernels_stand(monkeypatch):
     """The number of jobs chooses machine code or not, never the value."""
     jobs = scale_load(synthetic_trace(128, COMPILED_FROM_JOBS + 50, 5), 128, 0.9)
     least = bound(jobs, 128)
-    monkeypatch.setattr("testbed.measure.bound.COMPILED_FROM_JOBS", len(jobs) + 1)
+    monkeypatch.setattr("testbed.scheduling.bound.max_stretch.COMPILED_FROM_JOBS", len(jobs) + 1)
     assert bound(jobs, 128) == least > 1
     assert bound(jobs[::-1], 128) == pytest.approx(least, rel=2 * ACCURACY)  # the order of jobs is of no account

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from testbed.cli.bound import bound
 from testbed.errors import UserError
-from testbed.measure import bound as measure
-from testbed.workload.jobs import Job
-from testbed.workload.trace import load_trace, save_trace
+from testbed.scheduling.bound import max_stretch as measure
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.trace import load_trace, save_trace
 
 WEEK_S = 604_800.0
 # Three jobs at once on one node in the first week; in the second, two of which the wide one makes (1d) bind.

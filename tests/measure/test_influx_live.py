@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from influx_lab import (
+from support.live import HANG_S, wait_until
+from support.measure.influx_lab import (
     BEGIN_NS,
     INFLUXD,
     TAGS,
@@ -32,7 +33,6 @@ from influx_lab import (
     same,
     write_spool,
 )
-from support.live import HANG_S, wait_until
 
 from testbed.measure import influx as recorder_module
 from testbed.measure.influx import InfluxRecorder

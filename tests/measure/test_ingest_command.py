@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, write_spool
 from support.live import HANG_S, wait_until
+from support.measure.influx_lab import INFLUXD, Adapter, Comparison, Influxd, Recording, compare, write_spool
 
 from testbed.cli.ingest import ingest as command
 from testbed.errors import TestbedError

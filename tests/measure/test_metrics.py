@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.measure import metrics
+from testbed.scheduling import metrics
 
 
 def test_bounded_stretch():
@@ -25,7 +24,6 @@ def test_bounded_stretch_is_never_below_one_for_a_real_turnaround(run_s, wait_s)
 
 def test_degradations():
     assert metrics.degradation_from_bound([1.0, 9.0, 3.0], 1.5) == 6.0
-    assert metrics.degradation_factor(np.array([4.0, 2.0]), 2.0) == 2.0
 
 
 def test_traffic_and_occurrences():

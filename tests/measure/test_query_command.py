@@ -185,7 +185,7 @@ def test_wrong_words_are_told(run: Path, tmp_path: Path) -> None:
 
 
 def test_polars_is_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.cli.query.find_spec", lambda _: None)
+    monkeypatch.setattr("testbed.cli.bodies.query.find_spec", lambda _: None)
     assert "dfrs-testbed[query]" in refusal(run, "SELECT * FROM node")
 
 

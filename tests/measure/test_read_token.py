@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from testbed.errors import RunError
-from testbed.services.catalogue import IMAGES, PORTS, services
-from testbed.services.keys import Keys
-from testbed.services.readers import DESCRIPTION, read_token
+from testbed.lab.services.catalogue import IMAGES, PORTS, services
+from testbed.lab.services.keys import Keys
+from testbed.lab.services.readers import DESCRIPTION, read_token
 
 
 class Database:

@@ -26,7 +26,7 @@ from testbed.run.events import Penalty
 from testbed.run.intents import Flight
 from testbed.run.interruptions import LIVE, SAVE_RESTORE
 from testbed.run.phases import Phase
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 UNITS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.whole_files import draft_of, write_whole
+from testbed.host.whole_files import draft_of, write_whole
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from golden.pinned_check import check_pinned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from old_run_answers import (
+from support.golden.pinned_check import check_pinned
+from support.old_runs.old_run_answers import (
     compare_answers,
     frame_answers,
     page_answers,
@@ -23,19 +23,19 @@ from old_run_answers import (
     schedule_answers,
     why_answers,
 )
-from old_run_archive import RUNS, archive, unpack
+from support.old_runs.old_run_archive import RUNS, archive, unpack
 
 from testbed.cli.compare import compare
 from testbed.cli.report import report
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
-from testbed.report.facts import read_facts
-from testbed.report.job_story import OPERATION
-from testbed.report.job_story_data import as_data
-from testbed.report.job_story_text import lines
-from testbed.report.job_told import Told, tell
-from testbed.report.job_waits import CONTROLLER, POLICY, Waits
 from testbed.run.reader import read_history
+from testbed.study.report.run.facts import read_facts
+from testbed.study.report.run.job_story import OPERATION
+from testbed.study.report.run.job_story_data import as_data
+from testbed.study.report.run.job_story_reader import JobReport, read_job_report
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_waits import CONTROLLER, POLICY, Waits
 
 __all__ = ["check_pinned"]
 
@@ -169,7 +169,7 @@ def test_the_spans_of_tasks_are_the_same(name, run, check_pinned):
 def test_every_job_has_a_story_and_its_operations_are_the_journals(run):
     journal = read_journal(run / "events.jsonl")
     for job in (job.job_id for job in read_facts(run).jobs):
-        told = tell(run, job)
+        told = read_job_report(run, job)
         assert told.story.state == "done"
         assert lines_of(told)[0].startswith(f"job {job} is done at ")
         found = [event.facts["action"] for event in told.story.events if event.kind == OPERATION]
@@ -179,7 +179,7 @@ def test_every_job_has_a_story_and_its_operations_are_the_journals(run):
 def test_waits_explain_what_the_controller_measured(run):
     """Each moment from the plan to the first command has a cause; the controller has a small share of them."""
     for job in (job.job_id for job in read_facts(run).jobs):
-        story = tell(run, job).story
+        story = read_job_report(run, job).story
         for event in story.events:
             if event.kind == OPERATION:
                 planned_s = event.t_s - event.facts["waited_s"]
@@ -205,7 +205,7 @@ def test_memory_is_never_over_committed_by_what_the_journal_tells(run):
     assert all(0 <= free < mib / 2 for free, mib in zip(least, memory, strict=True))
 
 
-def lines_of(told: Told) -> list[str]:
+def lines_of(told: JobReport) -> list[str]:
     return list(lines(told))
 
 
@@ -216,7 +216,7 @@ def torn(tmp_path_factory):
     for name in RUNS:
         run = unpack(name, tmp_path_factory.mktemp(name))
         whole = (run / "events.jsonl").read_bytes()
-        stories = {job.job_id: tell(run, job.job_id).story for job in read_facts(run).jobs}
+        stories = {job.job_id: read_job_report(run, job.job_id).story for job in read_facts(run).jobs}
         for file in ("jobs.csv", "summary.json"):
             (run / file).unlink()
         found[name] = run, whole, stories
@@ -232,9 +232,9 @@ def test_a_torn_journal_tells_the_beginning_of_the_same_story(torn, data):
     (run / "events.jsonl").write_bytes(kept)
     if b'"kind":"replay"' not in kept[: kept.rfind(b"\n") + 1]:
         with pytest.raises(UserError, match="no job was submitted"):
-            tell(run, job)
+            read_job_report(run, job)
         return
-    told = tell(run, job)
+    told = read_job_report(run, job)
     count = len(told.story.events)
     assert json.loads(json.dumps(as_data(told)))["job"] == job
     assert len(lines_of(told)) > 3

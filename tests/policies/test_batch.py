@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, places_of, view_of, views
+from support.policies.policy_views import Row, places_of, view_of, views
 
-from testbed.policies.backfill import BatchJobs, insert, remove, reservation
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Event
+from testbed.scheduling.policies.backfill import BatchJobs, insert, remove, reservation
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Event
 
 FCFS, EASY, EASY_2011 = parse("FCFS"), parse("EASY"), parse("EASY/2011")
 NOW = 1000.0

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
-from testbed.policies.catalogue import available, parse
-from testbed.policies.configuration import NotInGrammarError, catalogue, parse_configuration
-from testbed.policies.state import CHEAPEST_FIRST
-from testbed.simulation.named import named
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.policies.configuration import NotInGrammarError, catalogue, parse_configuration
+from testbed.scheduling.policies.state import CHEAPEST_FIRST
+from testbed.scheduling.simulation.named import named
+from testbed.scheduling.workload.jobs import Job
 
 PUBLISHED = [  # the names of [RR] Table 2, and some of its appendix's form
     "Greedy */OPT=MIN",
@@ -141,7 +141,7 @@ def test_any_limit_round_trips(limit_s):
 
 PLUGIN = """
 from testbed.errors import UserError
-from testbed.policies.batch import BatchPolicy
+from testbed.scheduling.policies.batch import BatchPolicy
 
 def sjf(name, period_s):
     if "bad" in name:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_views import state_of, views
+from support.policies.policy_views import state_of, views
 
-from testbed.compiler import can_compile, compiled
-from testbed.policies import dfrs, kernel_policy
-from testbed.policies.catalogue import available, parse
-from testbed.policies.decision import decide
-from testbed.policies.dfrs import DfrsPolicy
-from testbed.policies.state import Cluster, Jobs
-from testbed.policies.view import NOT_PLACED, JobState
+from testbed.scheduling.compiler import can_compile, compiled
+from testbed.scheduling.policies import dfrs, kernel_policy
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.policies.decision import decide
+from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.state import Cluster, Jobs
+from testbed.scheduling.policies.view import NOT_PLACED, JobState
 
 POLICIES = [policy for policy in map(parse, available()) if isinstance(policy, DfrsPolicy)]
 CASE = (views(), st.sampled_from(POLICIES))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_views import Row, node_usage, places_of, view_of, views
+from support.policies.policy_views import Row, node_usage, places_of, view_of, views
 
-from testbed.policies.catalogue import available, parse
-from testbed.policies.view import NOT_PLACED, Event, JobState
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.policies.view import NOT_PLACED, Event, JobState
 
 NAMES = [name for name in available() if "OPT=" in name]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, node_usage, places_of, state_of, view_of, views
+from support.policies.policy_views import Row, node_usage, places_of, state_of, view_of, views
 
-from testbed.policies import placing
-from testbed.policies.draft import Draft
-from testbed.policies.view import JobState
+from testbed.scheduling.policies import placing
+from testbed.scheduling.policies.draft import Draft
+from testbed.scheduling.policies.view import JobState
 
 
 def test_each_way_to_place() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, view_of
+from support.policies.policy_views import Row, view_of
 
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Event, event_at
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Event, event_at
 
 GREEDY, EASY = parse("GREEDY"), parse("EASY")
 

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_views import Row, state_of, view_of
+from support.policies.policy_views import Row, state_of, view_of
 
-from testbed.policies.capacity import node_memory, node_usage
-from testbed.policies.greedy import fits, make_room, place, place_all
-from testbed.policies.priority import by_decreasing_priority
-from testbed.policies.view import NOT_PLACED
+from testbed.scheduling.policies.capacity import node_memory, node_usage
+from testbed.scheduling.policies.greedy import fits, make_room, place, place_all
+from testbed.scheduling.policies.priority import by_decreasing_priority
+from testbed.scheduling.policies.view import NOT_PLACED
 
 TENTHS = st.integers(1, 10)
 # A task: CPU need and memory in tenths. A node: the tasks that it holds, as far as memory allows.

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from policy_views import Row, places_of, view_of
+from support.policies.policy_views import Row, places_of, view_of
 
-from testbed.policies.batch import BatchPolicy
-from testbed.policies.catalogue import parse
-from testbed.policies.ipdps import is_retried, next_retry_s
-from testbed.policies.view import Event, WakingPolicy
+from testbed.scheduling.policies.batch import BatchPolicy
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.ipdps import is_retried, next_retry_s
+from testbed.scheduling.policies.view import Event, WakingPolicy
 
 
 def decide(name, rows, nodes, event, **how):

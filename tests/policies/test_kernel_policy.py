@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from policy_views import Row, places_of, view_of
+from support.policies.policy_views import Row, places_of, view_of
 
-from testbed.compiler import kernel
 from testbed.errors import UserError
-from testbed.policies.kernel_policy import KernelPolicy, Kernels, has_kernels, never_wakes
-from testbed.policies.placing import drop_lost, least_loaded, usage, waiting
-from testbed.policies.view import Event, Policy
-from testbed.policies.yields import max_min_yields
+from testbed.scheduling.compiler import kernel
+from testbed.scheduling.policies.kernel_policy import KernelPolicy, Kernels, has_kernels, never_wakes
+from testbed.scheduling.policies.placing import drop_lost, least_loaded, usage, waiting
+from testbed.scheduling.policies.view import Event, Policy
+from testbed.scheduling.policies.yields import max_min_yields
 
 
 @kernel

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.places import stable_nodes
-from testbed.policies.moves import keep_places
+from testbed.scheduling.places import stable_nodes
+from testbed.scheduling.policies.moves import keep_places
 
 PLACES = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_views import Row, node_usage, state_of, view_of
+from support.policies.policy_views import Row, node_usage, state_of, view_of
 
-from testbed.policies import mcb8 as search
-from testbed.policies.catalogue import parse
-from testbed.policies.mcb8 import mcb8
-from testbed.policies.view import NOT_PLACED
+from testbed.scheduling.policies import mcb8 as search
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.mcb8 import mcb8
+from testbed.scheduling.policies.view import NOT_PLACED
 
 EPS = 1e-9
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from testbed.cli.policies import policies
 from testbed.errors import UserError
-from testbed.policies.catalogue import available, parse
+from testbed.scheduling.policies.catalogue import available, parse
 
 
 def test_lists_names_and_grammar():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from testbed.compiler import compiled
-from testbed.policies.simplex import maximise_sum
+from testbed.scheduling.compiler import compiled
+from testbed.scheduling.policies.simplex import maximise_sum
 
 
 def check(weight, room, upper, solve=maximise_sum):

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from policy_views import node_usage
-from virtual_cluster import VirtualCluster
+from support.policies.policy_views import node_usage
+from support.policies.virtual_cluster import VirtualCluster
 
-from testbed.measure.bound import bound
-from testbed.measure.metrics import bounded_stretch, degradation_from_bound
-from testbed.policies.catalogue import available, parse
-from testbed.workload.jobs import Job
+from testbed.scheduling.bound.max_stretch import bound
+from testbed.scheduling.metrics import bounded_stretch, degradation_from_bound
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.workload.jobs import Job
 
 
 def workload(seed: int, count: int, nodes: int, load: float) -> Sequence[Job]:

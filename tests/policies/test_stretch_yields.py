@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from placed_jobs import NOW_S, copied, placed, placements, weights
 from scipy.optimize import linprog, minimize
+from support.policies.placed_jobs import NOW_S, copied, placed, placements, weights
 
-from testbed.compiler import compiled
-from testbed.policies.barrier import ACCURACY, least_sum_of_inverses
-from testbed.policies.stretch import LEAST_YIELD_FRAC, stretch_yields, yield_for
+from testbed.scheduling.compiler import compiled
+from testbed.scheduling.policies.barrier import ACCURACY, least_sum_of_inverses
+from testbed.scheduling.policies.stretch import LEAST_YIELD_FRAC, stretch_yields, yield_for
 
 PERIOD_S = 600.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from placed_jobs import copied, placed, placements, weights
 from scipy.optimize import linprog
+from support.policies.placed_jobs import copied, placed, placements, weights
 
-from testbed.compiler import compiled
-from testbed.policies.yields import average_yields, max_min_yields, raise_cheapest_first
+from testbed.scheduling.compiler import compiled
+from testbed.scheduling.policies.yields import average_yields, max_min_yields, raise_cheapest_first
 
 TINY = 1e-8
 

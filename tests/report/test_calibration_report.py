@@ -9,23 +9,19 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from page_reader import Reader
-from synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
+from support.report.page_reader import Reader
+from support.report.synthetic_calibration import EXPERIMENTS, MEMORIES_MIB, write_trials
 
-from testbed.calibration.experiments.save_restore import figure_memory, reschedulings
-from testbed.calibration.from_trials import calibrate_from
-from testbed.calibration.model import About, Calibration, Outlier, Quantity
-from testbed.calibration.trials import read_trials
 from testbed.errors import UserError
-from testbed.report import page as page_module
-from testbed.report.calibration import (
-    calibration_page,
-    write_calibration_figures,
-    write_calibration_report,
-)
-from testbed.report.calibration_data import Measured, Row, Series, listed, middle, rows_of
-from testbed.report.calibration_lines import lines_of
-from testbed.report.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg
+from testbed.study.calibration.experiments.save_restore import figure_memory, reschedulings
+from testbed.study.calibration.from_trials import calibrate_from
+from testbed.study.calibration.model import About, Calibration, Outlier, Quantity
+from testbed.study.calibration.trials import read_trials
+from testbed.study.report.calibration.data import Measured, Row, Series, listed, middle, rows_of
+from testbed.study.report.calibration.lines import lines_of
+from testbed.study.report.calibration.page import calibration_page, write_calibration_report
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, inline_svg, write_chart
 
 FIGURES = {
     "save-restore": ("calibration_penalty", "calibration_memory", "calibration_star", "calibration_clocks"),
@@ -197,7 +193,7 @@ def test_of_two_ways_that_were_measured_alike_the_warm_one_is_the_usual():
 
 
 def read_of(seen):
-    from testbed.calibration.trials import Outcome, Trials
+    from testbed.study.calibration.trials import Outcome, Trials
 
     return Trials(
         {}, [
@@ -259,7 +255,8 @@ def test_equal_input_gives_equal_bytes(poor, tmp_path):
 
 
 def test_single_figures_are_written_for_documents(poor, tmp_path):
-    paths = write_calibration_figures(*poor, tmp_path / "figures")
+    charts = calibration_page(*poor).charts
+    paths = [write_chart(chart, tmp_path / "figures", form) for chart in charts for form in ("svg", "png")]
     assert sorted(path.name for path in paths) == [
         "calibration_bus.png", "calibration_bus.svg", "calibration_start.png", "calibration_start.svg",
     ]  # fmt: skip

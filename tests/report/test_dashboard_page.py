@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import pytest
-from rehearsed_run import GrowingRun, rehearse
 from support.live import HANG_S, wait_until
+from support.report.rehearsed_run import GrowingRun, rehearse
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearsed_run import rehearse
 from support.entries import event, whole
+from support.report.rehearsed_run import rehearse
+from support.timelines import read_timeline
 
 from testbed.measure.points import to_line
-from testbed.report.browser.changes import Page
-from testbed.report.browser.follow import RunFeed
-from testbed.report.browser.jobs import board_of
-from testbed.report.browser.state import RunState
-from testbed.report.browser.telemetry import Telemetry
-from testbed.report.timeline import read_timeline
 from testbed.run.history import History, fold
 from testbed.run.newest import newest_run
+from testbed.study.report.browser.changes import Page
+from testbed.study.report.browser.follow import RunFeed
+from testbed.study.report.browser.jobs import board_of
+from testbed.study.report.browser.state import RunState
+from testbed.study.report.browser.telemetry import Telemetry
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -17,12 +18,12 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from testbed.report.difference import difference
-from testbed.report.gantt import YIELDS, draw_gantt, gantt_figure, height_in, is_dense
-from testbed.report.gantt_dense import cells_of
-from testbed.report.gantt_difference import difference_figure
-from testbed.report.lanes import GONE, Bar, lanes_of
-from testbed.report.schedule import (
+from testbed.study.report.run.difference import Difference, difference
+from testbed.study.report.run.gantt import YIELDS, draw_gantt, height_in, is_dense
+from testbed.study.report.run.gantt_dense import cells_of
+from testbed.study.report.run.gantt_difference import difference_height_in, draw_difference
+from testbed.study.report.run.lanes import GONE, Bar, lanes_of
+from testbed.study.report.run.schedule import (
     IN_MEMORY,
     KINDS,
     LIVE,
@@ -125,6 +126,18 @@ def test_cells_keep_every_second_of_cpu(given_schedule: Schedule, bins: int) -> 
         assert cells.wanted_cpu[node].sum() * end_s / bins == pytest.approx(2 * used, abs=1e-9)
         assert cells.held_up[node].sum() * end_s / bins == pytest.approx(held, abs=1e-9)
     assert min(part.min() for part in (cells.used_cpu, cells.wanted_cpu, cells.held_up)) >= -1e-9
+
+
+def gantt_figure(schedules: Sequence[Schedule], *, width_in: float = 10.0) -> Figure:
+    figure = Figure(figsize=(width_in, height_in(schedules)), layout="constrained", facecolor="white")
+    draw_gantt(figure, schedules)
+    return figure
+
+
+def difference_figure(found: Difference) -> Figure:
+    figure = Figure(figsize=(10.0, difference_height_in(found)), layout="constrained", facecolor="white")
+    draw_difference(figure, found)
+    return figure
 
 
 def drawn(figure: Figure) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from control.rehearsal import BEST, Watcher, five_jobs, rehearse
+from support.control.rehearsal import BEST, Watcher, five_jobs, rehearse
 from support.entries import whole
 
 from node_agent.agent import Agent
@@ -18,20 +18,20 @@ from node_agent.drivers.protocol import DriverError
 from testbed.cli.why import why
 from testbed.errors import UserError
 from testbed.measure.rundir import read_journal
-from testbed.report.job_story_data import as_data
-from testbed.report.job_story_text import lines
-from testbed.report.job_told import Told, tell
-from testbed.report.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
 from testbed.run.events import Decision
 from testbed.run.journal import read_events
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.run.job_story_data import as_data
+from testbed.study.report.run.job_story_reader import JobReport, read_job_report
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, POLICY, WAITS
 
 
-def text(told: Told) -> str:
+def text(told: JobReport) -> str:
     return "\n".join(lines(told))
 
 
-def events(told: Told, kind: str) -> list[dict[str, Any]]:
+def events(told: JobReport, kind: str) -> list[dict[str, Any]]:
     return [event.facts for event in told.story.events if event.kind == kind]
 
 
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_operations_and_yields_are_those_of_the_journal(run: Path) -> None:
     journal = read_journal(run / "events.jsonl")
     for job in range(1, 6):
-        told = tell(run, job)
+        told = read_job_report(run, job)
         outcomes = [entry for entry in journal if entry["kind"] == "outcome" and entry["job"] == job]
         found = events(told, "operation")
         assert [(each["verb"], each["elapsed_s"], each["bytes"]) for each in found] == [
@@ -76,7 +76,7 @@ def wanted(decision: Decision, job: int) -> dict[str, Any] | None:
 def test_every_change_of_the_target_has_the_decision_that_made_it(run: Path) -> None:
     journal = [event for event in read_events(run / "events.jsonl") if isinstance(event, Decision)]
     for job in range(1, 6):
-        told = {each["number"]: each for each in events(tell(run, job), "decision")}
+        told = {each["number"]: each for each in events(read_job_report(run, job), "decision")}
         before = None
         for number, event in enumerate(journal, 1):
             if job not in event.view.job_id:
@@ -92,7 +92,7 @@ def test_every_change_of_the_target_has_the_decision_that_made_it(run: Path) -> 
 
 def test_a_batch_policy_lets_jobs_wait_for_its_choice(tmp_path: Path) -> None:
     jobs = [Job(1, 0, 2, 1.0, 0.4, 600), Job(2, 60, 2, 1.0, 0.4, 600), Job(3, 120, 1, 1.0, 0.4, 60)]
-    told = tell(rehearse(tmp_path, jobs, policy="FCFS")[0].path, 3)
+    told = read_job_report(rehearse(tmp_path, jobs, policy="FCFS")[0].path, 3)
     assert set(told.story.waited_s()) <= {POLICY, CONTROLLER}
     assert told.story.waited_s()[POLICY] == pytest.approx((told.row.start_time_s - 120) / 60, abs=0.1)
     first, chosen = events(told, "decision")[:2]
@@ -126,7 +126,7 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_job_of_a_lost_node_says_so_first(lost: Path) -> None:
-    told = tell(lost, 2)
+    told = read_job_report(lost, 2)
     head, reason, *_ = text(told).splitlines()
     assert head.startswith("job 2 failed at 0:10:")
     assert "node node-1 is lost (its agent ended); it had run for 10." in head
@@ -137,7 +137,7 @@ def test_the_job_of_a_lost_node_says_so_first(lost: Path) -> None:
 
 
 def test_a_job_that_does_not_fit_never_ran(lost: Path) -> None:
-    told = tell(lost, 4)
+    told = read_job_report(lost, 4)
     assert told.story.reason is not None
     assert told.story.reason.code == "does-not-fit"
     assert "it never ran" in text(told).splitlines()[0]
@@ -146,7 +146,7 @@ def test_a_job_that_does_not_fit_never_ran(lost: Path) -> None:
 
 
 def test_a_job_on_another_node_tells_what_became_of_that_node(lost: Path) -> None:
-    told = tell(lost, 1)
+    told = read_job_report(lost, 1)
     assert told.story.state == "done"
     assert events(told, "node") == [{"node": "node-1", "online": False, "reason": "its agent ended"}]
 
@@ -160,7 +160,7 @@ def test_a_save_that_fails_for_good_is_the_reason(tmp_path: Path, monkeypatch: p
         return await save(self, guest, at, image)
 
     monkeypatch.setattr(NullDriver, "save", broken)
-    told = tell(rehearse(tmp_path, five_jobs())[0].path, 1)
+    told = read_job_report(rehearse(tmp_path, five_jobs())[0].path, 1)
     assert told.story.reason is not None
     assert told.story.reason.code == "save-failed"
     last = events(told, "operation")[-1]
@@ -174,7 +174,7 @@ def test_a_code_of_the_journal_is_passed_on(journal: Journal) -> None:
     journal.decide(0, {1: [0]}, (1,))
     journal.write(1, "retry", job=1, action=1, attempt=1, error="no", code="refused")
     journal.write(2, "job", job=1, state="failed", detail="node node-a was lost (silent for 9 s)", code="later")
-    told = tell(journal.folder, 1)
+    told = read_job_report(journal.folder, 1)
     assert [event.facts["code"] for event in told.story.events if "code" in event.facts] == [
         "silent",
         "refused",
@@ -194,7 +194,7 @@ def test_attempts_are_told_with_their_errors(tmp_path: Path, monkeypatch: pytest
         await start(self, spec, cap_cores)
 
     monkeypatch.setattr(NullDriver, "start", flaky)
-    told = tell(rehearse(tmp_path, five_jobs())[0].path, 2)
+    told = read_job_report(rehearse(tmp_path, five_jobs())[0].path, 2)
     (retry,) = events(told, "retry")
     assert retry["attempt"] == 1
     assert "attempt 1 failed, tried again: node-" in text(told)
@@ -209,7 +209,7 @@ def test_json_has_the_facts_of_the_text(lost: Path) -> None:
     assert data["ran_s"] == pytest.approx(sum(each["end_s"] - each["begin_s"] for each in data["ran"]))
     assert data["events"][0]["kind"] == "submitted"
     assert data["events"][-1]["code"] == "node-lost"
-    assert call(lost, 2).stdout.splitlines() == list(lines(tell(lost, 2)))
+    assert call(lost, 2).stdout.splitlines() == list(lines(read_job_report(lost, 2)))
 
 
 def test_a_failed_job_is_no_failure_of_the_command(lost: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_job_that_is_not_there_is_told_with_those_that_are(run: Path, tmp_path
 def test_an_entry_that_no_run_writes_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"t_s":0,"trace_s":0,"kind":"intent","job":1}\n')
     with pytest.raises(UserError, match=r"not an entry of a run's journal: intent: .*`action`"):
-        tell(tmp_path, 1)
+        read_job_report(tmp_path, 1)
 
 
 class Journal:
@@ -288,14 +288,14 @@ def test_a_start_waits_for_the_memory_that_a_save_frees(journal: Journal) -> Non
     journal.decide(2, {1: [], 2: [0]}, (2,))
     journal.operate(3, 7, "save", 1, 0)
     journal.operate(7, 8, "start", 2, 0)
-    told = tell(journal.folder, 2)
+    told = read_job_report(journal.folder, 2)
     assert told.story.waited_s() == {MEMORY: 5.0}
     (start,) = events(told, "operation")
     assert [(each["kind"], each["waited_s"], each["nodes"], each["jobs"]) for each in start["waits"]] == [
         (MEMORY, 5.0, ["node-a"], [1])
     ]
     assert "took 1.00 s, 5.0 MB moved; had waited 5.00 s for memory of node-a (held by job 1)" in text(told)
-    paused = tell(journal.folder, 1)
+    paused = read_job_report(journal.folder, 1)
     assert paused.story.waits_for is not None
     assert paused.story.waits_for.kind == POLICY
     assert text(paused).startswith("job 1 waits for the policy to choose it when the journal ends at 0:00:08")
@@ -305,9 +305,9 @@ def test_jobs_that_are_tried_again_are_not_told_as_submitted(journal: Journal) -
     journal.decide(0, {1: []}, (1,))
     journal.decide(2, {1: [], 2: []}, (2,))
     journal.decide(3, {1: [], 2: [1]}, again=(1,))
-    _, chosen = events(tell(journal.folder, 2), "decision")
+    _, chosen = events(read_job_report(journal.folder, 2), "decision")
     assert (chosen["submitted"], chosen["tried_again"]) == ([], [1])
-    assert "decision 3 (job 1 tried again): run on node-b at yield 1.00" in text(tell(journal.folder, 2))
+    assert "decision 3 (job 1 tried again): run on node-b at yield 1.00" in text(read_job_report(journal.folder, 2))
 
 
 def test_a_cap_waits_for_the_start_of_its_own_job(journal: Journal) -> None:
@@ -315,7 +315,7 @@ def test_a_cap_waits_for_the_start_of_its_own_job(journal: Journal) -> None:
     journal.operate(0, None, "start", 1, 0)
     journal.decide(2, {1: [1]})
     journal.write(4, "guest", job=1, task=0, node=0, event="progress", detail={"units": 1})
-    told = tell(journal.folder, 1)
+    told = read_job_report(journal.folder, 1)
     assert told.story.waits_for is not None
     assert (told.story.waits_for.kind, told.story.waits_for.behind) == (OPERATION, "start")
     assert "is being started when the journal ends" in text(told)
@@ -334,7 +334,7 @@ def test_a_saved_job_waits_for_a_node(journal: Journal, away: int, kind: str, wo
     journal.write(4, "node", node=("node-a", "node-b")[away], online=False, reason="silent for 9.0 s")
     journal.decide(5, {1: [1]}, node_available=[away != 0, away != 1])
     journal.write(9, "clock", unix_ns=0)
-    told = tell(journal.folder, 1)
+    told = read_job_report(journal.folder, 1)
     assert told.story.waited_s() == {POLICY: 2.0, kind: 4.0}
     assert words in text(told).splitlines()[0]
     assert "decision 3 (node node-" in text(told)
@@ -350,10 +350,10 @@ def test_a_failed_job_holds_memory_until_its_guests_are_gone(journal: Journal) -
     journal.operate(6, 7, "start", 2, 0)
     journal.decide(7, {2: [0], 3: [1]}, (3,))
     journal.operate(7, 8, "start", 3, 1)
-    told = tell(journal.folder, 2)
+    told = read_job_report(journal.folder, 2)
     assert told.story.waited_s() == {MEMORY: 3.0, CONTROLLER: 1.0}
-    assert tell(journal.folder, 3).story.waited_s() == {}
-    assert text(tell(journal.folder, 1)).splitlines()[1].strip().startswith("reason: guest-failed")
+    assert read_job_report(journal.folder, 3).story.waited_s() == {}
+    assert text(read_job_report(journal.folder, 1)).splitlines()[1].strip().startswith("reason: guest-failed")
 
 
 def test_a_journal_that_contradicts_itself_is_refused_with_its_line(journal: Journal) -> None:
@@ -374,7 +374,7 @@ def test_a_job_that_is_withdrawn_neither_runs_nor_waits_until_it_is_run_again(jo
     journal.decide(7, {1: [1]}, again=(1,))
     journal.operate(7, 8, "start", 1, 1)
     journal.write(9, "clock", unix_ns=0)
-    story = tell(journal.folder, 1).story
+    story = read_job_report(journal.folder, 1).story
     assert [(span.begin_s, span.end_s, span.nodes) for span in story.spans] == [
         (1, 4, ("node-a",)),
         (8, 9, ("node-b",)),
@@ -392,7 +392,7 @@ def test_guests_events_and_checks_are_told(journal: Journal) -> None:
     wrong = "it is done with checksum 0; its work comes to 1"
     journal.write(4, "guest", **guest, event="failed", detail={"reason": wrong})
     journal.write(4, "job", job=1, state="failed", detail=f"task 0: {wrong}")
-    told = tell(journal.folder, 1)
+    told = read_job_report(journal.folder, 1)
     found = text(told)
     assert told.story.reason is not None
     assert (told.story.state, told.story.reason.code, told.story.t_s) == ("failed", "wrong-result", 4)
@@ -407,7 +407,7 @@ def test_a_live_migration_that_failed_tells_what_both_ends_had(journal: Journal)
     ends = {"job": 1, "task": 0, "source": 0, "target": 1}
     journal.write(2, "migration", **ends, error="no progress for 20 s", at_source=True, at_target=None)
     journal.write(3, "aborted", reason="interrupted")
-    told = tell(journal.folder, 1)
+    told = read_job_report(journal.folder, 1)
     assert "at the source: there, at the target: not known" in text(told)
     assert text(told).splitlines()[-1].endswith("the run was aborted: interrupted")
     assert as_data(told)["run_aborted"] == "interrupted"
@@ -417,7 +417,7 @@ def test_a_run_without_a_manifest_has_seconds_and_numbers(journal: Journal) -> N
     journal.decide(0, {1: [0]}, (1,))
     journal.operate(0.5, 1, "start", 1, 0)
     (journal.folder / "manifest.json").unlink()
-    found = text(tell(journal.folder, 1))
+    found = text(read_job_report(journal.folder, 1))
     assert "+0.5 s" in found
     assert "start on node 0 at yield 1.00" in found
 

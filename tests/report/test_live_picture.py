@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from testbed.control.snapshot import GuestPicture, NodePicture, OperationPicture, Snapshot
-from testbed.report.live import LiveDisplay, PlainDisplay, display_for
-from testbed.report.picture import draw
+from testbed.study.report.terminal.live import LiveDisplay, PlainDisplay, display_for
+from testbed.study.report.terminal.picture import draw
 
 GUESTS = st.builds(
     GuestPicture,

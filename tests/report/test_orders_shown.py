@@ -7,23 +7,23 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from control.rehearsal import Watcher, five_jobs, rehearse
 from rich.console import Console
+from support.control.rehearsal import Watcher, five_jobs, rehearse
 from support.ordered import Operator, of_kind
+from support.timelines import read_timeline
 
 from testbed import Run
-from testbed.compare.live import read_live
-from testbed.compare.quarantine import examine
 from testbed.control.order_messages import Request
 from testbed.measure.rundir import read_journal
-from testbed.report.browser.changes import Page
-from testbed.report.browser.state import RunState
-from testbed.report.job_story_text import lines
-from testbed.report.job_told import tell
-from testbed.report.job_waits import OPERATOR
-from testbed.report.picture import draw, status
-from testbed.report.text import print_run
-from testbed.report.timeline import read_timeline
+from testbed.study.compare.live import read_live
+from testbed.study.compare.quarantine import examine
+from testbed.study.report.browser.changes import Page
+from testbed.study.report.browser.state import RunState
+from testbed.study.report.run.job_story_reader import read_job_report
+from testbed.study.report.run.job_story_text import lines
+from testbed.study.report.run.job_waits import OPERATOR
+from testbed.study.report.terminal.picture import draw, status
+from testbed.study.report.terminal.text import print_run
 
 PAUSED_S = 100.0
 
@@ -50,9 +50,9 @@ def test_the_timeline_leaves_the_pause_out(run: Path) -> None:
     jobs = {job.job_id: job for job in Run(run)._facts.jobs}
     assert len(jobs) == 5
     for job, facts in timeline.jobs.items():
-        assert timeline.to_trace_s(facts.end_s) == pytest.approx(jobs[job].end_time_s, abs=0.5)
-        assert timeline.to_trace_s(facts.start_s) == pytest.approx(jobs[job].start_time_s, abs=0.5)
-    assert timeline.to_trace_s(timeline.now_s) < read_journal(run / "events.jsonl")[-1]["t_s"] * 60.0 - PAUSED_S * 55.0
+        assert facts.end_s * timeline.time_scale == pytest.approx(jobs[job].end_time_s, abs=0.5)
+        assert facts.start_s * timeline.time_scale == pytest.approx(jobs[job].start_time_s, abs=0.5)
+    assert timeline.now_s * timeline.time_scale < read_journal(run / "events.jsonl")[-1]["t_s"] * 60.0 - PAUSED_S * 55.0
 
 
 def page_until(run: Path, kind: str, **keys: object) -> Page:
@@ -105,7 +105,7 @@ def test_the_terminal_says_that_a_run_is_paused_and_a_node_drained(watcher: Watc
 def test_why_tells_of_orders_and_of_what_the_pause_cost(run: Path) -> None:
     journal = read_journal(run / "events.jsonl")
     job = of_kind(journal, "suspension")[0]["job"]
-    told = tell(run, job)
+    told = read_job_report(run, job)
     text = "\n".join(lines(told))
     assert "the operator paused the run" in text
     assert "the operator continued the run" in text

@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from rehearsed_run import rehearse
 from support.entries import event
+from support.report.rehearsed_run import rehearse
 
 from testbed.cli.report import report
 from testbed.errors import UserError
-from testbed.report import page as page_module
-from testbed.report.browser.log import ERROR, WARNING, describe
+from testbed.study.report.browser.log import ERROR, WARNING, describe
+from testbed.study.report.page import document as page_module
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_several_runs_are_compared_where_out_says(run, source, tmp_path):
 def test_figures_are_written_in_every_format_that_is_named(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "testbed.report.style.write_chart", lambda chart, _folder, form: drawn.append((chart.name, form))
+        "testbed.cli.bodies.report_page.write_chart", lambda chart, _folder, form: drawn.append((chart.name, form))
     )
     result = call(run, "--figures", tmp_path / "figures", "--format", "svg, pdf")
     assert {form for _, form in drawn} == {"svg", "pdf"}
@@ -113,7 +113,9 @@ def test_a_run_is_set_against_its_simulation_and_another_run(run, source):
 
 def test_without_the_extra_the_tables_are_printed_and_one_line_says_what_to_install(run, monkeypatch):
     known = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else known(name))
+    monkeypatch.setattr(
+        "testbed.cli.bodies.report.find_spec", lambda name: None if name == "matplotlib" else known(name)
+    )
     result = call(run)
     assert result.exit_code == 0
     assert "max bounded stretch" in result.stdout

@@ -17,18 +17,19 @@ from support.entries import event
 
 from testbed.errors import UserError
 from testbed.measure import robust
-from testbed.measure.metrics import normalised_underutilisation
 from testbed.measure.robust import robust_fit, t_interval, t_quantile_975
-from testbed.report.facts import JobRow, RunFacts
-from testbed.report.figures_barrier import figure_supersteps, superstep_noise
-from testbed.report.figures_caps import figures_caps
-from testbed.report.figures_penalty import figure_penalty
-from testbed.report.figures_stretch import figure_stretch
-from testbed.report.figures_traffic import figure_traffic, mean_rates
-from testbed.report.figures_utilisation import figure_utilisation, utilisation
-from testbed.report.quantiles import latencies
-from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
-from testbed.report.style import Absent, Chart, inline_svg, write_chart
+from testbed.run.history import History
+from testbed.scheduling.metrics import normalised_underutilisation
+from testbed.study.report.page.style import Absent, Chart, inline_svg, write_chart
+from testbed.study.report.run.facts import JobRow, RunFacts
+from testbed.study.report.run.figures_barrier import figure_supersteps, superstep_noise
+from testbed.study.report.run.figures_caps import figures_caps
+from testbed.study.report.run.figures_penalty import figure_penalty
+from testbed.study.report.run.figures_stretch import figure_stretch
+from testbed.study.report.run.figures_traffic import figure_traffic, mean_rates
+from testbed.study.report.run.figures_utilisation import figure_utilisation, utilisation
+from testbed.study.report.run.quantiles import latencies
+from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
 
 
 def job(number, submit_s, end_s, *, tasks=1, need=1.0, run_s=10.0, stretch=1.0, state="done"):
@@ -50,8 +51,7 @@ def facts(jobs=(), reschedulings=(), **summary):
         jobs=tuple(jobs),
         reschedulings=tuple(reschedulings),
         remarks=(),
-        begin=None,
-        last_s=100.0,
+        history=History(last_s=100.0),
     )
 
 

@@ -6,16 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from page_reader import Reader
-from rehearsed_run import rehearse
+from support.report.page_reader import Reader
+from support.report.rehearsed_run import rehearse
 
 from testbed.errors import UserError
-from testbed.report import page as page_module
-from testbed.report.comparison import band_of, groups_of, same_runs, verdicts
-from testbed.report.facts import read_facts
-from testbed.report.material import load_material
-from testbed.report.page import comparison_page, render, run_page, write_page
-from testbed.report.style import Absent, inline_svg
+from testbed.study.report.page import document as page_module
+from testbed.study.report.page.document import comparison_page, render, run_page, write_page
+from testbed.study.report.page.style import Absent, inline_svg
+from testbed.study.report.run.comparison import band_of, groups_of, same_runs, verdicts
+from testbed.study.report.run.facts import read_facts
+from testbed.study.report.run.run_data import load_run_data
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -31,7 +31,7 @@ def run(source, tmp_path):
 
 
 def page_of(path):
-    return run_page(load_material(path))
+    return run_page(load_run_data(path))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_journal_that_is_none_is_an_error_that_names_the_line(run):
     lines[3] = "{not json"
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=r"events\.jsonl:4: not a JSON object"):
-        load_material(run)
+        load_run_data(run)
 
 
 @pytest.mark.parametrize("keep", [0, 1])
@@ -212,19 +212,19 @@ def test_only_runs_of_one_workload_are_compared_and_a_copy_is_no_repeat(repeats)
 
 
 def test_the_page_of_several_runs_sets_them_side_by_side(repeats, words_only):
-    page = comparison_page([load_material(path) for path in repeats])
+    page = comparison_page([load_run_data(path) for path in repeats])
     found = Reader(render(page))
     assert found.text.count("5 runs of quickstart") >= 2
     assert {"runs", "metrics", "bands", "verdicts", "stretch", "gantt"} <= set(found.ids)
     assert len(found.ids) == len(set(found.ids))
     assert "outside the noise band, above it by 8.3% of its edge" in found.text
-    alone = comparison_page([load_material(path) for path in repeats[2:4]])
+    alone = comparison_page([load_run_data(path) for path in repeats[2:4]])
     assert "there is no noise band" in Reader(render(alone)).text
 
 
 def test_a_run_is_set_against_another(source, repeats, words_only):
-    other = load_material(repeats[0]).schedule
-    page = run_page(load_material(source), [other])
+    other = load_run_data(repeats[0]).schedule
+    page = run_page(load_run_data(source), [other])
     found = Reader(render(page))
     assert "difference" in found.ids
     assert "100% were at the same time on the same node in both" in found.text
@@ -242,7 +242,7 @@ def test_a_browser_shows_pages_without_network_script_errors_or_sideways_scrolli
     if not Path(CHROMIUM).exists():
         pytest.skip(f"{CHROMIUM} is not there")
     write_page(page_of(run), tmp_path / "one.html")
-    write_page(comparison_page([load_material(path) for path in repeats]), tmp_path / "several.html")
+    write_page(comparison_page([load_run_data(path) for path in repeats]), tmp_path / "several.html")
     options = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=options)

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.control.rehearsal import BEST, five_jobs, rehearse
+from support.simulation.scripted import Scripted
+from support.timelines import read_timeline
 
 from testbed.errors import UserError
-from testbed.policies.catalogue import parse
-from testbed.report.difference import Cell, difference
-from testbed.report.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
-from testbed.report.simulated import Simulation, simulate_run, simulate_schedule
-from testbed.report.timeline import read_timeline
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.overheads import constant, linear, parse_overheads
-from testbed.simulation.run import MIGRATION
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
-from testbed.workload.synthetic import synthetic_trace
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from itertools import pairwise
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
-from rehearsal import BEST, five_jobs, rehearse
-from scripted import Scripted
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.overheads import constant, linear
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.scheduling.simulation.run import MIGRATION
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.study.report.run.difference import Cell, difference
+from testbed.study.report.run.schedule import RESTORE, RUN, SAVE, JobFacts, Schedule, Span
+from testbed.study.report.run.simulated import Simulation, simulate_run, simulate_schedule
 
 FIELDS = ("start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved")
 NAMES = ("a", "b", "c", "d")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,19 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.control.rehearsal import BEST, five_jobs, rehearse
 from support.entries import event
+from support.timelines import read_timeline
 
 from node_agent.drivers.null import NullDriver
 from testbed.errors import UserError
-from testbed.report.lanes import GONE, with_gaps
-from testbed.report.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
-from testbed.report.timeline import Timeline, doings, read_timeline
 from testbed.run.history import History
 from testbed.run.phases import COURSES, IllegalEventError, Phase
-from testbed.workload.jobs import Job
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from rehearsal import BEST, five_jobs, rehearse
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.run.lanes import GONE, with_gaps
+from testbed.study.report.run.schedule import LIVE, PENALTIES, RESTORE, RUN, RUNS, SAVE, START, TRANSFER, WAIT, Span
+from testbed.study.report.run.timeline import Timeline, doings
 
 SCALE = 60.0
 
@@ -226,7 +224,7 @@ def test_a_job_that_is_preempted_and_comes_back_on_another_node() -> None:
     facts = timeline.jobs[2]
     assert (facts.state, facts.tasks, facts.preemptions, facts.migrations) == ("done", 2, 1, 0)
     assert (facts.submit_s, facts.start_s, facts.end_s) == pytest.approx((1, 1, 19))
-    assert timeline.to_trace_s(timeline.now_s) == pytest.approx(19 * SCALE)
+    assert timeline.now_s * SCALE == pytest.approx(19 * SCALE)
     assert timeline.nodes == 2
 
 
@@ -341,9 +339,9 @@ def test_a_run_adds_up_to_its_results(tmp_path: Path, policy: str, extras: str) 
         assert facts.state == "done"
         assert facts.tasks == int(row["tasks"])
         assert (facts.cpu_need_frac, facts.mem_req_frac) == (float(row["cpu_need_frac"]), float(row["mem_req_frac"]))
-        assert timeline.to_trace_s(facts.submit_s) == pytest.approx(float(row["submit_time_s"]))
-        assert timeline.to_trace_s(facts.start_s) == pytest.approx(float(row["start_time_s"]), abs=0.01)
-        assert timeline.to_trace_s(facts.end_s) == pytest.approx(float(row["end_time_s"]), abs=0.01)
+        assert facts.submit_s * SCALE == pytest.approx(float(row["submit_time_s"]))
+        assert facts.start_s * SCALE == pytest.approx(float(row["start_time_s"]), abs=0.01)
+        assert facts.end_s * SCALE == pytest.approx(float(row["end_time_s"]), abs=0.01)
         assert (facts.preemptions, facts.migrations) == (int(row["preemptions"]), int(row["migrations"]))
         assert facts.penalty_s == pytest.approx(float(row["penalty_s"]), abs=1e-5)
         for task in range(facts.tasks):
@@ -351,9 +349,7 @@ def test_a_run_adds_up_to_its_results(tmp_path: Path, policy: str, extras: str) 
             worked_s = sum((s.end_s - s.begin_s) * s.yield_frac for s in own if s.kind in RUNS)
             # a moment in which a guest stands still at the end of a live migration is part of its span
             stood_still_s = 0.06 * sum(s.kind == LIVE for s in own)
-            assert timeline.to_trace_s(worked_s) == pytest.approx(
-                float(row["virtual_time_s"]), abs=0.05 + stood_still_s * SCALE
-            )
+            assert worked_s * SCALE == pytest.approx(float(row["virtual_time_s"]), abs=0.05 + stood_still_s * SCALE)
             held_up_s = sum(s.end_s - s.begin_s for s in own if s.kind in PENALTIES)
             if not extras:
                 assert held_up_s == pytest.approx(facts.penalty_s, abs=1e-4)
@@ -380,11 +376,8 @@ def test_a_journal_that_stops_anywhere(tmp_path_factory: pytest.TempPathFactory,
         assert span.end_s == full.end_s or (span.end_s == timeline.now_s < full.end_s)
 
 
-def test_the_timeline_of_no_run_is_refused(tmp_path: Path) -> None:
+def test_the_timeline_of_a_broken_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"manifest\.json: cannot read"):
-        read_timeline(tmp_path)
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match=r"manifest\.json: expected clocks\.time_scale"):
         read_timeline(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"clocks": {"time_scale": 2}, "nodes": {"a": {}}}))
     (tmp_path / "events.jsonl").write_text(

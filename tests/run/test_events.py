@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect as shapes
-from old_runs.old_run_archive import RUNS, unpack
+from support.old_runs.old_run_archive import RUNS, unpack
 
 from testbed.errors import UserError
 from testbed.run import events

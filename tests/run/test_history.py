@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from old_runs.old_run_archive import RUNS, unpack
 from support.entries import event
+from support.old_runs.old_run_archive import RUNS, unpack
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.report.facts import read_facts
 from testbed.run import events
 from testbed.run.events import kind_of
 from testbed.run.history import History, fold
 from testbed.run.journal import encode, read_events
 from testbed.run.phases import COURSES, IllegalEventError, Phase
 from testbed.run.reader import read_history
+from testbed.study.report.run.facts import read_facts
 
 BEGIN = {"kind": "begin", "version": events.VERSION}
 REPLAY = {"kind": "replay", "jobs": 1, "trace": [{"job": 1, "tasks": 2, "run_time_s": 60.0}], "nodes": ["a", "b"]}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control import rehearsal as control_rehearsal
-from report.rehearsed_run import rehearse
+from support.control import rehearsal as control_rehearsal
 from support.live import wait_until
+from support.report.rehearsed_run import rehearse
 
 from testbed.errors import RunError, UserError
 from testbed.measure.frames import load_journal, load_points

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, Attack, attack_name, play
-from doors import Doors, open_doors
+from support.secure.attacks import ATTACKS, Attack, attack_name, play
+from support.secure.doors import Doors, open_doors
 
 from node_agent.drivers.process import ProcessDriver
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, Attack, attack_name, play
-from doors import Doors, open_doors
 from support.libvirt_box import driver_options, libvirt_box, needs_hypervisor
+from support.secure.attacks import ATTACKS, Attack, attack_name, play
+from support.secure.doors import Doors, open_doors
 
 pytestmark = [needs_hypervisor, pytest.mark.slow, pytest.mark.long]
 

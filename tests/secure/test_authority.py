@@ -12,7 +12,7 @@ from cryptography import x509
 from testbed.bus.tls import client_context, server_context
 from testbed.cli.ca import ca
 from testbed.errors import UserError
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 
 
 @pytest.fixture

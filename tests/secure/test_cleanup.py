@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import LAB, Doors, open_doors
 from support.deadlines import PATIENT_DEADLINES
 from support.live import HANG_S
+from support.secure.doors import LAB, Doors, open_doors
 
-from node_agent.claims import claims
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import GuestSpec, ProgramSpec, Start
+from testbed.host.agents import claims
+from testbed.host.process_identity import start_ticks
 from testbed.lab.leased import lease_lab
-from testbed.process_identity import start_ticks
 
 pytestmark = pytest.mark.slow
 SPEC = GuestSpec(

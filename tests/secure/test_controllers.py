@@ -12,19 +12,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.certificate import own_name
 from testbed.bus.client import MqttBus
 from testbed.bus.lease import LeaseGuard, new_token
 from testbed.bus.messages import Lease, decode, encode
+from testbed.bus.suspicious_acts import ActKind
 from testbed.errors import UserError
 from testbed.lab import lease as leases
 from testbed.lab.lease import LeaseTakenError, hold_lease
-from testbed.secure.broker_log import acts_of
-from testbed.suspicious_acts import ActKind
+from testbed.lab.secure.broker_log import acts_of
 
 LEASE = topics.lease_topic(LAB)
 RELEASES = topics.release_topic(LAB, topics.ANY)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.address import BrokerAddress
 from testbed.bus.client import MqttBus
 from testbed.bus.protocol import BusError
-from testbed.secure.authority import Authority
+from testbed.lab.secure.authority import Authority
 
 ALL = f"testbed/v1/{LAB}/#"
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from testbed.bus import certificate
 from testbed.bus.certificate import validity
 from testbed.bus.tls import client_context, server_context
-from testbed.doctor.certificates import certificates
 from testbed.errors import UserError
-from testbed.secure.authority import Authority
+from testbed.lab.doctor.certificates import certificates
+from testbed.lab.secure.authority import Authority
 
 DAY = dt.timedelta(days=1)
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from doors import LAB, Doors, open_doors
-from fuzzing import nonsense
 from support.deadlines import PATIENT, PATIENT_DEADLINES
 from support.live import ENDLESS_UNITS, HANG_S, until
+from support.secure.doors import LAB, Doors, open_doors
+from support.secure.fuzzing import nonsense
 
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.process import ProcessDriver
@@ -63,9 +63,9 @@ from testbed.bus.messages import (
     encode,
 )
 from testbed.bus.migration import Destination
+from testbed.bus.suspicious_acts import FILE, ActFile, ActKind
 from testbed.bus.telemetry import GuestSample, Telemetry, guests_in
 from testbed.lab.leased import lease_lab
-from testbed.suspicious_acts import FILE, ActFile, ActKind
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ FEWEST_LINES = 20  # in a few seconds: what becomes of the run's own jobs is tol
 
 
 @dataclass
-class Seen:
+class DomainSample:
     """What a program took and said while it was told nonsense; `before_mib` is its peak until then."""
 
     before_mib: float
@@ -101,12 +101,12 @@ class Watch:
     def _count(self) -> int:
         return len(self._log.read_text().splitlines())
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         seconds = time.monotonic() - self._begin_s
-        return Seen(self._mib, peak_mib(self._pid), self._count() - self._lines, seconds)
+        return DomainSample(self._mib, peak_mib(self._pid), self._count() - self._lines, seconds)
 
 
-def judge(name: str, seen: Seen, text: str) -> None:
+def judge(name: str, seen: DomainSample, text: str) -> None:
     if RESULT:
         with Path(RESULT).open("a") as file:
             print(json.dumps({"what": name, "messages": MESSAGES, **vars(seen)}), file=file)

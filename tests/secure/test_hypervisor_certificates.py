@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from support.live import HANG_S
 
-from testbed.box.hypervisor import Libvirtd
-from testbed.box.spec import NodeSpec
 from testbed.bus.tls import server_context
-from testbed.secure.authority import Authority
-from testbed.secure.hypervisor import FILES
+from testbed.lab.box.hypervisor import Libvirtd
+from testbed.lab.box.spec import NodeSpec
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.hypervisor import FILES
 
 PROGRAM = bytes.fromhex("20008086")  # of libvirt's remote procedures, in the header of the first that a client calls
 
@@ -119,8 +119,8 @@ def test_qemu_takes_the_certificates_of_a_node(lab: Authority, tmp_path: Path, e
 
 def test_a_daemon_that_was_told_something_else_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lab of an earlier release counts as one by TLS, while its libvirtd listens to everybody."""
-    monkeypatch.setattr("testbed.box.spec.RUN_ROOT", tmp_path)
-    monkeypatch.setattr("testbed.box.hypervisor.is_on_network", lambda *_: True)
+    monkeypatch.setattr("testbed.lab.box.spec.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("testbed.lab.box.hypervisor.is_on_network", lambda *_: True)
     monkeypatch.setattr(Libvirtd, "answers", lambda _self: True)
     nodes = [NodeSpec("l", name, 1.0, 100, "libvirt", f"10.77.255.{at}/16") for at, name in enumerate("ab")]
     daemon = Libvirtd(nodes[0], SimpleNamespace(state=SimpleNamespace(nodes=nodes), process=lambda _name: None))

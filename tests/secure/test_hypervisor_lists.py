@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.live import HANG_S, wait_until
 
-from testbed.secure.authority import Authority
-from testbed.secure.hypervisor import FILES, libvirtd_settings
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.hypervisor import FILES, libvirtd_settings
 
-SCRIPT = (files("testbed.remote") / "hypervisor-lists").read_text()
+SCRIPT = (files("testbed.lab.remote") / "hypervisor-lists").read_text()
 
 
 @pytest.fixture

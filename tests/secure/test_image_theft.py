@@ -31,10 +31,10 @@ from testbed.bus.messages import (
     Start,
     Stop,
 )
+from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.tls import client_context
 from testbed.lab.lease import hold_lease
-from testbed.secure.authority import Authority
-from testbed.suspicious_acts import ActKind
+from testbed.lab.secure.authority import Authority
 
 CONTENT = b"memory of a guest" * 1000
 

@@ -14,12 +14,11 @@ from click.testing import CliRunner, Result
 
 from testbed.cli.ca import ca
 from testbed.errors import UserError
-from testbed.remote import everywhere as ways
-from testbed.remote.hosts import Head, Host, Hosts, load_hosts
-from testbed.remote.shell import RemoteError
-from testbed.secure import farewell
-from testbed.secure.authority import Authority
-from testbed.secure.revocation import revoked
+from testbed.lab.remote import everywhere as ways
+from testbed.lab.remote.hosts import Head, Host, Hosts, load_hosts
+from testbed.lab.remote.shell import RemoteError
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.revocation import revoked
 
 
 class Machines:
@@ -85,8 +84,8 @@ class Machine:
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     made = Machines(tmp_path / "machines")
-    monkeypatch.setattr(ways, "everywhere", made.everywhere)
-    monkeypatch.setattr(farewell, "say_farewell", made.say_farewell)
+    monkeypatch.setattr("testbed.cli.bodies.revoked.everywhere", made.everywhere)
+    monkeypatch.setattr("testbed.cli.bodies.revoked.say_farewell", made.say_farewell)
     made.path("head", "/etc/mosquitto/dfrs/mosquitto.conf").write_text("crlfile x\n")
     return made
 

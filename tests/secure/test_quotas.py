@@ -10,13 +10,13 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from doors import LAB, Doors, open_doors
 from support.live import HANG_S, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from testbed.bus import quotas, topics
 from testbed.bus.client import MqttBus
 from testbed.bus.tls import client_context
-from testbed.secure.broker import SAVE_EVERY_S
+from testbed.lab.secure.broker import SAVE_EVERY_S
 
 _MIB = 1 << 20
 _PATIENCE_S = 5.0  # of an intruder, whose messages nobody acknowledges once the broker has thrown it out

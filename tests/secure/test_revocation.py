@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
-from doors import CONTROLLERS, LAB, Doors, open_doors
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import CONTROLLERS, LAB, Doors, open_doors
 
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import NodeStatus, decode, encode
 from testbed.bus.protocol import BusError, Presence
+from testbed.bus.suspicious_acts import SOMEBODY, ActKind
 from testbed.bus.tls import client_context, server_context
 from testbed.cli.ca import ca
 from testbed.errors import UserError
-from testbed.secure import broker as rules
-from testbed.secure.authority import Authority
-from testbed.secure.broker_log import acts_of
-from testbed.secure.farewell import say_farewell
-from testbed.secure.revocation import revoked
-from testbed.suspicious_acts import SOMEBODY, ActKind
+from testbed.lab.secure import broker as rules
+from testbed.lab.secure.authority import Authority
+from testbed.lab.secure.broker_log import acts_of
+from testbed.lab.secure.farewell import say_farewell
+from testbed.lab.secure.revocation import revoked
 
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.1", "n3": "127.0.0.1"}
 

@@ -20,25 +20,25 @@ import aiomqtt
 import msgspec
 import pytest
 from click.testing import CliRunner
-from doors import LAB, Doors, open_doors
 from hypothesis import given
 from hypothesis import strategies as st
 from support.live import HANG_S, until, wait_until
+from support.secure.doors import LAB, Doors, open_doors
 
 from node_agent.agent import Agent, AgentConfig
-from node_agent.claims import Claim
+from node_agent.claims import own_claim
 from node_agent.drivers.process import ProcessDriver
 from node_agent.drivers.protocol import NodeBudget
 from testbed.bus import topics
 from testbed.bus.client import MqttBus
 from testbed.bus.messages import Command, Ping, encode
 from testbed.bus.responder import Responder
+from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
 from testbed.bus.tls import client_context
 from testbed.cli.doctor import doctor
-from testbed.doctor import suspicious
-from testbed.doctor.finding import Finding
-from testbed.secure.broker_log import NAMESAKES, acts_of
-from testbed.suspicious_acts import FILE, Act, ActFile, ActKind, ActLog, acts_in, summed
+from testbed.lab.doctor import suspicious
+from testbed.lab.doctor.finding import Finding
+from testbed.lab.secure.broker_log import NAMESAKES, acts_of
 
 REPLIES = topics.reply_topic(LAB, "alice", "n2")
 ROOT = Path(__file__).parents[2]
@@ -231,7 +231,7 @@ def test_a_log_of_anything_is_read(lines: list[str]) -> None:
 
 
 def test_the_playbook_starts_the_broker_by_the_same_command() -> None:
-    from testbed.secure.broker import filtered_command
+    from testbed.lab.secure.broker import filtered_command
 
     command = filtered_command(Path("/etc/mosquitto/dfrs/mosquitto.conf"))
     unit = f'ExecStart={command[0]} {command[1]} "{command[2]}"'
@@ -288,7 +288,7 @@ def test_the_doctor_reports_agents_broker_and_runs(
     for folder in (tmp_path / "claims", state, tmp_path / "runs/one"):
         folder.mkdir(parents=True)
     budget = NodeBudget("n2", 1.0, 1000, state, state / "images", "127.0.0.1", "dfrs")
-    claim = Claim.own(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
+    claim = own_claim(budget, LAB, "process", {}, "mqtt://127.0.0.1", None, ephemeral=False)
     (tmp_path / "claims" / claim.file).write_bytes(json.dumps(claim.__class__.__struct_encode_fields__).encode())
 
     (tmp_path / "claims" / claim.file).write_bytes(msgspec.json.encode(claim))
@@ -303,7 +303,7 @@ def test_the_doctor_reports_agents_broker_and_runs(
     log = tmp_path / "mosquitto.log"
     log.write_text(f"{int(now_s)}: Denied PUBLISH from n1 (d0, q1, r0, m4, 'a/n2/event', ... (1 bytes))\n")
 
-    monkeypatch.setattr("testbed.doctor.examine.examine", lambda *_: iter(suspicious.agents()))
+    monkeypatch.setattr("testbed.cli.bodies.doctor.examine", lambda *_: iter(suspicious.agents()))
     arguments = ["--lab", LAB, "--broker-log", str(log), "--runs", str(tmp_path / "runs"), "--json"]
     result = CliRunner().invoke(doctor, arguments, standalone_mode=False)
     found = [Finding(**each) for each in json.loads(result.stdout)["findings"]]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from doors import LAB, Doors, open_doors
 from support.deadlines import PATIENT
 from support.live import HANG_S
+from support.secure.doors import LAB, Doors, open_doors
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 4

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.policies.virtual_cluster import VirtualCluster  # it drives live policies, so it lives with their tests
 
 from testbed.errors import UserError
-from testbed.policies.catalogue import parse
-from testbed.simulation.batch import schedule_batch, simulate_batch
-from testbed.simulation.compiling import AT_ONCE, NEVER
-from testbed.workload.jobs import Job
-
-sys.path.append(str(Path(__file__).parents[1] / "policies"))
-from virtual_cluster import VirtualCluster  # it drives live policies, so it lives with their tests
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.simulation.batch import schedule_batch, simulate_batch
+from testbed.scheduling.simulation.compiling import AT_ONCE, NEVER
+from testbed.scheduling.workload.jobs import Job
 
 FCFS, EASY, EASY_2011 = POLICIES = parse("FCFS"), parse("EASY"), parse("EASY/2011")
 

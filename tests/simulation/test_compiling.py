@@ -11,20 +11,20 @@ import pytest
 from click.testing import CliRunner
 from support.live import HANG_S
 
-from testbed.cli import simulate as command
+from testbed.cli.bodies import simulate as command
 from testbed.cli.main import cli
 from testbed.errors import UserError
 from testbed.measure.rundir import JOB_COLUMNS
-from testbed.policies.catalogue import parse
-from testbed.policies.dfrs import DFRS
-from testbed.simulation import compiling
-from testbed.simulation import loop as driver
-from testbed.simulation.batch import run_to_end
-from testbed.simulation.compiling import NEVER, Compiling, When
-from testbed.simulation.engine import event_loop
-from testbed.simulation.simulate import simulate
-from testbed.workload.synthetic import synthetic_trace
-from testbed.workload.trace import load_trace
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.dfrs import DFRS
+from testbed.scheduling.simulation import compiling
+from testbed.scheduling.simulation import loop as driver
+from testbed.scheduling.simulation.batch import run_to_end
+from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
+from testbed.scheduling.simulation.engine import event_loop
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.scheduling.workload.trace import load_trace
 
 NAMES = ["GreedyPM */per/OPT=MIN/MINVT=600", "EASY"]
 
@@ -132,7 +132,7 @@ def test_machine_code_that_is_there_is_used_at_once(monkeypatch, fresh):
 
 def test_asking_for_a_compiler_that_is_not_there_is_an_error(monkeypatch, tmp_path):
     write_trace(tmp_path / "trace.csv", synthetic_trace(4, 5, 1))
-    monkeypatch.setattr("testbed.compiler.can_compile", lambda: False)
+    monkeypatch.setattr("testbed.cli.bodies.simulate.can_compile", lambda: False)
     arguments = ["simulate", str(tmp_path / "trace.csv"), "--nodes", "4", "--policy", "FCFS", "--json"]
     with pytest.raises(UserError, match=r"pip install 'dfrs-testbed\[simulate\]'"):
         CliRunner().invoke(cli, [*arguments, "--compile"], catch_exceptions=False, standalone_mode=False)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
-from testbed.simulation import overheads as module
-from testbed.simulation.overheads import constant, linear, overhead_s, parse_overheads
+from testbed.scheduling.simulation import overheads_parser as module
+from testbed.scheduling.simulation.overheads import constant, linear, overhead_s
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
 
 GOOD = """
 [other]

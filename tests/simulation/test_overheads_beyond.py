@@ -6,22 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import Scripted, by_views, on_arrays
+from support.simulation.scripted import Scripted, by_views, on_arrays
 
-from testbed.compiler import can_compile
 from testbed.errors import RunError, UserError
-from testbed.policies.catalogue import available, parse
-from testbed.policies.dfrs import DfrsPolicy
-from testbed.simulation import moving
-from testbed.simulation.batch import schedule_batch
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.loop import run_loop
-from testbed.simulation.measures import measure
-from testbed.simulation.overheads import Overheads, constant, parse_overheads
-from testbed.simulation.progress import Progress
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
-from testbed.workload.synthetic import synthetic_trace
+from testbed.scheduling.compiler import can_compile
+from testbed.scheduling.policies.catalogue import available, parse
+from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.simulation import moving
+from testbed.scheduling.simulation.batch import schedule_batch
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.measures import measure
+from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.scheduling.simulation.progress import Progress
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.synthetic import synthetic_trace
 
 LOOPS = pytest.mark.parametrize("loop", [by_views, on_arrays])
 FIELDS = ["start_s", "end_s", "virtual_time_s", "preemptions", "migrations", "penalty_s", "tasks_moved"]

@@ -6,12 +6,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from testbed.cli.bodies.simulate import safe_name
 from testbed.cli.main import cli
-from testbed.cli.simulate import safe_name
 from testbed.errors import TestbedError
 from testbed.measure.rundir import JOB_COLUMNS
-from testbed.policies.catalogue import available
-from testbed.simulation import compiling
+from testbed.scheduling.policies.catalogue import available
+from testbed.scheduling.simulation import compiling
 
 TRACE = """job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s
 1,0,2,1.0,0.6,100

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import RunError
-from testbed.policies.catalogue import parse
-from testbed.policies.view import Decision, JobState
-from testbed.simulation.compiling import NEVER
-from testbed.simulation.loop import run_loop
-from testbed.simulation.overheads import constant
-from testbed.simulation.run import DECISION
-from testbed.simulation.simulate import simulate
-from testbed.workload.jobs import Job
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Decision, JobState
+from testbed.scheduling.simulation.compiling import NEVER
+from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.overheads import constant
+from testbed.scheduling.simulation.run import DECISION
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
 
 TABLE = constant(0.0).table(8.0)
 JOBS = [Job(1, 5.0, 2, 1.0, 0.5, 10.0), Job(2, 6.0, 1, 1.0, 0.5, 10.0)]

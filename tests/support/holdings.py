@@ -8,7 +8,7 @@ import pytest
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import Happening
+from node_agent.drivers.protocol import DriverEvent
 from node_agent.guest_events import GuestEvents
 from testbed.control.recorder import Recorder
 from testbed.run import events
@@ -39,10 +39,10 @@ class Holdings:
                 if self._agents.get(name) is agent:
                     del self._agents[name]
 
-        def putting(told: GuestEvents, happening: Happening) -> None:
-            if happening.event in ("done", "failed"):
-                self._ended.add(happening.guest)
-            put(told, happening)
+        def putting(told: GuestEvents, driver_event: DriverEvent) -> None:
+            if driver_event.event in ("done", "failed"):
+                self._ended.add(driver_event.guest)
+            put(told, driver_event)
 
         def making(recorder: Recorder) -> None:
             made(recorder)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from support.live import until
-from testbed.calibration.experiment import Experiment, LabFacts
-from testbed.calibration.quantities import Quantities
-from testbed.calibration.trials import Outcome, Trials
-from testbed.calibration.values import Condition, Observation
 from testbed.lab.job import LabJob
 from testbed.lab.lab import Lab
+from testbed.study.calibration.experiment import Experiment, LabFacts
+from testbed.study.calibration.quantities import Quantities
+from testbed.study.calibration.trials import Outcome, Trials
+from testbed.study.calibration.values import Condition, Observation
 
 MOMENTS = ("working", "watched", "held", "restored")
 

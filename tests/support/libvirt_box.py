@@ -48,11 +48,11 @@ memory_mib = 1536
 @contextlib.contextmanager
 def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
     """Bring up a lab of two nodes, a and b; yields its journal; nothing is left of it after."""
-    from node_agent.guests.image import build
-    from testbed.box.down import remove_lab
-    from testbed.box.state import Journal
-    from testbed.box.up import bring_up
+    from testbed.lab.box.down import remove_lab
+    from testbed.lab.box.state import Journal
+    from testbed.lab.box.up import bring_up
     from testbed.lab.boxes import spec_of
+    from testbed.lab.guest_image.image import build
     from testbed.scenario.schema import load_scenario
 
     build()
@@ -69,8 +69,8 @@ def libvirt_box(lab: str, folder: Path) -> Iterator[object]:
 
 def destination(journal: object, node_name: str, as_node: str) -> object:
     """Return where guests migrate to that go to the hypervisor of a node, whose driver calls itself `as_node`."""
-    from testbed.box.network import BRIDGE
     from testbed.bus.migration import Destination, migration_uri
+    from testbed.lab.box.network import BRIDGE
 
     node = next(node for node in journal.state.nodes if node.name == node_name)  # type: ignore[attr-defined]
     return Destination(
@@ -81,7 +81,7 @@ def destination(journal: object, node_name: str, as_node: str) -> object:
 
 def driver_options(journal: object, node_name: str) -> dict[str, str]:
     """Return the options with which a driver in this process uses the hypervisor of a node."""
-    from testbed.box.network import BRIDGE
+    from testbed.lab.box.network import BRIDGE
 
     node = next(node for node in journal.state.nodes if node.name == node_name)  # type: ignore[attr-defined]
     keeper = journal.process(f"namespaces {node.full_name}")  # type: ignore[attr-defined]

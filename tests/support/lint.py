@@ -215,7 +215,7 @@ class Project:
 
     @cache  # noqa: B019  # a project lives as long as the program
     def _file(self, importer: Path, module: str) -> Path | None:
-        """Return the file that an import means: pytest has each folder of tests in its path, beside KIT_PACKAGE."""
+        """Return the file that an import means: one beside the importer, in the folder `tests`, or of KIT_PACKAGE."""
         if f"{module}.".startswith(f"{KIT_PACKAGE}."):
             place = Path(*module.split("."))
             files = (place / "__init__.py", place.with_suffix(".py"))
@@ -223,7 +223,7 @@ class Project:
             return next((self._known(each) for each in found if each.is_file()), None)
         tests = next((each for each in importer.parents if each.name == "tests"), importer.parent)
         relative = Path(*module.split(".")).with_suffix(".py")
-        candidates = [importer.parent / relative, tests / relative, *sorted(tests.glob(f"*/{relative}"))]
+        candidates = [importer.parent / relative, tests / relative]
         return next((each for each in candidates if each.is_file()), None)
 
     def _known(self, path: Path) -> Path:
@@ -248,8 +248,8 @@ class Project:
             file = self._file(module.path, source)
             return self.resolve(self.module(file), original) if file else None
         fixtures = module.path.parent / "conftest.py"
-        if fixtures in self._modules and name in self._modules[fixtures].definitions:
-            return self._modules[fixtures], name
+        if fixtures in self._modules and fixtures != module.path:
+            return self.resolve(self._modules[fixtures], name)
         return None
 
     @cache  # noqa: B019  # as above

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from testbed.bus.messages import GuestSpec
-from testbed.control.cluster import LiveJob
-from testbed.control.progress import Progress
+from testbed.control.cluster import LiveJob, Progress
 from testbed.run import events
 from testbed.run.history import History
 from testbed.run.job_history import JobHistory
 from testbed.run.ledger import Ledger
-from testbed.workload.jobs import Job
+from testbed.scheduling.workload.jobs import Job
 
 
 def live_job(

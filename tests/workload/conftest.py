@@ -1,37 +1,5 @@
-import os
-from pathlib import Path
+"""The fixtures of tests on real logs."""
 
-import pytest
+from support.workload.logs import hpc2n_log, hpc2n_path, real_log
 
-from testbed.workload.swf import read_swf
-
-_BESIDE_REPOSITORY = Path(__file__).resolve().parents[3] / "shared" / "traces"
-
-
-def _real_log(name):
-    folder = os.environ.get("TESTBED_TRACES")
-    path = Path(folder or _BESIDE_REPOSITORY) / name
-    if folder and not path.exists():
-        pytest.fail(f"TESTBED_TRACES is {folder}, where there is no {name}")
-    if not path.exists():
-        pytest.skip(
-            f"no {name} in {_BESIDE_REPOSITORY}: get it from the Parallel Workloads Archive "
-            "(www.cs.huji.ac.il/labs/parallel/workload) and set TESTBED_TRACES to its folder"
-        )
-    return path
-
-
-@pytest.fixture(scope="session")
-def real_log():
-    """Where a log of the Parallel Workloads Archive lies; skips when it is nowhere."""
-    return _real_log
-
-
-@pytest.fixture(scope="session")
-def hpc2n_path():
-    return _real_log("HPC2N-2002-2.2-cln.swf.gz")
-
-
-@pytest.fixture(scope="session")
-def hpc2n_log(hpc2n_path):
-    return read_swf(hpc2n_path)
+__all__ = ["hpc2n_log", "hpc2n_path", "real_log"]

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from workload_strategies import deterministic, traces
+from support.workload.workload_strategies import deterministic, traces
 
 from testbed.errors import InputError, UserError
-from testbed.workload.jobs import Job
-from testbed.workload.table import format_table, parse_table, read_table, write_table
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.table import format_table, parse_table, read_table, write_table
 
 HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s"
 GOOD = "1,0,2,1.0,0.5,10"

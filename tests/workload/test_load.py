@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from workload_strategies import deterministic, traces
+from support.workload.workload_strategies import deterministic, traces
 
 from testbed.errors import UserError
-from testbed.workload.jobs import Job
-from testbed.workload.load import cpu_load, offered_load, scale_load
-from testbed.workload.statistics import describe
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import cpu_load, offered_load, scale_load
+from testbed.scheduling.workload.statistics import describe
 
 # Kept apart from the extremes of floating point: a span that vanishes beside the first submission cannot be stretched.
 modest_traces = traces(

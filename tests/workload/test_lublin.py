@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammainc
-from workload_strategies import deterministic, traces
+from support.workload.workload_strategies import deterministic, traces
 
 from testbed.errors import UserError
-from testbed.workload.drand48 import Drand48
-from testbed.workload.jobs import Job
-from testbed.workload.lublin import generate
-from testbed.workload.synthetic import annotate, synthetic_trace
-from testbed.workload.variates import gamma_cdf, gamma_variate
+from testbed.scheduling.workload.drand48 import Drand48
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.lublin import generate
+from testbed.scheduling.workload.synthetic import annotate, synthetic_trace
+from testbed.scheduling.workload.variates import gamma_cdf, gamma_variate
 
 seeds = st.integers(0, 2**32 - 1)
 

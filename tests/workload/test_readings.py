@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workload_strategies import deterministic
+from support.workload.workload_strategies import deterministic
 
 from testbed.errors import InputError, UserError
-from testbed.workload.jobs import Job
-from testbed.workload.readings import READINGS, find_reading
-from testbed.workload.segments import cut, weeks
-from testbed.workload.swf import parse_swf
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.readings import READINGS, find_reading
+from testbed.scheduling.workload.segments import cut, weeks
+from testbed.scheduling.workload.swf import parse_swf
 
 GIB_KIB = 1024 * 1024
 
@@ -156,7 +156,7 @@ def test_hpc2n_log_gives_the_known_figures(hpc2n_log, caplog):
 
 def test_the_whole_hpc2n_log_takes_little_memory(hpc2n_path):
     code = (
-        "import sys; from testbed.workload.trace import load_trace\n"
+        "import sys; from testbed.scheduling.workload.trace import load_trace\n"
         "jobs = load_trace(sys.argv[1], 'processors')\n"
         "(line,) = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]\n"
         "print(len(jobs), line.split()[1])"

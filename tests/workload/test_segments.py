@@ -3,11 +3,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workload_strategies import deterministic, traces
+from support.workload.workload_strategies import deterministic, traces
 
 from testbed.errors import UserError
-from testbed.workload.jobs import Job
-from testbed.workload.segments import WEEK_S, JobRange, Week, Window, cut, weeks
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.segments import WEEK_S, JobRange, Week, Window, cut, weeks
 
 whole_seconds = st.integers(0, 5 * WEEK_S).map(float)
 whole_traces = traces(submit_times_s=whole_seconds)

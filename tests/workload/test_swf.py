@@ -3,10 +3,10 @@ import gzip
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from workload_strategies import deterministic
+from support.workload.workload_strategies import deterministic
 
 from testbed.errors import InputError
-from testbed.workload.swf import FIELDS, format_swf, parse_swf, read_swf, write_swf
+from testbed.scheduling.workload.swf import FIELDS, format_swf, parse_swf, read_swf, write_swf
 
 LINE = "   12   342343      5    553   40 552.21    -1   40  43200    -1  1   4   1  -1 -1  1 -1 -1"
 

@@ -8,12 +8,12 @@ from click.testing import CliRunner
 
 from testbed.cli.trace import trace
 from testbed.errors import UserError
-from testbed.workload.jobs import Job
-from testbed.workload.load import offered_load, scale_load
-from testbed.workload.readings import READINGS
-from testbed.workload.synthetic import annotate, synthetic_trace
-from testbed.workload.table import parse_table
-from testbed.workload.trace import load_trace, save_trace
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.load import offered_load, scale_load
+from testbed.scheduling.workload.readings import READINGS
+from testbed.scheduling.workload.synthetic import annotate, synthetic_trace
+from testbed.scheduling.workload.table import parse_table
+from testbed.scheduling.workload.trace import load_trace, save_trace
 
 SWF_LINE = "7 100 0 50 4 -1 -1 4 60 -1 1 1 1 1 1 1 -1 -1\n"
 TABLE = [
@@ -216,7 +216,7 @@ def test_help_holds_an_example(command):
 
 
 def test_importing_the_commands_loads_nothing_heavy():
-    heavy = "[name for name in sys.modules if name.startswith(('numpy', 'testbed.workload', 'rich'))]"
+    heavy = "[name for name in sys.modules if name.startswith(('numpy', 'testbed.scheduling.workload', 'rich'))]"
     code = f"import sys, testbed.cli.trace; print({heavy})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

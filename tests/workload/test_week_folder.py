@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from testbed.errors import UserError
-from testbed.workload import week_folder
-from testbed.workload.jobs import Job
-from testbed.workload.segments import WEEK_S, Week, cut
-from testbed.workload.table import read_table
-from testbed.workload.week_folder import write_weeks
+from testbed.scheduling.workload import week_folder
+from testbed.scheduling.workload.jobs import Job
+from testbed.scheduling.workload.segments import WEEK_S, Week, cut
+from testbed.scheduling.workload.table import read_table
+from testbed.scheduling.workload.week_folder import write_weeks
 
 JOBS = [
     Job(4, 3.0, 2, 1.0, 0.5, 60.0),

@@ -1,1 +1,1 @@
-"""CPU caps of processes, by what the machine allows."""
+"""CPU caps of processes, by the mechanisms that the machine allows."""

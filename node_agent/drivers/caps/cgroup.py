@@ -1,9 +1,13 @@
-"""Caps by control groups: what versions 1 and 2 have in common."""
+"""Caps by the cpu controller of control groups.
+
+Version 1 has `cpu.cfs_quota_us`, version 2 `cpu.max` in a delegated subtree.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +17,12 @@ from node_agent.drivers.caps.protocol import PERIOD_S
 
 PERIOD_US = round(PERIOD_S * 1e6)
 LEAST_QUOTA_US = 1000  # the kernel's own bound
+LEAF_ENDING = "-agent"  # of the name of the group that an agent moves itself to
 _EMPTY_WITHIN_S = 1.0
 
 
 class CgroupCaps(ABC):
-    """A group of this agent with a child a guest; versions differ in how groups are made and quotas written."""
+    """A group of this agent with one child per guest; the versions differ in how groups are made and quotas written."""
 
     name = "cgroup"
 
@@ -44,7 +49,7 @@ class CgroupCaps(ABC):
     def read(self, guest: str) -> float:
         """See `Caps.read`."""
         most_cores = self._most_cores[guest]
-        found = self.read_cap(self._folder / guest)
+        found = read_cap(self._folder / guest)
         return most_cores if found is None else min(found, most_cores)
 
     async def remove(self, guest: str) -> None:
@@ -61,10 +66,6 @@ class CgroupCaps(ABC):
     @abstractmethod
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         """Write the quota of a group; None is no quota."""
-
-    @abstractmethod
-    def read_cap(self, folder: Path) -> float | None:
-        """Read the quota of a group as cores: anybody may have changed the period, too. None is no quota."""
 
     def prepare(self) -> None:
         """Make the agent's group."""
@@ -90,7 +91,7 @@ class CgroupCaps(ABC):
                 self._drop(trial)
 
     def _remove_stale(self) -> None:
-        """Remove groups of agents that were killed: their names end in the process id of an agent that is no more."""
+        """Remove groups of killed agents: their names end in the process id of an agent that no longer exists."""
         for path in self._folder.parent.glob("dfrs-*"):
             pid = path.name.rpartition("-")[2]
             if pid.isdecimal() and not Path("/proc", pid).exists():
@@ -107,7 +108,7 @@ class CgroupCaps(ABC):
 
     def _write_and_read(self, folder: Path, quota_us: int | None) -> float | None:
         self.write_quota(folder, quota_us)
-        return self.read_cap(folder)
+        return read_cap(folder)
 
     def _drop(self, folder: Path) -> None:
         """Remove a group; processes that live on in it go on where the agent is, without a quota."""
@@ -119,7 +120,76 @@ class CgroupCaps(ABC):
             with contextlib.suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
                     (self.home() / "cgroup.procs").write_text(pid, encoding="ascii")
-            time.sleep(0.005)  # in a thread; the kernel tells no event of a group that empties
+            time.sleep(0.005)  # in a thread; the kernel sends no event when a group becomes empty
 
     def _close(self) -> None:
         self._drop(self._folder)
+
+
+class CgroupV1Caps(CgroupCaps):
+    """Quotas in a child of the group that the agent runs in."""
+
+    name = "cgroup1"
+
+    def write_quota(self, folder: Path, quota_us: int | None) -> None:
+        """See `CgroupCaps.write_quota`."""
+        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US), encoding="ascii")
+        (folder / "cpu.cfs_quota_us").write_text(str(-1 if quota_us is None else quota_us), encoding="ascii")
+
+
+class CgroupV2Caps(CgroupCaps):
+    """Quotas below the group that the agent runs in, which must be delegated to it (systemd: `Delegate=cpu`).
+
+    A group with children that are controlled may hold no process itself, so the agent moves to a leaf beside them.
+    """
+
+    name = "cgroup2"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._own = folder.parent
+        self._leaf = folder.with_name(folder.name + LEAF_ENDING)
+        self._moved = False
+
+    def prepare(self) -> None:
+        """Move the agent to its leaf and pass the controller on."""
+        if (self._own / "cgroup.type").exists():  # the root of all groups has none, and no such rule
+            self._leaf.mkdir(exist_ok=True)
+            (self._leaf / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            self._moved = True
+        (self._own / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        super().prepare()
+        (self._folder / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+
+    def home(self) -> Path:
+        """See `CgroupCaps.home`."""
+        return self._leaf if self._moved else self._own
+
+    def write_quota(self, folder: Path, quota_us: int | None) -> None:
+        """See `CgroupCaps.write_quota`."""
+        quota = "max" if quota_us is None else str(quota_us)
+        (folder / "cpu.max").write_text(f"{quota} {PERIOD_US}", encoding="ascii")
+
+    def _close(self) -> None:
+        super()._close()
+        if self._moved:
+            with contextlib.suppress(OSError):  # others may use the subtree, then the agent stays in its leaf
+                control = self._own / "cgroup.subtree_control"
+                control.write_text("-cpu", encoding="ascii")
+                if "memory" in control.read_text(encoding="ascii").split():  # `node_agent.bounds`
+                    control.write_text("-memory", encoding="ascii")
+                self._moved = False
+                self._drop(self._leaf)
+
+
+def read_cap(folder: Path) -> float | None:
+    """Return the quota of a group of either version in cores, None without one; raises `OSError`.
+
+    Another process may have changed the period, too.
+    """
+    try:
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
+        period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+    return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)

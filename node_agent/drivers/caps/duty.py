@@ -1,10 +1,10 @@
 """Caps without any privilege: processes are stopped and continued, by the CPU time that they really used.
 
-Every period of 100 ms a process gets its cap's worth of CPU time; it is stopped once that is used up. What it used too
-much (signals come late by a millisecond) is taken off the next periods, so the average is exact; what it did not use,
-because it waited for a message or the machine was busy, it may catch up later, by at most one more period's worth.
-Periods begin at multiples of 100 ms of CLOCK_MONOTONIC: tasks of one job on several nodes run at the same time, where
-the nodes share a clock.
+In every period of 100 ms a process may use its cap's worth of CPU time and is then stopped. An overrun (signals arrive
+a millisecond late) is subtracted from the next periods, so the average is exact. Time that it did not use, because it
+waited for a message or the machine was busy, can be caught up later, by at most one more period's worth. Periods begin
+at multiples of 100 ms of CLOCK_MONOTONIC: tasks of one job on several nodes run at the same time, where the nodes share
+a clock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from node_agent.drivers.caps.protocol import PERIOD_S
 
 CARRY_PERIODS = 1.0
-# looks, signals and timers cost time themselves, so that:
-_LEAST_S = 0.002  # less than this, or a quarter of a period's worth, is kept for the next period
-_LEAST_STEP_S = 0.004  # lies between two looks at one process, even if it may overrun so far
-_TOGETHER_S = 0.002  # what is due so soon is looked at now
+# Checks, signals and timers are not free, hence these three lower bounds:
+_LEAST_S = 0.002  # a budget below this, or below a quarter of a period's worth, is kept for the next period
+_LEAST_STEP_S = 0.004  # least time between two checks of one process, even if it can overrun by as much
+_TOGETHER_S = 0.002  # checks due within this time are done now
 
 
 def process_clock(pid: int) -> int:
@@ -43,7 +43,7 @@ class _Process:
     budget_s: float = 0.0
     used_s: float = 0.0
     settled_s: float = 0.0
-    rate_cores: float = 0.0  # at which it used CPU time between the last two looks
+    rate_cores: float = 0.0  # of CPU time used between the last two checks
     look_s: float = 0.0
     stopped: bool = False
 
@@ -54,11 +54,11 @@ class _Process:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP if stop else signal.SIGCONT)
 
     def settle(self, now_s: float) -> None:
-        """Take off the budget what was used since the last look."""
+        """Subtract the CPU time used since the last check from the budget."""
         try:
             used_s = time.clock_gettime(self.clock)
         except OSError:
-            return  # it has ended; whoever watches it will remove it
+            return  # it has ended; its watcher will remove it
         self.budget_s -= used_s - self.used_s
         self.rate_cores = (used_s - self.used_s) / max(1e-6, now_s - self.settled_s)
         self.used_s, self.settled_s = used_s, now_s
@@ -91,7 +91,7 @@ class DutyCaps:
             process.signal(stop=False)
         else:
             process.settle(now_s)
-            if was_s is None or was_s >= process.most_cores:  # nothing was counted before: the rest of this period
+            if was_s is None or was_s >= process.most_cores:  # no budget so far: grant the rest of this period
                 process.budget_s = cap_cores * (PERIOD_S - now_s % PERIOD_S)
             process.look_s = now_s
         if self._timer is None:
@@ -100,7 +100,7 @@ class DutyCaps:
         return process.cap_cores
 
     def read(self, guest: str) -> float:
-        """See `Caps.read`: nobody but this mechanism enforces it, so what it goes by is in force."""
+        """See `Caps.read`: only this mechanism enforces the cap, so its own value is in force."""
         process = self._processes[guest]
         return process.most_cores if process.cap_cores is None else min(process.cap_cores, process.most_cores)
 
@@ -119,7 +119,7 @@ class DutyCaps:
             self._timer.cancel()
 
     def _tick(self) -> None:
-        """Do what is due and set the timer for what comes next."""
+        """Do the checks that are due, and set the timer for the next one."""
         now_s = time.monotonic()
         period = _period_at(now_s)
         passed, self._period = period - self._period, period
@@ -140,12 +140,12 @@ class DutyCaps:
         self._timer = loop.call_later(max(0.0, next_s - time.monotonic()), self._tick) if any_capped else None
 
     def _look(self, process: _Process, now_s: float, grant_s: float, grants: int) -> None:
-        """Stop or continue a process, and guess when its budget will be used up."""
+        """Stop or continue a process, and estimate when its budget will be used up."""
         was_running = not process.stopped
         process.settle(now_s)
         if grants:
             process.budget_s = min(process.budget_s + grant_s * grants, grant_s * (1 + CARRY_PERIODS))
         process.signal(stop=process.budget_s < min(_LEAST_S, grant_s / 4))
-        # beside others it got less than all: twice the time is worth one look less, and an overrun is paid back
+        # under contention it used less than all its cores: check half as often, as an overrun is subtracted later
         rate_cores = max(process.rate_cores, process.most_cores / 2) if was_running else process.most_cores
         process.look_s = now_s + max(_LEAST_STEP_S, process.budget_s / rate_cores)

@@ -1,4 +1,4 @@
-"""Where this process's own control groups are in the file system."""
+"""Where control groups are in the file system: hierarchies by kind, and the group of a process."""
 
 from __future__ import annotations
 
@@ -24,3 +24,26 @@ def own_group(kind: str, mountinfo: str, cgroup: str) -> Path | None:
         inside = own == root or own.startswith(root.rstrip("/") + "/")
         return Path(mount_point) / (own[len(root) :].lstrip("/") if inside else "")
     return None
+
+
+def group_of(kind: str, pid: int | str = "self") -> Path | None:
+    """Return the folder of a process's cpu group of `kind`, or None if none is mounted; raises `OSError`."""
+    mounts, groups = Path("/proc/self/mountinfo"), Path(f"/proc/{pid}/cgroup")
+    return own_group(kind, mounts.read_text(encoding="utf-8"), groups.read_text(encoding="utf-8"))
+
+
+def mount_points(mountinfo: str) -> dict[str, tuple[str, Path]]:
+    """Return, for cpu (version 1) and "" (version 2), the root inside the hierarchy and the mount point.
+
+    The first one: others are copies, in the roots of containers and the like, and may go at any time.
+    """
+    found: dict[str, tuple[str, Path]] = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup2":
+            found.setdefault("", (root, Path(point)))
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            found.setdefault("cpu", (root, Path(point)))
+    return found

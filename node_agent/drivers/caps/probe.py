@@ -1,13 +1,10 @@
-"""Which mechanism caps CPU time on this machine: the first that really works."""
+"""Choice of the mechanism that caps CPU time on this machine: the first that passes a trial."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from node_agent.drivers.caps.cgroup1 import CgroupV1Caps
-from node_agent.drivers.caps.cgroup2 import CgroupV2Caps
+from node_agent.drivers.caps.cgroup import CgroupV1Caps, CgroupV2Caps
 from node_agent.drivers.caps.duty import DutyCaps
-from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.caps.mounts import group_of
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.protocol import DriverError
 
@@ -19,11 +16,7 @@ def _make(mechanism: str, group: str) -> Caps:
     if mechanism == "duty":
         return DutyCaps()
     kind = "cgroup2" if mechanism == "cgroup2" else "cgroup"
-    own = own_group(
-        kind,
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8"),
-        Path("/proc/self/cgroup").read_text(encoding="utf-8"),
-    )
+    own = group_of(kind)
     if own is None:
         raise FileNotFoundError(f"no {kind} hierarchy with a cpu controller is mounted")
     return CgroupV2Caps(own / group) if mechanism == "cgroup2" else CgroupV1Caps(own / group)

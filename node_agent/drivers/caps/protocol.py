@@ -1,14 +1,14 @@
-"""What a mechanism that caps CPU time must be able to do."""
+"""The protocol of mechanisms that cap CPU time."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-PERIOD_S = 0.1  # over which a cap holds; what is left of a period is lost, except where a mechanism says otherwise
+PERIOD_S = 0.1  # over which a cap holds; an unused rest is lost, except where a mechanism states otherwise
 
 
 class Caps(Protocol):
-    """Caps the CPU time of one process a guest, all its threads together. Caps are in cores."""
+    """Caps the CPU time of one process per guest, all its threads together. Caps are in cores."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class Caps(Protocol):
         """
 
     async def remove(self, guest: str) -> None:
-        """Forget a guest, which is running freely afterwards if it still lives; one that is unknown is no error."""
+        """Forget a guest, which then runs uncapped if it still lives; an unknown guest is no error."""
 
     async def close(self) -> None:
         """Lift every cap and leave nothing behind."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node_agent.drivers.caps import cgroup1, cgroup2
-from node_agent.drivers.caps.mounts import own_group
+from node_agent.drivers.caps.cgroup import read_cap
+from node_agent.drivers.caps.mounts import group_of
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers.engine import Engine
 
 
 class ContainerCaps:
-    """See `Caps`: all that runs in a guest's container is under its cap. `bare` caps what is in no container."""
+    """See `Caps`: all processes in a guest's container are under its cap. `bare` caps processes outside containers."""
 
     name = "docker"
 
@@ -26,7 +26,7 @@ class ContainerCaps:
     async def open(self) -> None:
         """See `Caps.open`: `bare` is open, and the engine was asked already."""
 
-    def house(self, guest: str, container: str) -> None:
+    def enclose(self, guest: str, container: str) -> None:
         """Take note of a guest's container, before anything runs in it."""
         self._containers[guest] = container
 
@@ -62,7 +62,7 @@ class ContainerCaps:
         if folder is None:
             return None
         self._groups[guest] = folder
-        return cgroup2.read_cap(folder) if (folder / "cpu.max").exists() else cgroup1.read_cap(folder)
+        return read_cap(folder)
 
     async def remove(self, guest: str) -> None:
         """See `Caps.remove`: the cap goes with the container."""
@@ -78,9 +78,7 @@ class ContainerCaps:
 
 def _group_of(pid: int) -> Path | None:
     """Return the control group whose quota a process is under, None if there is none; raises `OSError`."""
-    mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-    cgroup = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
-    v2, v1 = own_group("cgroup2", mountinfo, cgroup), own_group("cgroup", mountinfo, cgroup)
+    v2, v1 = group_of("cgroup2", pid), group_of("cgroup", pid)
     if v1 is not None and (v1 / "cpu.cfs_quota_us").exists():
         return v1
     if v2 is not None and (v2 / "cpu.max").exists():

@@ -1,9 +1,9 @@
-"""What an image of a whole container may carry: processes without rights, in a container like our own.
+"""Permitted contents of an image of a whole container: processes without privileges, in a container like our own.
 
-CRIU reads the files as root. It gives processes the user and the capabilities that are written there, mounts what is
-written there, and starts programs (iptables, ip, nft) with files of a network, which a container of ours does not have.
-So only files that CRIU writes of such a container are laid out. Its processes must have our own user and no capability,
-and its mounts must be those of a container that this agent has made itself.
+CRIU reads the files as root. The files determine the user and the capabilities of the processes, and the mounts. CRIU
+also starts programs (iptables, ip, nft) with files of a network, which a container of ours does not have. So only files
+that CRIU writes of such a container are laid out. Its processes must have our own user and no capability, and its
+mounts must be those of a container that this agent has made itself.
 
 CRIU's formats: criu/image-desc.c, images/core.proto, images/creds.proto, images/mnt.proto.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from node_agent.drivers.containers.criu_records import fields, inner, numbers, records
+from node_agent.drivers.containers.criu_records import fields, inner, number_in, numbers, records
 from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
 
@@ -54,8 +54,8 @@ _CONTAINER = re.compile("[0-9a-f]{64}")
 class Mount(NamedTuple):
     """One mount as CRIU would make it, without what differs from node to node: numbers, and a container's id.
 
-    CRIU mounts what has a `key` from wherever this node's engine says under that key, whatever else is written there:
-    then root, source and options are of the file system that it lies on, and do not count.
+    CRIU mounts an entry with a `key` from the path that this node's engine gives for that key. Its root, source and
+    options then describe the file system that the path lies on, and are not compared.
     """
 
     place: str
@@ -73,7 +73,7 @@ Mounts = Counter[Mount]
 
 
 def is_left_out(name: str) -> bool:
-    """Return whether a file is of the network that a container of ours has not: CRIU does without."""
+    """Return whether a file describes a network, which a container of ours does not have: CRIU restores without it."""
     return bool(_NETWORK.fullmatch(name))
 
 
@@ -101,7 +101,7 @@ def mounts_of(folder: Path) -> Mounts:
             told = [dict(fields(record)) for record in records(path, _MOUNTS_MAGIC)]
             places: dict[int, set[str]] = {}
             for each in told:
-                places.setdefault(_number(each, _ID), set()).add(_text(each, _PLACE))
+                places.setdefault(number_in(each, _ID), set()).add(_text(each, _PLACE))
             found.update(_mount(each, places) for each in told)
         except (ValueError, struct.error, IndexError) as error:
             raise SuspectError(f"an image holds {path.name!r}, which are no mounts of CRIU's: {error}") from None
@@ -157,26 +157,19 @@ def _wrong(field: int, value: int | bytes) -> str:
 def _mount(told: dict[int, int | bytes], places: Mapping[int, set[str]]) -> Mount:
     if told.get(_PLUGIN):
         raise ValueError("a mount by a plug-in")
-    limits = (_number(told, _FLAGS) | _number(told, _SUPER_FLAGS)) & _LIMITING
+    limits = (number_in(told, _FLAGS) | number_in(told, _SUPER_FLAGS)) & _LIMITING
     place, key = _text(told, _PLACE), _text(told, _KEY)
     given = bool(told.get(_EXTERNAL)) or bool(key)
-    own = not given and place != "./"  # the root is the engine's, whatever is written
+    own = not given and place != "./"  # the root is always the engine's
     return Mount(
-        place, _number(told, _KIND), limits,
+        place, number_in(told, _KIND), limits,
         "what the engine gives" if given else _CONTAINER.sub("ID", _text(told, _ROOT)),
         f"{bool(told.get(_EXTERNAL))}:{_CONTAINER.sub('ID', key)}" if given else "",
-        tuple(sorted(places.get(_number(told, _PARENT), ()))),
+        tuple(sorted(places.get(number_in(told, _PARENT), ()))),
         _CONTAINER.sub("ID", _text(told, _SOURCE)) if own else "",
         _CONTAINER.sub("ID", _text(told, _OPTIONS)) if own else "",
-        tuple(bool(_number(told, field)) for field in (_SHARED, _MASTER, _INTERNAL, _DELETED)),
+        tuple(bool(number_in(told, field)) for field in (_SHARED, _MASTER, _INTERNAL, _DELETED)),
     )  # fmt: skip
-
-
-def _number(told: dict[int, int | bytes], field: int) -> int:
-    value = told.get(field, 0)
-    if not isinstance(value, int):
-        raise ValueError(f"field {field} is no number")  # noqa: TRY004  # in a file
-    return value
 
 
 def _text(told: dict[int, int | bytes], field: int) -> str:

@@ -1,4 +1,4 @@
-"""A container as the process driver sees its processes: a process id, an end with a code, a way to kill it."""
+"""A container as the process driver handles its processes: a process id, an exit code and a way to kill it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRIU's files as far as they are looked into: records of protobuf behind two magic numbers.
+"""CRIU's files as far as they are parsed: protobuf records after two magic numbers.
 
 Formats: criu/include/magic.h, images/*.proto of CRIU.
 """
@@ -20,7 +20,7 @@ Field = tuple[int, int | bytes]
 def records(path: Path, magic: int, *, common: bool = True) -> Iterator[bytes]:
     """Yield the records of a file; raises `ValueError` or `struct.error` for what CRIU would not write.
 
-    Every file but the inventory begins with the magic number that they have in `common`.
+    Every file but the inventory begins with a `common` magic number.
     """
     size = path.stat().st_size
     if size > _MOST_BYTES:
@@ -77,6 +77,14 @@ def numbers(value: int | bytes) -> list[int]:
         number, at = _varint(value, at)
         found.append(number)
     return found
+
+
+def number_in(told: dict[int, int | bytes], number: int) -> int:
+    """Return the number in a field, 0 without it; raises `ValueError`."""
+    value = told.get(number, 0)
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is no number")  # noqa: TRY004  # in a file
+    return value
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -23,8 +23,8 @@ from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
 from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
-from node_agent.drivers.procs.guest import House, ProcessGuest, State
-from node_agent.drivers.protocol import DriverError, DriverFacts, Happening, ImageKind, NodeBudget, SaveReport
+from node_agent.drivers.procs.guest import Enclosure, ProcessGuest, State
+from node_agent.drivers.protocol import DriverError, DriverEvent, DriverFacts, ImageKind, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 class DockerDriver(ProcessDriver):
     """One guest = one container of the engine at `url`, by default the one that the environment or the system names.
 
-    A container sees this machine's programs and libraries read-only, and the folders of its node; it has the guest's
-    memory as its limit, and no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
+    A container has this machine's programs and libraries read-only and the folders of its node. Its memory limit is the
+    guest's memory, and it has no capability. Its cap is the engine's quota. Ranks of MPI jobs use the machine's own
     network and shared memory.
 
-    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, where a
-    guest of its own comes back from its own image when the driver opens, those that are alone are saved whole, by CRIU;
-    those of MPI jobs by their programs all the same. CRIU runs as root, and reads what another node wrote: only for
-    nodes that trust each other. The kind of `images` tells which.
+    Guests are saved by their programs' own checkpoints (`save` is `program`, by default). With `save` = `criu`, guests
+    outside MPI jobs are saved whole by CRIU, if a trial save and restore succeeds when the driver opens. Guests of MPI
+    jobs are still saved by their programs. CRIU runs as root and reads files that another node wrote: use it only
+    between nodes that trust each other. The kind of `images` states which way is in use.
     """
 
     name = "docker"
@@ -66,7 +66,7 @@ class DockerDriver(ProcessDriver):
         self._own: Likeness | None = None  # of a container of ours, known from the trial
         self._wholes: set[str] = set()  # guests whose containers can be saved whole
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`: containers that an earlier agent of this node left are removed."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         version = await self._engine.open(budget)
@@ -91,7 +91,7 @@ class DockerDriver(ProcessDriver):
             return 'the engine is not told {"experimental": true} in its daemon.json'
         self.why_not_whole = ""
         budget, tell = self._opened()[0], self._tell
-        self._tell = lambda _happening: None
+        self._tell = lambda _driver_event: None
         name = f"{budget.prefix}{budget.node}-criu"
         image = budget.image_dir / f"{name.lower()}.img"
         spec = rank_spec(name, TRIAL, 0, TRIAL_MIB)
@@ -147,7 +147,7 @@ class DockerDriver(ProcessDriver):
         try:
             return await super().save(guest, at, image)
         finally:
-            if there.state is State.HELD:  # it was not saved, and goes on
+            if there.state is State.HELD:  # it was not saved and continues
                 await self._engine.limit_memory(container, there.spec.memory_mib)
 
     async def _write(self, spec: GuestSpec, container: str, image: Path) -> SaveReport:
@@ -158,9 +158,7 @@ class DockerDriver(ProcessDriver):
                 self._own = await asyncio.to_thread(likeness_of, files)
             async with written_back(image):
                 await asyncio.to_thread(frozen.pack, files, spec, image)
-        written_s = time.monotonic() - begin_s
-        sealed = await seal(image)
-        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
+        return await seal(image, time.monotonic() - begin_s)
 
     async def close(self) -> None:
         """See `Driver.close`."""
@@ -174,14 +172,14 @@ class DockerDriver(ProcessDriver):
         return f"{xxhash.xxh32_hexdigest(guest.encode())}{_ROOM}/{_SOCKET}"
 
     def _new(
-        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[Happening], None],
-        house: House | None = None,
+        self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
+        enclosure: Enclosure | None = None,
     ) -> ProcessGuest:  # fmt: skip
         (self._opened()[0].state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)
-        return super()._new(spec, cap_cores, image, tell, house)
+        return super()._new(spec, cap_cores, image, tell, enclosure)
 
     @property
-    def house(self) -> House:
+    def enclosure(self) -> Enclosure:
         """Containers."""
         return self._enter
 
@@ -208,5 +206,5 @@ class DockerDriver(ProcessDriver):
         else:
             container = await self._engine.make(spec, image, argv, env, folder)
             self._wholes.discard(spec.guest)
-        self._container_caps.house(spec.guest, container)
+        self._container_caps.enclose(spec.guest, container)
         return ContainerChild(self._engine, container, await self._engine.start(container, lay), on_output)

@@ -1,4 +1,4 @@
-"""A Docker engine: the containers of one node, made, capped and removed. Its calls block: they run in threads."""
+"""A Docker engine: makes, caps and removes the containers of one node. Its calls block, so they run in threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import node_agent
+from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from testbed.bus.messages import GuestSpec
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from docker.types import Mount
 
 CALL_S = 60.0
-CHECKPOINT_S = 900.0  # bounds a thread's life: how long a save or a start may take is the caller's matter
-PERIOD_US = 100_000
+CHECKPOINT_S = 900.0  # bounds a thread's life; the caller sets the timeout of a save or a start
 _IMAGE = "dfrs-testbed/scratch:1"
 _DOCKERFILE = b"FROM scratch\nLABEL dfrs.testbed=1\n"
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/hosts")
@@ -31,7 +31,7 @@ _SHARED = "/dev/shm"  # noqa: S108  # the machine's own, with its inter-process 
 _OVERHEAD_MIB = 64  # of the interpreter, beside the guest's own memory
 _OWNER, _GUEST = "dfrs.node", "dfrs.guest"
 _CHECKPOINT = "guest"
-WHOLE_FOLDER = "/dfrs"  # where a container that is saved whole sees its own socket, on whatever node it is
+WHOLE_FOLDER = "/dfrs"  # path of the socket inside a container that is saved whole, the same on every node
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Engine:
         self._client: DockerClient | None = None
         self._budget: NodeBudget | None = None
         self._root = Path()
-        self.experimental = False  # only such an engine writes containers down
+        self.experimental = False  # only such an engine can checkpoint containers
 
     async def open(self, budget: NodeBudget) -> str:
         """Connect, and return the engine's version."""
@@ -101,7 +101,8 @@ class Engine:
     ) -> str:
         """Make a container for a command, which may read `image` wherever that is; return its id.
 
-        It has the machine's own process ids, shared memory and network: by these MPI finds ranks beside each other.
+        It shares the machine's process ids, shared memory and network: MPI uses these to find ranks on the same
+        machine.
         """
         budget = self._there()
         mounts = [(str(path), str(path)) for path in sorted({budget.state_dir, budget.image_dir, folder})]
@@ -109,10 +110,10 @@ class Engine:
         return await self._call(lambda: self._make(spec, image, argv, env, str(folder), mounts, machines))
 
     async def make_whole(self, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
-        """Make a container for a command that is alone in it and looks the same on every node; return its id.
+        """Make a container for a single command, with the same paths on every node; return its id.
 
-        Of this node's files it sees `folder`, which has its socket: another node may have written what runs in it. It
-        writes nothing there, which takes no right to call at the socket.
+        Of this node's files it has only `folder`, which holds its socket, because another node may have written the
+        program's image. The folder is read-only, which does not prevent a connection to the socket.
         """
         mounts = [(str(folder), WHOLE_FOLDER)]
         return await self._call(
@@ -130,7 +131,7 @@ class Engine:
         container: Container = self._opened().containers.create(
             _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
             working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
-            mounts=_mounts(own, image, writes=writes), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # nobody else sees a container's own
+            mounts=_mounts(own, image, writes=writes), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # a container's own /tmp is private
             cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
@@ -139,7 +140,7 @@ class Engine:
     async def start(self, container: str, lay: Callable[[Path], None] | None = None) -> int:
         """Start a container, and return the process id of its command; one that does not start is removed.
 
-        With `lay` it goes on from what that writes into the folder that it is given: CRIU's files of another.
+        With `lay` it is restored from the CRIU files that `lay` writes into the folder given to it.
         """
 
         def start() -> int:
@@ -160,7 +161,7 @@ class Engine:
             raise
 
     async def checkpoint(self, container: str, folder: Path) -> Path:
-        """Write a container's processes to a folder by CRIU, and let them go on; return where in it its files are."""
+        """Write a container's processes to a folder by CRIU and let them continue; return the files' folder in it."""
 
         def write() -> None:
             order = {"CheckpointID": _CHECKPOINT, "CheckpointDir": str(folder), "Exit": False}
@@ -170,7 +171,7 @@ class Engine:
         return folder / _CHECKPOINT
 
     def _post(self, path: str, body: object = None) -> None:
-        """Ask for what the SDK has no call for."""
+        """Send a request for which the SDK has no call."""
         api = self._opened().api
         answer = api.post(f"{api.base_url}/v{api.api_version}{path}", json=body, timeout=CHECKPOINT_S)
         if not answer.ok:
@@ -199,20 +200,15 @@ class Engine:
 
     async def set_cap(self, container: str, cap_cores: float | None) -> None:
         """Set the quota of a container, or lift it with None."""
-        quota_us = -1 if cap_cores is None else max(1000, round(cap_cores * PERIOD_US))
-
-        def update() -> None:
-            self._opened().api.update_container(container, cpu_period=PERIOD_US, cpu_quota=quota_us)
-
-        await self._call(update)
+        quota_us = -1 if cap_cores is None else max(LEAST_QUOTA_US, round(cap_cores * PERIOD_US))
+        await self._update(container, cpu_period=PERIOD_US, cpu_quota=quota_us)
 
     async def limit_memory(self, container: str, memory_mib: int) -> None:
-        """Give a container's command that much memory, what it fills of the machine's shared memory included."""
+        """Set the memory limit of a container's command, including its share of the machine's shared memory."""
+        await self._update(container, **_memory(memory_mib))
 
-        def update() -> None:
-            self._opened().api.update_container(container, **_memory(memory_mib))
-
-        await self._call(update)
+    async def _update(self, container: str, **settings: object) -> None:
+        await self._call(lambda: self._opened().api.update_container(container, **settings))
 
     @property
     def _owner(self) -> str:
@@ -253,15 +249,15 @@ def _remove(container: Container) -> None:
 
 
 def _memory(memory_mib: int) -> dict[str, str]:
-    """Return the limits of a container; that of memory and swap must be told whenever that of memory grows."""
+    """Return the limits of a container; the limit of memory and swap must be sent whenever the memory limit grows."""
     limit_mib = memory_mib + _OVERHEAD_MIB
     return {"mem_limit": f"{limit_mib}m", "memswap_limit": f"{2 * limit_mib}m"}
 
 
 def _mounts(own: Iterable[tuple[str, str]], image: Path | None, *, writes: bool) -> list[Mount]:
-    """Return what a container sees of this machine; unlike volumes, mounts of what is not there are refused.
+    """Return the mounts of a container; unlike a volume, a mount of a missing path is refused.
 
-    `own` are folders with where it sees them, and may write if it `writes`.
+    `own` are folders with their paths in the container, writable if `writes`.
     """
     from docker.types import Mount  # noqa: PLC0415  # an extra
 
@@ -274,7 +270,7 @@ def _mounts(own: Iterable[tuple[str, str]], image: Path | None, *, writes: bool)
 
 
 def _read_only() -> list[str]:
-    """Return what a container sees of this machine: system, interpreter and its environment, this package."""
+    """Return the read-only paths of a container: system, interpreter and its environment, this package."""
     root = str(Path(node_agent.__file__).resolve().parents[1])
     wanted = [*_SYSTEM, sys.prefix, sys.base_prefix, root]
     there = sorted({path for path in wanted if Path(path).exists()}, key=len)

@@ -1,7 +1,7 @@
-"""Images of whole containers: what CRIU wrote of their processes, in one file.
+"""Images of whole containers: CRIU's files of their processes, in one file.
 
-An image is a tar archive. Its first member, `dfrs-container.json`, says whose it is; the others are CRIU's files. A
-program's own checkpoint begins otherwise (`node_agent.programs.image.MAGIC`), so that one file tells which it is.
+An image is a tar archive. Its first member, `dfrs-container.json`, names the guest; the others are CRIU's files. A
+program's own checkpoint begins with `node_agent.programs.image.MAGIC`, so the two kinds can be told apart by the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class About(msgspec.Struct, frozen=True):
-    """Whose image it is; a program's memory goes on as what it was, whatever is asked for later."""
+    """The guest of an image; a restored program keeps its task, whatever a later command asks for."""
 
     format: int
     guest: str
@@ -42,7 +42,7 @@ class About(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: GuestSpec) -> About:
-        """Return what an image of that guest says."""
+        """Return the first member of an image of that guest."""
         return cls(_FORMAT, spec.guest, spec.job, spec.task, spec.program, spec.memory_mib)
 
 
@@ -71,7 +71,7 @@ def scratch(image: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove from a folder of images what killed agents left of saves under way."""
+    """Remove from a folder of images the files of unfinished saves of killed agents."""
     for left in folder.glob("*.criu"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -88,7 +88,7 @@ def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
             for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
-                    path.unlink()  # so that no more than one file is there twice
+                    path.unlink()  # so that at most one file exists twice on the disk
         partial.chmod(0o600)
         partial.replace(image)
     except OSError as error:
@@ -129,7 +129,7 @@ def unpack(image: Path, spec: GuestSpec, own: Likeness, folder: Path) -> None:
 
 
 def _is_plain(entry: tarfile.TarInfo) -> bool:
-    """Whether a member is a file with all its bytes: a sparse one is as large as somebody writes."""
+    """Whether a member is a file with all its bytes; a sparse file could claim any size."""
     return entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
 
 

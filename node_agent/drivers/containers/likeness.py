@@ -1,4 +1,4 @@
-"""What a container of ours is like as CRIU writes it down: an image of another node has to be like one of our own.
+"""Properties of our containers in CRIU's files: an image from another node must have the same ones.
 
 Formats: images/core.proto, creds.proto, seccomp.proto, cgroup.proto of CRIU.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from node_agent.drivers.containers.carried import Mounts, check_mounts, check_rights, mounts_of
-from node_agent.drivers.containers.criu_records import Field, fields, inner, records
+from node_agent.drivers.containers.criu_records import Field, fields, inner, number_in, records
 from node_agent.drivers.containers.places import Places, places_of
 from node_agent.drivers.protocol import SuspectError
 from testbed.errors import shown
@@ -32,7 +32,7 @@ _MOST_DEPTH = 16
 
 
 class Rights(NamedTuple):
-    """What limits a thread beside its user and its capabilities."""
+    """The limits of a thread beside its user and its capabilities."""
 
     profile: bytes
     no_new_privileges: int
@@ -42,7 +42,7 @@ class Rights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What was found of a container: mounts, limits of threads, filters of seccomp, properties of groups, places."""
+    """Properties of a container: mounts, limits of threads, filters of seccomp, properties of groups, places."""
 
     mounts: Mounts = field(default_factory=Counter)
     rights: frozenset[Rights] = frozenset()
@@ -52,7 +52,7 @@ class Likeness:
 
 
 def likeness_of(folder: Path) -> Likeness:
-    """Return what CRIU has written of a container, or somebody else; raises `SuspectError`."""
+    """Return the properties in CRIU's files, which may be forged; raises `SuspectError`."""
     try:
         properties = frozenset(_properties(folder / "cgroup.img"))
         filters = frozenset(_filters(folder / "seccomp.img"))
@@ -64,7 +64,7 @@ def likeness_of(folder: Path) -> Likeness:
 
 
 def check_like(folder: Path, own: Likeness) -> None:
-    """Raise `DriverError` that names the first thing in which a container is not as our own."""
+    """Raise `DriverError` that names the first property in which a container differs from our own."""
     check_rights(folder)
     check_mounts(folder, own.mounts)
     found = likeness_of(folder)
@@ -88,16 +88,9 @@ def _rights(path: Path) -> Rights:
     if isinstance(profile, int):
         raise ValueError("a profile that is a number")  # noqa: TRY004  # in a file
     return Rights(
-        profile, _number(held, _NO_NEW_PRIVILEGES), _number(held, _SECURE_BITS),
-        _number(thread if _SECCOMP in thread else {_SECCOMP: task.get(_OLD_SECCOMP, 0)}, _SECCOMP),
+        profile, number_in(held, _NO_NEW_PRIVILEGES), number_in(held, _SECURE_BITS),
+        number_in(thread if _SECCOMP in thread else {_SECCOMP: task.get(_OLD_SECCOMP, 0)}, _SECCOMP),
     )  # fmt: skip
-
-
-def _number(told: dict[int, int | bytes], number: int) -> int:
-    value = told.get(number, 0)
-    if not isinstance(value, int):
-        raise ValueError(f"field {number} is no number")  # noqa: TRY004  # in a file
-    return value
 
 
 def _filters(path: Path) -> Iterator[bytes]:

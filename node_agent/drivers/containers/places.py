@@ -1,8 +1,8 @@
 """Namespaces, security module and control group of a container as CRIU writes them down (`inventory`, `ids`, `core`).
 
-CRIU puts a process into a new namespace only where its number in `ids` differs from that of CRIU's own process, which
-`inventory` tells. With equal numbers the process is restored beside CRIU, outside of the container: as our user, in the
-machine's file system. So each process must differ in all that those of our own containers differ in.
+CRIU puts a process into a new namespace only where its number in `ids` differs from that of CRIU's own process, given
+in `inventory`. With equal numbers the process is restored beside CRIU, outside of the container: as our user, in the
+machine's file system. So each process must differ in all namespaces in which processes of our own containers differ.
 
 Formats: images/inventory.proto and core.proto of CRIU, get_clone_mask() in criu/pstree.c.
 """
@@ -19,7 +19,7 @@ from testbed.errors import shown
 
 _INVENTORY_MAGIC, _PSTREE_MAGIC, _IDS_MAGIC, _CORE_MAGIC = 0x58313116, 0x50273030, 0x54432030, 0x55053847
 _ROOT_IDS, _ROOT_GROUP, _UPTIME = 3, 5, 8  # of an inventory
-_RUN = re.compile(rb"[0-9a-f-]{36}")  # the name of a run of CRIU, which puts it into words for nft
+_RUN = re.compile(rb"[0-9a-f-]{36}")  # the name of a run of CRIU, which passes it to nft
 _PID = 1  # of an entry of pstree
 _TASK, _GROUP = 3, 9  # of a core, and of a task in it
 _KINDS = {
@@ -31,14 +31,14 @@ _NAMESPACES = frozenset(range(5, 13))
 
 
 class Places(NamedTuple):
-    """What a container's processes are in that CRIU itself is not in, and what else its inventory says."""
+    """The namespaces of a container's processes that differ from CRIU's own, and the rest of its inventory."""
 
     apart: frozenset[str] = frozenset()
     own_group: bool = False  # no process stays in CRIU's own control group
     inventory: tuple[Field, ...] = ()  # without numbers that differ each time
 
     def difference(self, own: Places) -> str:
-        """Return in what these are not as `own`, in one line, or an empty string."""
+        """Return the differences from `own` in one line, or an empty string."""
         if missing := own.apart - self.apart:
             return f"an image's processes share with CRIU: {', '.join(sorted(missing))}; expected their own"
         if more := self.apart - own.apart:
@@ -51,7 +51,7 @@ class Places(NamedTuple):
 
 
 def places_of(folder: Path) -> Places:
-    """Return the places that CRIU's files tell; none at all if there are none of these files.
+    """Return the places in CRIU's files; empty if these files are missing.
 
     Raises `ValueError`, `IndexError`, `struct.error` or `FileNotFoundError` for what CRIU would not write.
     """
@@ -107,7 +107,7 @@ def _pids(path: Path) -> Iterator[int]:
 
 
 def _once(found: Iterable[Field]) -> dict[int, int | bytes]:
-    """Return fields by number; one that comes twice could be read in two ways."""
+    """Return fields by number; a repeated field is refused, because it could be read in two ways."""
     told: dict[int, int | bytes] = {}
     for number, value in found:
         if number in told:

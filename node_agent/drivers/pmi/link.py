@@ -21,7 +21,7 @@ _PEER = struct.Struct("3i")  # process, user, group
 class PmiLink(asyncio.Protocol):
     """One rank's connection: the first one that is made, and no other.
 
-    `on_barrier` is called when the rank waits in a barrier, `on_trouble` with what it says that no rank would say.
+    `on_barrier` is called when the rank waits in a barrier, `on_trouble` for a message that no rank would send.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PmiLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def listen(self, path: Path, is_program: Callable[[int], bool]) -> None:
-        """Wait for the rank at a socket of this user; its process id is one that `is_program` knows."""
+        """Wait for the rank at a socket of this user; `is_program` must accept its process id."""
         self._path, self._is_program = path, is_program
         path.unlink(missing_ok=True)  # noqa: ASYNC240  # a socket in the agent's own folder
         loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class PmiLink(asyncio.Protocol):
         await self._listener.start_serving()
 
     async def take(self, end: socket.socket) -> None:
-        """Serve a rank at the other end of a pair of sockets, which inherits that."""
+        """Serve a rank that inherits the other end of a pair of sockets."""
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, end)
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
@@ -71,7 +71,7 @@ class PmiLink(asyncio.Protocol):
         peer = transport.get_extra_info("socket")
         pid, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         if self._transport is not None or user != os.geteuid() or not self._is_program(pid):
-            transport.abort()  # type: ignore[attr-defined]  # that of a socket has it
+            transport.abort()  # type: ignore[attr-defined]  # a socket's transport has it
             return
         self._transport = cast("asyncio.Transport", transport)
 
@@ -89,12 +89,12 @@ class PmiLink(asyncio.Protocol):
             self._on_trouble(str(error))
 
     def pause_writing(self) -> None:
-        """Read nothing more of a rank that does not read its answers: they would fill this process's memory."""
+        """Stop reading from a rank that does not read its answers: they would fill this process's memory."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Read again."""
         if self._transport is not None:
             self._transport.resume_reading()
 

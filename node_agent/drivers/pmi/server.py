@@ -1,7 +1,7 @@
-"""What the process manager knows of one rank, and answers it. Keys of other ranks come by way of the controller.
+"""The process manager's state and answers for one rank. Keys of other ranks come through the controller.
 
 Each rank counts as alone on its machine (`PMI_process_mapping`), so ranks share no memory that MPI would map by a name
-that another rank says. A rank asks one thing at a time, and waits for the answer.
+from another rank. A rank sends one request at a time and waits for the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Barrier:
     keys: dict[str, str]
 
     def detail(self) -> dict[str, object]:
-        """Return what the event says."""
+        """Return the detail of the event."""
         return {"session": self.session, "number": self.number, "keys": self.keys}
 
 
@@ -40,8 +40,8 @@ class Barrier:
 class PmiServer:
     """Serves one rank of `ranks`.
 
-    `session` and `barriers`, those entered so far, are all of its state that outlives MPI's start: a rank in a virtual
-    machine that comes to another node is served on by a new one with both.
+    Only `session` and `barriers` (the number entered so far) outlive MPI's start. When a rank's virtual machine moves
+    to another node, a new server with both values serves it there.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class PmiServer:
     _known: dict[str, str] = field(default_factory=dict)
 
     def take(self, line: bytes) -> str | Barrier | None:
-        """Return the answer to a line of the rank, or the barrier that it enters, or None if it waits for nothing.
+        """Return the answer to a line of the rank, the barrier that it enters, or None if no answer is due.
 
         Raises `PmiError`.
         """

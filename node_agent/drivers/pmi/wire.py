@@ -1,4 +1,4 @@
-"""Lines of PMI version 1, from a rank to its process manager: `cmd=NAME` and `key=value` words."""
+"""Lines of PMI version 1, from a rank to its process manager: `cmd=NAME` and `key=value` fields."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from node_agent.drivers.protocol import DriverError
 from testbed.errors import shown
 
-MOST_LINE_BYTES = 2048  # a value of 1024 and a key of 64 characters, and words around them
+MOST_LINE_BYTES = 2048  # a value of 1024 and a key of 64 characters, plus the rest of the line
 _SHOWN_CHARS = 80
 _COMMAND = re.compile(r"cmd=(?P<name>[a-z_]{1,32})(?P<words>(?: [a-z_]{1,32}=[!-\[\]-~]{1,1100}){0,8}) *")
 
 
 class PmiError(DriverError):
-    """A rank says what no rank of MPICH says to its process manager."""
+    """A rank sent a message that no rank of MPICH sends to its process manager."""
 
 
 class ForeignPassError(PmiError):
@@ -25,20 +25,20 @@ class ForeignPassError(PmiError):
 
 @dataclass(frozen=True, slots=True)
 class PmiCommand:
-    """One command of a rank, with its words by key."""
+    """One command of a rank, with its fields by key."""
 
     name: str
     words: dict[str, str]
 
     def word(self, key: str) -> str:
-        """Return the value of a word; raises `PmiError` if it is missing."""
+        """Return the value of a field; raises `PmiError` if it is missing."""
         if key not in self.words:
             raise PmiError(f"MPI says cmd={self.name} without {key}=: expected it")
         return self.words[key]
 
 
 def parse(line: bytes) -> PmiCommand:
-    """Read a line without its end; raises `PmiError`. Of `abort` only the name is read: it carries free text."""
+    """Read a line without its end; raises `PmiError`. Of `abort` only the name is read, as free text follows."""
     text = line.decode("ascii", errors="replace")
     if text == "cmd=abort" or text.startswith("cmd=abort "):
         return PmiCommand("abort", {})
@@ -56,7 +56,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes; return the lines that they complete. Raises `PmiError` for one that is too long."""
+        """Take the next bytes; return the lines that they complete. Raises `PmiError` for a line that is too long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         longest = max((self._rest, *lines), key=len)
         if len(longest) >= MOST_LINE_BYTES:

@@ -17,7 +17,7 @@ _CHUNK = 65536
 
 
 class Log:
-    """What the processes of a guest print: the first MiB in a file, the last lines in memory."""
+    """Output of a guest's processes: the first MiB in a file, the last lines in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class Log:
 
 
 class Running(Protocol):
-    """Something of a guest that runs on this machine; `exited` gives its exit code, negative for a signal."""
+    """A running part of a guest on this machine; `exited` gives its exit code, negative for a signal."""
 
     pid: int
     exited: asyncio.Future[int]
@@ -83,7 +83,7 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self) -> bool:
-        """Take what was printed; return whether there may be more."""
+        """Read printed output; return whether there may be more."""
         try:
             data = os.read(self._output, _CHUNK)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class Child:
         return bool(data)
 
     def _on_exit(self) -> None:
-        code = self._process.wait()  # at once: the descriptor says that it has ended
+        code = self._process.wait()  # returns at once: the descriptor reported the end
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         while self._read():
@@ -106,7 +106,7 @@ class Child:
 
 
 def ending(code: int) -> str:
-    """Say how a process ended."""
+    """Return a text that describes how a process ended."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What processes of guests are given: command lines and a minimal environment."""
+"""Command lines and the minimal environment of guest processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 import node_agent
 from node_agent.drivers.procs import tether
-from testbed.interpreter import module_argv
+from testbed.host.interpreter import module_argv
 
 BIN = Path(sys.executable).parent
 _ROOT = Path(node_agent.__file__).resolve().parents[1]
@@ -29,7 +29,7 @@ def tethered(argv: list[str]) -> list[str]:
 
 
 def environment(control: Path | None = None) -> dict[str, str]:
-    """Return the whole environment of a process: nothing of the agent's own goes in.
+    """Return the whole environment of a process, without the agent's own variables.
 
     `control` is the socket of the guest's control channel.
     """
@@ -37,7 +37,7 @@ def environment(control: Path | None = None) -> dict[str, str]:
         "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(_ROOT),
-        "OPENBLAS_NUM_THREADS": "1",  # numpy would make threads that nobody needs
+        "OPENBLAS_NUM_THREADS": "1",  # numpy would make threads that are not needed
         "OMP_NUM_THREADS": "1",
     }
     if "PYTHONDONTWRITEBYTECODE" in os.environ:
@@ -48,14 +48,14 @@ def environment(control: Path | None = None) -> dict[str, str]:
 
 
 def rank_environment(manager: Path, rank: int, ranks: int, address: str) -> dict[str, str]:
-    """Return what a rank needs beside `environment`: its process manager's socket, its place, the node's address."""
+    """Return a rank's variables beside `environment`: its process manager's socket, its rank, the node's address."""
     return {"DFRS_PMI": str(manager), "PMI_RANK": str(rank), "PMI_SIZE": str(ranks), **_mpi_network(address)}
 
 
 def _mpi_network(address: str) -> dict[str, str]:
-    """Return what makes MPI talk over TCP on the interface of an address, as between machines.
+    """Return variables that make MPI use TCP on the interface of an address, as between machines.
 
-    MPI's transport leaves out loopback interfaces, so ranks of a lab on a loopback address may use what they find.
+    MPI's transport leaves out loopback interfaces, so for a lab on a loopback address the choice is left to MPI.
     """
     if ipaddress.ip_address(address).is_loopback:
         return {}

@@ -16,14 +16,14 @@ import msgspec
 
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.native import Told
+from node_agent.drivers.native import RankProgress
 from node_agent.drivers.pmi.link import PmiLink
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.procs.child import Child, Log, Running, ending
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.records import ProcessRecords
 from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading, SaveReport, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
 from node_agent.guests.pace import supersteps_of
 from node_agent.programs.segments import abandoned_segments, is_segment, remove_segments
@@ -33,11 +33,11 @@ from testbed.bus.telemetry import GuestSample, Supersteps
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
 _MOST_SEGMENTS = 64  # files of shared memory that MPI makes for one rank: there are a few
-_BACK_WITHIN_S = 10.0  # a program that was parked, and could not be written
+_BACK_WITHIN_S = 10.0  # for the reconnection of a parked program whose save failed
 
 
-class House(Protocol):
-    """What a guest's program, or what starts it, is put into."""
+class Enclosure(Protocol):
+    """An enclosure (such as a container) that starts a guest's program."""
 
     def __call__(
         self, spec: GuestSpec, image: Path | None, argv: list[str], env: dict[str, str], folder: Path,
@@ -47,7 +47,7 @@ class House(Protocol):
 
 
 class State(StrEnum):
-    """What a guest is at, as it is told in samples."""
+    """The state of a guest, as reported in samples."""
 
     WAITING = "waiting"  # for its MPI job to begin
     STARTING = "starting"
@@ -60,19 +60,18 @@ class State(StrEnum):
 class ProcessGuest:
     """A guest from its creation to its end.
 
-    It is uncapped while it is made, held or saved: that is the machine's work, not the task's, and a checkpoint must
-    not take the longer the less a job is allowed. The cap is set before the program gets the word to (go on to) work.
-    `gone` is done when nothing of the guest is left; `forget` is called just before, so that whoever then hears of the
-    end may use the name again.
+    It is uncapped while it is made, held or saved: this is the machine's work, and a checkpoint must not be slower
+    under a lower cap. The cap is set before the program is ordered to work or to continue. `gone` is done when nothing
+    of the guest is left; `forget` is called just before, so that its name is free as soon as the end is reported.
     """
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
-        records: ProcessRecords, tell: Callable[[Happening], None], forget: Callable[[ProcessGuest], None],
-        house: House | None = None,
+        records: ProcessRecords, tell: Callable[[DriverEvent], None], forget: Callable[[ProcessGuest], None],
+        enclosure: Enclosure | None = None,
     ) -> None:  # fmt: skip
         self.spec = spec
-        self._house = house
+        self._enclosure = enclosure
         self.state = State.WAITING
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.log = Log(log)
@@ -86,25 +85,25 @@ class ProcessGuest:
         self._link = GuestLink(socket, self._heard, self._hung_up)
         self._pmi: PmiLink | None = None
         self._children: list[Running] = []
-        self._inside = asyncio.Event()  # not set while it is on its way into its house
+        self._inside = asyncio.Event()  # not set while it is being started in its enclosure
         self._inside.set()
         self._program: int | None = None  # a descriptor of the program's process
         self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
-        self.told: Told | None = None  # how far it was when it told last
+        self.told: RankProgress | None = None  # its last report
         self._steps: Supersteps | None = None
         self._done: tuple[int, dict[str, Any]] | None = None
         self._held_at = 0
         self._made = False
         self._saved = False
-        self._parked = False  # its channel is closed, its processes may be ending: by `save_whole`
-        self._whole = False  # its processes are ended because they were written
+        self._parked = False  # `save_whole` has closed its channel, and may be ending its processes
+        self._whole = False  # its processes were written, and are therefore ended
         self._stopping = False
         self._trouble = ""
         self._usage = Usage()
         self._cpu_s = 0.0  # of the program alone
         self._segments: set[Path] = set()
         self._made_unix_s = time.time()
-        self._capping = asyncio.Lock()  # held while a cap is on its way: what is found may be the old or the new one
+        self._capping = asyncio.Lock()  # held while a cap is being set: a read may return the old or the new one
         self._repairing: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
@@ -121,7 +120,7 @@ class ProcessGuest:
         await self._link.listen()
 
     async def open_mpi(self, session: str) -> Path:
-        """Get ready to serve the guest's rank as its process manager; return the socket at which it calls."""
+        """Get ready to serve the guest's rank as its process manager; return the socket that it connects to."""
         if self._pmi is not None:
             raise SuspectError(f"guest {self.spec.guest} has joined its MPI job already: expected one join")
         self._must_be(State.WAITING)
@@ -132,24 +131,24 @@ class ProcessGuest:
         return path
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
-        """Let the guest's rank pass a barrier; raises `DriverError` for keys that are not what they should be."""
+        """Let the guest's rank pass a barrier; raises `DriverError` for invalid keys."""
         if self._pmi is not None:
             self._pmi.pass_barrier(session, number, keys, last=last)
 
     def _at_barrier(self, barrier: Barrier) -> None:
-        self._tell(Happening(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
+        self._tell(DriverEvent(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
 
     async def enter(self, argv: list[str], env: dict[str, str]) -> None:
-        """Start the guest's program in the guest's house, or beside this process if it has none."""
-        if self._house is None:
+        """Start the guest's program in the guest's enclosure, or directly on the machine if it has none."""
+        if self._enclosure is None:
             self._take(Child(argv, env, self._folder, self.log.write))
             return
         self._inside.clear()
         try:
-            self._take(await self._house(self.spec, self._image, argv, env, self._folder, self.log.write))
+            self._take(await self._enclosure(self.spec, self._image, argv, env, self._folder, self.log.write))
         finally:
             self._inside.set()
-            if self._stopping:  # while it was on its way in
+            if self._stopping:  # stopped while it was being started
                 self._kill()
 
     def _take(self, child: Running) -> None:
@@ -180,7 +179,7 @@ class ProcessGuest:
         self._made = True
 
     async def set_cap(self, cap_cores: float) -> float:
-        """Set the cap; while the guest is not running it is kept for later, and the one in force returned."""
+        """Set the cap and return the one in force; while the guest is not running the new cap is kept for later."""
         self._cap_cores = cap_cores
         async with self._end_told():
             if self.state is State.RUNNING:
@@ -199,14 +198,14 @@ class ProcessGuest:
             return self._held_at
 
     async def release(self) -> None:
-        """Set the cap and go on."""
+        """Set the cap and continue."""
         self._must_be(State.STARTING, State.RUNNING, State.HELD)
         await self._apply_cap()
         self.state = State.RUNNING
         await self._ask("release", "released")
 
     async def save(self, at: int | None, image: Path) -> SaveReport:
-        """Write the guest at iteration `at` and let it end; on failure it is held still."""
+        """Write the guest at iteration `at` and let it end; after a failure it is still held."""
         self._must_be(State.HELD)
         self.state = State.SAVING
         try:
@@ -225,7 +224,7 @@ class ProcessGuest:
                 self._saved = False
 
     async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
-        """Have `write` write the guest's processes as they are, then end them; on failure the guest is held still."""
+        """Have `write` write the guest's processes, then end them; after a failure the guest is still held."""
         self._must_be(State.HELD)
         await self._check_connected()
         self.state = State.SAVING
@@ -263,7 +262,7 @@ class ProcessGuest:
         await asyncio.shield(self.gone)
 
     def sample(self) -> GuestSample:
-        """Read what it has used."""
+        """Read its resource usage."""
         pids = [child.pid for child in self._children if not child.exited.done()]
         if self._link.pid is not None and self._link.open and self._link.pid not in pids:
             pids.append(self._link.pid)
@@ -284,7 +283,7 @@ class ProcessGuest:
         )  # fmt: skip
 
     def meter(self) -> Meter:
-        """See `Meters.meter`: all threads of the program, which is what its cap holds for."""
+        """See `Meters.meter`: all threads of the program, to which its cap applies."""
         if self._link.pid is None:
             raise DriverError(f"guest {self.spec.guest}: its program does not run yet")
 
@@ -297,7 +296,7 @@ class ProcessGuest:
         return read
 
     def _program_cpu_s(self) -> float:
-        """Return the CPU time of the program's threads; what was read last once they are gone."""
+        """Return the CPU time of the program's threads; the last value once they are gone."""
         if self._link.pid is not None and self._link.open:  # the process id is still that of the program
             with contextlib.suppress(OSError):
                 self._cpu_s = time.clock_gettime(process_clock(self._link.pid))
@@ -324,7 +323,7 @@ class ProcessGuest:
         return min(found, self._most_cores)
 
     def _look_after(self, in_force: float | None) -> None:
-        """Notice a cap that somebody else has changed."""
+        """Detect a cap that was changed from outside."""
         idle = not self._capping.locked() and (self._repairing is None or self._repairing.done())
         if self.state is not State.RUNNING or in_force is None or not idle:
             return
@@ -335,7 +334,7 @@ class ProcessGuest:
         if self.state is not State.RUNNING:
             return
         detail: dict[str, object] = {"wanted": self._cap_cores, "found": found if found < self._most_cores else -1.0}
-        self._tell(Happening(self.spec.guest, "drift", time.monotonic_ns(), detail))
+        self._tell(DriverEvent(self.spec.guest, "drift", time.monotonic_ns(), detail))
         with contextlib.suppress(DriverError):
             await self._apply_cap()
 
@@ -352,7 +351,7 @@ class ProcessGuest:
         return await self._wait_for(*answers)
 
     async def _check_connected(self) -> None:
-        """Raise why the guest has ended if its program hung up, as soon as its processes have ended, too."""
+        """If the program hung up, wait until its processes have ended, and raise the reason of the guest's end."""
         if not self._link.open:
             await asyncio.shield(self.gone)
             raise DriverError(f"guest {self.spec.guest}: {self._trouble or 'it has ended'}")
@@ -384,18 +383,19 @@ class ProcessGuest:
             case "hello":
                 self._greet()
             case "progress":
-                first, self.told = self.told is None, Told(fields["units"], fields["mono_ns"], self._program_cpu_s())
+                first = self.told is None
+                self.told = RankProgress(fields["units"], fields["mono_ns"], self._program_cpu_s())
                 self._steps = supersteps_of(fields, self._steps)
                 if first:
-                    self._tell(Happening(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
+                    self._tell(DriverEvent(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
             case "done":
                 self._steps = supersteps_of(fields, self._steps)
-                if self._steps is not None:
-                    fields = {**fields, "longest_s": self._steps.longest_s}  # also what no sample has told yet
+                if self._steps is not None:  # it includes what no sample has reported yet
+                    fields = {**fields, "longest_s": self._steps.longest_s}
                 self._done = (time.monotonic_ns(), fields)
-                self.told = Told(fields["units"], self._done[0], self._program_cpu_s())
+                self.told = RankProgress(fields["units"], self._done[0], self._program_cpu_s())
                 self._fail_waiter("it is done")
-            case "joined" if not self._segments:  # MPI starts once in a life
+            case "joined" if not self._segments:  # MPI starts once per process
                 self._note_segments(Path(str(name)) for name in fields["segments"][:_MOST_SEGMENTS])
             case "error":
                 self._trouble = self._trouble or str(fields["message"])
@@ -412,13 +412,13 @@ class ProcessGuest:
         pid = self._link.pid
         if pid is None or self._program is not None:
             return
-        with contextlib.suppress(ProcessLookupError):  # it may have ended at once; its channel will tell
+        with contextlib.suppress(ProcessLookupError):  # it may have ended at once; its channel will report that
             self._program = os.pidfd_open(pid)
         self._records.add(pid)
         self._greeting = asyncio.get_running_loop().create_task(self._give_task(pid), name="greet")
 
     async def _give_task(self, pid: int) -> None:
-        await self._inside.wait()  # nobody listens for an answer before
+        await self._inside.wait()  # before that, no caller waits for an answer
         try:
             await self._caps.add(self.spec.guest, pid, self.spec.program.workers)
             self._link.send(
@@ -432,7 +432,7 @@ class ProcessGuest:
 
     @contextlib.asynccontextmanager
     async def _end_told(self) -> AsyncIterator[None]:
-        """For an order that may come too late: it fails after the end of the guest was told, not before."""
+        """For an order that may come too late: it fails only after the guest's end was reported."""
         try:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.spec.guest} has ended")
@@ -452,7 +452,7 @@ class ProcessGuest:
             self._kill()
 
     def _check_end(self) -> None:
-        """Draw the conclusion once all processes have ended and all that was said was heard."""
+        """Report the end once all processes have ended and all their messages were read."""
         if self.state is State.ENDED or self._link.open or any(not child.exited.done() for child in self._children):
             return
         if self._parked and not self._stopping:
@@ -495,6 +495,6 @@ class ProcessGuest:
         if self._stopping or self._saved:
             return
         if self._done and not self._trouble:
-            self._tell(Happening(self.spec.guest, "done", self._done[0], self._done[1]))
+            self._tell(DriverEvent(self.spec.guest, "done", self._done[0], self._done[1]))
         elif self._made or was is State.WAITING:
-            self._tell(Happening(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))
+            self._tell(DriverEvent(self.spec.guest, "failed", time.monotonic_ns(), {"reason": self._trouble}))

@@ -1,4 +1,4 @@
-"""How the guests of an MPI job come together: each agent starts its own rank, and serves it as process manager."""
+"""The join of an MPI job's guests: each agent starts its own rank and serves it as process manager."""
 
 from __future__ import annotations
 

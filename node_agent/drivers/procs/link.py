@@ -37,8 +37,8 @@ class _Connection(asyncio.Protocol):
 class GuestLink:
     """A UNIX socket for one program: the first process of this user that connects; others are turned away.
 
-    `on_message` gets what it says and what of it is malformed, `on_closed` is called when it hangs up. `pid` is the
-    program's process id, as the kernel tells it. `joined` is set while one is connected.
+    `on_message` gets its messages and an error for each malformed one, `on_closed` is called when it hangs up. `pid` is
+    the program's process id, as reported by the kernel. `joined` is set while one is connected.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GuestLink:
         self._transport.write(encode(kind, **fields))
 
     async def park(self) -> None:
-        """Have the program hang up; it calls again once there is somebody to `listen`. `on_closed` is not called."""
+        """Have the program hang up; it reconnects after the next `listen`. `on_closed` is not called."""
         self._stop_listening()
         self._parked = asyncio.get_running_loop().create_future()
         self.send("park")
@@ -120,5 +120,5 @@ class GuestLink:
                 self._on_closed()
             else:
                 self._connection = None
-                if not self._parked.done():  # whoever waits may have given up
+                if not self._parked.done():  # the waiting task may have been cancelled
                     self._parked.set_result(None)

@@ -1,4 +1,4 @@
-"""What an agent has started, on disk, so that the next agent, or a cleanup, can end what outlived this one."""
+"""Record on disk of an agent's processes, so that the next agent or a cleanup can end those that outlive it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.programs.segments import is_segment, remove_segments
-from testbed.process_identity import boot_id, start_ticks
-from testbed.whole_files import write_whole
+from testbed.host.process_identity import boot_id, start_ticks
+from testbed.host.whole_files import write_whole
 
 _GONE_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is there still of what an earlier agent wrote down: start in clock ticks by process id, and files."""
+    """Recorded leftovers of an earlier agent that still exist: start in clock ticks by process id, and files."""
 
     started: dict[int, int]
     segments: tuple[Path, ...]
 
     def words(self) -> list[str]:
-        """Tell each."""
+        """Describe each."""
         return [*(f"process {pid}" for pid in self.started), *(f"shared memory {path}" for path in self.segments)]
 
 
 class ProcessRecords:
-    """The file; a process is known by its id, its start and the boot of the machine, as ids come again.
+    """The file; a process is identified by its id, its start and the boot of the machine, as ids are reused.
 
     Beside processes it has the shared memory of ranks, which outlives those that are killed.
     """
@@ -43,26 +43,26 @@ class ProcessRecords:
         self._segments: set[Path] = set()
 
     def add(self, pid: int) -> None:
-        """Write a process down."""
+        """Record a process."""
         started = start_ticks(pid)
         if started is not None:
             self._started[pid] = started
             self._write()
 
     def discard(self, *pids: int) -> None:
-        """Strike out processes that have ended."""
+        """Remove ended processes from the record."""
         for pid in pids:
             self._started.pop(pid, None)
         self._write()
 
     def share(self, segments: Iterable[Path]) -> None:
-        """Write shared memory down."""
+        """Record shared memory."""
         if fresh := set(segments) - self._segments:
             self._segments |= fresh
             self._write()
 
     def unshare(self, segments: Iterable[Path]) -> None:
-        """Strike out shared memory that is gone."""
+        """Remove deleted shared memory from the record."""
         self._segments -= set(segments)
 
     def remove(self) -> None:
@@ -70,7 +70,7 @@ class ProcessRecords:
         self._path.unlink(missing_ok=True)
 
     def left(self) -> Left:
-        """Return what an earlier agent wrote down and what is still there."""
+        """Return the recorded processes and files of an earlier agent that still exist."""
         try:
             earlier = json.loads(self._path.read_text(encoding="utf-8"))
             started = {int(pid): int(ticks) for pid, ticks in earlier["started"].items()}
@@ -86,7 +86,7 @@ class ProcessRecords:
         )
 
     def kill_left(self) -> Left:
-        """Kill and remove what is left, and the file; return what it was. May wait for 2 s a process."""
+        """Kill and remove all leftovers, then the file; return them. May wait for 2 s per process."""
         left = self.left()
         killed = {pid: ticks for pid, ticks in left.started.items() if _kill(pid, ticks)}
         remove_segments(left.segments)

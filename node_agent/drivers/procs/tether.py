@@ -1,6 +1,7 @@
 """Run as a script: `tether.py PARENT_PID ARGV...` becomes ARGV, and is killed when its parent dies.
 
-For programs of others, which do not ask the kernel for that themselves. Imports no package, so that it starts quickly.
+For third-party programs, which do not ask the kernel for that themselves. Imports no package, so that it starts
+quickly.
 """
 
 import ctypes

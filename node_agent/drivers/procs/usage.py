@@ -1,4 +1,4 @@
-"""What processes have used so far, straight from the kernel: 50 µs a process."""
+"""Resource usage of processes, read from the kernel in 50 µs per process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Usage:
 
 
 def read_usage(pids: Iterable[int]) -> Usage | None:
-    """Read what live processes have used, or None if one of them has ended meanwhile."""
+    """Read the usage of live processes, or None if one of them has ended meanwhile."""
     cpu_s, pages, read, written = 0.0, 0, 0, 0
     try:
         for pid in pids:

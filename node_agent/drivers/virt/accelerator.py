@@ -1,4 +1,4 @@
-"""Whether guests run under KVM: tried with a real guest, because /dev/kvm alone does not say that one boots."""
+"""Whether guests run under KVM: tried with a real guest, because /dev/kvm alone does not prove that a guest boots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.channel import GuestChannel
-from node_agent.drivers.virt.domain import Machine, Place, channel_path, console_path, domain_xml
+from node_agent.drivers.virt.domain import Machine, Place, channel_path, console_path, domain_xml, own_guest
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.guests.image import GuestImage
-from testbed.bus.messages import GuestSpec, ProgramSpec
-from testbed.locks import lock
-from testbed.process_identity import boot_id
-from testbed.whole_files import write_whole
+from testbed.host.guest_image import GuestImage
+from testbed.host.locks import lock
+from testbed.host.process_identity import boot_id
+from testbed.host.whole_files import write_whole
 
 KVM = Path("/dev/kvm")
 BOOT_WITHIN_S = 20.0
@@ -53,7 +52,7 @@ async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
             if works is None:
                 return False
             known = {"machine": machine, "works": works, "tried_s": round(loop.time() - begin_s, 3)}
-            _write(path, known)
+            write_whole(path, json.dumps(known) + "\n")
             _log.info("a guest under KVM %s", "boots" if works else "does not boot: guests are emulated")
         return known.get("works") is True
     finally:
@@ -61,11 +60,8 @@ async def _works(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) 
 
 
 async def _boots(hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> bool | None:
-    """Whether a guest says hello under KVM; None when libvirt would not even create it."""
-    spec = GuestSpec(
-        guest=f"{budget.prefix}{budget.node}-kvm-{os.getpid()}"[:63], run="", job=0, task=0, cpu_cores=1.0,
-        memory_mib=image.floor_mib, program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
-    )  # fmt: skip
+    """Whether a guest sends `hello` under KVM; None when libvirt would not even create it."""
+    spec = own_guest(f"{budget.prefix}{budget.node}-kvm-{os.getpid()}"[:63], image.floor_mib)
     xml = domain_xml(spec, budget.node, Machine("kvm", image.kernel, image.initramfs), Place())
     channel = GuestChannel(spec.guest, lambda _frame: None)
     try:
@@ -94,7 +90,3 @@ def _read(path: Path) -> dict[str, object]:
         if isinstance(value, dict):
             return value
     return {}
-
-
-def _write(path: Path, value: dict[str, object]) -> None:
-    write_whole(path, json.dumps(value) + "\n")

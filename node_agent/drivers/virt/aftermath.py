@@ -1,4 +1,4 @@
-"""What became of a guest after a save or a migration whose outcome the hypervisor did not tell."""
+"""State of a guest after a save or a migration whose outcome the hypervisor did not report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOOK_EVERY_S = 0.2
 async def is_still_here(hypervisor: Hypervisor, name: str, call_s: float, within_s: float) -> bool:
     """Wait until the hypervisor does nothing more with a domain, and return whether it is here.
 
-    When the connection breaks in the middle of a save or a migration, the hypervisor goes on by itself. A domain of
-    which nothing can be learned within `within_s` counts as here, so that nobody forgets it.
+    When the connection breaks during a save or a migration, the hypervisor continues by itself. A domain whose state
+    stays unknown for `within_s` counts as here, so that it is not forgotten.
     """
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + within_s
@@ -36,8 +36,8 @@ async def is_still_here(hypervisor: Hypervisor, name: str, call_s: float, within
 
 
 async def is_image_of(hypervisor: Hypervisor, platform: Platform, image: Path, name: str) -> bool:
-    """Return whether a file is a whole image of a guest, as the hypervisor says."""
+    """Return whether the hypervisor accepts a file as a whole image of a guest."""
     with contextlib.suppress(DriverError):
-        call_s = platform.patience.call_s
+        call_s = platform.timeouts.call_s
         return await hypervisor.call(call_s, lambda connection: platform.saved_guest(connection, image)) == name
     return False

@@ -1,4 +1,4 @@
-"""The host's end of a guest's control channel: orders that are answered once, and what the guest tells, once each."""
+"""The host's end of a guest's control channel: orders that are answered once, and the guest's frames, once each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from node_agent.guests.wire import MAX_FRAME_BYTES, Frame, Reader, WireError, en
 
 REPEAT_AFTER_S = 1.0
 CONNECT_EVERY_S = 0.05
-REOPEN_AFTER_S = 4.0  # without an answer to `attach`; twice as long each time, for guests that are slow
+REOPEN_AFTER_S = 4.0  # without an answer to `attach`; doubled each time, for slow guests
 _AGAIN_WITHIN_S = 10.0
 _OVERHEARD_LINES = 5
-MOST_UNSENT_BYTES = 4 * MAX_FRAME_BYTES  # that wait for a guest to read: orders of which some were given up
+MOST_UNSENT_BYTES = 4 * MAX_FRAME_BYTES  # waiting for a guest to read: orders, some of them timed out
 _ANSWERS = ("ok", "attached", "refused")
 
 
@@ -26,7 +26,7 @@ class UnansweredError(DriverError):
 
 
 class RefusedError(DriverError):
-    """A guest says that it cannot carry out an order."""
+    """A guest answered that it cannot carry out an order."""
 
 
 class GuestChannel:
@@ -52,11 +52,11 @@ class GuestChannel:
         return self._writer is not None
 
     async def attach(self, path: Path, deadline_s: float) -> None:
-        """Connect to the guest's socket or console and have it tell what was missed; raises `DriverError`.
+        """Connect to the guest's socket or console and request the missed frames; raises `DriverError`.
 
-        Both are there before the guest has booted; what is sent until then waits, or is sent again. A guest that wrote
-        while the host's end was being closed is mute until that is closed once more: QEMU holds its port back. So
-        without an answer the host's end is closed and opened again.
+        Both exist before the guest has booted; frames sent until then wait or are sent again. If the guest wrote while
+        the host's end was being closed, QEMU holds its port back until the host's end is closed once more. So without
+        an answer the host's end is closed and opened again.
         """
         self.detach()
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class GuestChannel:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader), name=f"channel of {self._guest}")
 
     def detach(self) -> None:
-        """Hang up; the guest keeps what it tells meanwhile."""
+        """Hang up; the guest keeps its frames meanwhile."""
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
@@ -106,7 +106,7 @@ class GuestChannel:
             self._answer.set_exception(DriverError(f"guest {self._guest}: its control channel was closed"))
 
     async def order(self, kind: str, fields: Sequence[tuple[str, object]], deadline_s: float) -> Frame:
-        """Have the guest do one thing; repeated until it is answered, done once. Raises `DriverError`."""
+        """Send an order, repeatedly until it is answered; the guest executes it once. Raises `DriverError`."""
         async with self._ordering:
             try:
                 async with asyncio.timeout(deadline_s):
@@ -153,7 +153,7 @@ class GuestChannel:
             self.detach()
 
     def _overhear(self, line: bytes) -> None:
-        """Have the guest tell again what may have been in a line that was no frame, where others print, too."""
+        """Ask the guest to repeat frames after a line that was no frame, where other programs print, too."""
         self.overheard = [*self.overheard[1 - _OVERHEARD_LINES :], line.decode(errors="replace").strip()]
         if isinstance(self._writer, Terminal) and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_again(), name=f"ask {self._guest} again")

@@ -1,4 +1,4 @@
-"""A guest as a libvirt domain: its XML, what of it is recovered from the XML, and how it changes between nodes."""
+"""A guest as a libvirt domain: its XML, the fields recovered from it, and its changes between nodes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 
 from node_agent.drivers.protocol import DriverError
 from node_agent.guests.image import command_line
-from testbed.bus.messages import GuestSpec
+from testbed.bus.messages import GuestSpec, ProgramSpec
 
 METADATA = "urn:dfrs-testbed:guest:1"
 CHANNEL = "dfrs.ctl"
 CONSOLES = Path("/var/log/libvirt/qemu")  # libvirt's own, so that a guest's console has one path on every node
-PERIOD_US = 100_000
 ARCH = "x86_64"
 ET.register_namespace("dfrs", METADATA)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What differs between the nodes of a guest: control group and bridge; empty for libvirt's own choice, or none."""
+    """The settings that differ between nodes: control group and bridge; empty for libvirt's own choice, or none."""
 
     partition: str = ""
     bridge: str = ""
@@ -30,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is the same for all guests of a node: how they are run, and what they boot."""
+    """The settings shared by all guests of a node: how they are run, and what they boot."""
 
     accelerator: str  # kvm or qemu, libvirt's domain types
     kernel: Path
@@ -58,7 +57,7 @@ def child(parent: ET.Element, tag: str, text: str | None = None, **attributes: s
 
 
 def domain_head(kind: str, spec: GuestSpec, node: str) -> ET.Element:
-    """Return a domain of a libvirt type with what all of ours have: name, owner, memory, what its end leads to."""
+    """Return a domain of a libvirt type with the common elements: name, owner, memory, actions at its end."""
     root = ET.Element("domain", type=kind)
     child(root, "name", spec.guest)
     metadata = child(root, "metadata")
@@ -78,8 +77,8 @@ def domain_head(kind: str, spec: GuestSpec, node: str) -> ET.Element:
 def domain_xml(spec: GuestSpec, node: str, machine: Machine, place: Place) -> str:
     """Return the domain of a guest.
 
-    Its virtual CPUs are as many as its program has workers, all uncapped; disks it has none: its memory holds all of
-    it. Run, job, task, node and lease are in its metadata.
+    It has one uncapped virtual CPU per worker of its program. It has no disks, so its memory holds all its state. Run,
+    job, task, node and lease are in its metadata.
     """
     root = domain_head(machine.accelerator, spec, node)
     vcpu = child(root, "vcpu", str(spec.program.workers))
@@ -119,7 +118,7 @@ def add_interface(devices: ET.Element, address: str, bridge: str) -> ET.Element:
 
 
 def moved_xml(xml: str, node: str, place: Place) -> str:
-    """Return a domain's XML as it is to be on the node that it migrates to: it keeps its lease and its cap.
+    """Return a domain's XML for the node that it migrates to: it keeps its lease and its cap.
 
     The guest itself must see no difference.
     """
@@ -139,7 +138,7 @@ def moved_xml(xml: str, node: str, place: Place) -> str:
 
 
 def channel_path(xml: str) -> Path:
-    """Return the socket of a running domain's control channel, which another life or node gives another path."""
+    """Return the socket of a running domain's control channel; the path changes with every start and node."""
     for channel in ET.fromstring(xml).iterfind("devices/channel"):  # noqa: S314  # written by the hypervisor
         target, source = channel.find("target"), channel.find("source")
         if target is not None and target.get("name") == CHANNEL and source is not None and source.get("path"):
@@ -157,6 +156,14 @@ def owner_of(xml: str) -> Mapping[str, str]:
     root = ET.fromstring(xml)  # noqa: S314  # written by the hypervisor
     owner = root.find(f"metadata/{{{METADATA}}}guest")
     return {} if owner is None else {"guest": root.findtext("name") or "", **owner.attrib}
+
+
+def own_guest(guest: str, memory_mib: int, run: str = "") -> GuestSpec:
+    """Return a guest that belongs to no job."""
+    return GuestSpec(
+        guest=guest, run=run, job=0, task=0, cpu_cores=1.0, memory_mib=memory_mib,
+        program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
+    )  # fmt: skip
 
 
 def network_of(address: str) -> str:

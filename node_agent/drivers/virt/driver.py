@@ -1,4 +1,4 @@
-"""The driver of virtual machines: one domain a guest, caps by `vcpu_quota`, whole-memory images, live migration."""
+"""The driver of virtual machines: one domain per guest, caps by `vcpu_quota`, whole-memory images, live migration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from node_agent.drivers.protocol import (
     GUEST_NAME,
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Happening,
     ImageKind,
     Meter,
     MigrationReport,
@@ -30,20 +30,21 @@ from node_agent.drivers.protocol import (
     check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
-from node_agent.drivers.virt.domain import Place, network_of, owner_of
+from node_agent.drivers.virt.domain import Place, network_of, own_guest, owner_of
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.migration import Migration, transport_of
 from node_agent.drivers.virt.native import NativePrograms, left_programs
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
-from node_agent.guests.image import GuestImage, current
+from node_agent.guests.image import current
 from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
 
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
 _WITHOUT = {
@@ -58,10 +59,10 @@ class LibvirtDriver(Driver):
     """See `Driver`. Options, all text: `uri` of libvirt; `bridge` and `partition` (control group) of its guests;
     `migration` (tls, tcp), by which other nodes' libvirt reaches this one, without which guests do not migrate live;
     `accel` (auto, kvm, tcg); `pin`, a CPU list for virtual CPUs; `image`, a folder that `testbed image build` made;
-    `root`, where the hypervisor's file system is for this process (`/proc/PID/root` of a mount namespace).
+    `root`, the path of the hypervisor's file system for this process (`/proc/PID/root` of a mount namespace).
 
-    `vcpu_quota` caps the virtual CPUs and leaves the emulator's own threads out (0.4 to 1.9 % of a core more); it is
-    used and not `global_quota`, so that a cap is a cap of the task and saves run at the machine's speed.
+    `vcpu_quota` caps the virtual CPUs without the emulator's own threads (0.4 to 1.9 % of a core more). It is used
+    instead of `global_quota`, so that a cap applies to the task only and saves run at the machine's speed.
     """  # noqa: D205  # the summary is a list of options
 
     name = "libvirt"
@@ -83,7 +84,7 @@ class LibvirtDriver(Driver):
         self._place = place
         self._root = Path(root)
         self._image_folder = Path(image) if image else None
-        self._patience = platform.patience
+        self._timeouts = platform.timeouts
         self._heavy = asyncio.Semaphore(platform.heavy_at_once)
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
@@ -93,24 +94,24 @@ class LibvirtDriver(Driver):
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
-        self._tell: Callable[[Happening], None] = lambda _happening: None
+        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, budget: NodeBudget, tell: Callable[[Happening], None]) -> DriverFacts:
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
         self._budget, self._tell = budget, tell
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
         image = await asyncio.to_thread(current, self._image_folder)
         self._hypervisor = Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
-        await self._hypervisor.open(self._patience.call_s)
+        await self._hypervisor.open(self._timeouts.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         await self._sweep()
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         self._native = await asyncio.to_thread(_native_programs, image, budget)
-        versions = await self._hypervisor.call(self._patience.call_s, self._platform.versions)
+        versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
         there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
         migration = [f"migration:{self._transport}"] if self._transport else []
@@ -121,7 +122,7 @@ class LibvirtDriver(Driver):
 
     @property
     def images(self) -> ImageKind:
-        """See `Saves.images`: the whole memory of a machine, of which the hypervisor checks nothing."""
+        """See `Saves.images`: the whole memory of a machine, which the hypervisor does not check."""
         return ImageKind(self.traits.hypervisor, whole=True, verified=False)
 
     async def close(self) -> None:
@@ -146,7 +147,7 @@ class LibvirtDriver(Driver):
         """See `Driver.sweep`: domains are known by their metadata."""
         self._budget, self._hypervisor = budget, Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         try:
-            await self._hypervisor.open(self._patience.call_s)
+            await self._hypervisor.open(self._timeouts.call_s)
             left = await self._sweep(dry_run=dry_run)
         finally:
             await self._hypervisor.close()
@@ -155,9 +156,9 @@ class LibvirtDriver(Driver):
         return [*left, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
 
     async def _sweep(self, *, dry_run: bool = False) -> list[str]:
-        """Destroy domains of this node that nobody knows: an earlier agent left them, or they arrived late."""
+        """Destroy unknown domains of this node: an earlier agent left them, or they arrived late."""
         budget, hypervisor = self._reached()
-        domains = await hypervisor.call(self._patience.call_s, _list_owners)
+        domains = await hypervisor.call(self._timeouts.call_s, _list_owners)
         left = [
             owner
             for owner in domains
@@ -166,10 +167,7 @@ class LibvirtDriver(Driver):
         for owner in left:
             if not dry_run:
                 _log.warning("destroying the left guest %s", owner["guest"])
-                guest = self._new(GuestSpec(
-                    guest=owner["guest"], run=owner["run"], job=0, task=0, cpu_cores=1.0, memory_mib=1,
-                    program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
-                ), 1.0)  # fmt: skip
+                guest = self._new(own_guest(owner["guest"], 1, owner["run"]), 1.0)
                 with contextlib.suppress(DriverError):
                     await guest.destroy()
         return [f"guest {owner['guest']}" for owner in left]
@@ -198,7 +196,7 @@ class LibvirtDriver(Driver):
             raise DriverError(f"{unknown(spec.program.name, tuple(PROGRAMS))}; the guest image holds no others")
         guest = self._guests[spec.guest] = self._new(spec, cap_cores)
         try:
-            await self._reached()[1].find_own(spec.guest, self._patience.call_s)
+            await self._reached()[1].find_own(spec.guest, self._timeouts.call_s)
             await make(guest)
         except BaseException:
             await asyncio.shield(self._give_up(guest))
@@ -224,7 +222,7 @@ class LibvirtDriver(Driver):
         budget, hypervisor, _ = self._opened()
         xml = self._platform.domain_xml(guest.spec, budget.node)
         async with self._heavy:
-            await hypervisor.call(self._patience.memory_s, lambda connection: connection.createXML(xml, 0))
+            await hypervisor.call(self._timeouts.memory_s, lambda connection: connection.createXML(xml, 0))
         await guest.boot()
 
     async def _restore(self, guest: VirtualGuest, image: Path) -> None:
@@ -232,7 +230,7 @@ class LibvirtDriver(Driver):
         try:
             async with self._heavy:
                 await hypervisor.call(
-                    self._patience.memory_s,
+                    self._timeouts.memory_s,
                     lambda connection: self._platform.restore(connection, image, guest.spec, budget.node),
                 )
         except DriverError as error:
@@ -259,7 +257,7 @@ class LibvirtDriver(Driver):
         return await self._get(guest).set_cap(cap_cores)
 
     async def hold(self, guest: str) -> int | None:
-        """See `Saves.hold`: any point will do, as long as no member goes on."""
+        """See `Saves.hold`: any point will do, as long as no member continues."""
         await self._get(guest).hold()
         return None
 
@@ -268,7 +266,7 @@ class LibvirtDriver(Driver):
         await self._get(guest).release()
 
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
-        """See `Saves.save`. A save that cannot be aborted goes on; a repeated `save` returns its result."""
+        """See `Saves.save`. A save that cannot be aborted continues; a repeated `save` returns its result."""
         del at
         under_way = self._saves.get(guest)
         if under_way is None or under_way[0] != image:
@@ -283,7 +281,7 @@ class LibvirtDriver(Driver):
             if self._platform.aborts_saves:
                 saving.cancel()
                 await asyncio.wait((saving,))
-                if saving.cancelled() or saving.exception() is not None:  # else it was written before it could be
+                if saving.cancelled() or saving.exception() is not None:  # else it was written before the abort
                     self._saves.pop(guest, None)
             raise
         except BaseException:
@@ -302,10 +300,9 @@ class LibvirtDriver(Driver):
             async with self._heavy, written_back(image):
                 written_s = await held.save(image)
         finally:
-            if held.state is State.ENDED:  # else it was not written, and is held still
+            if held.state is State.ENDED:  # else it was not written, and is still held
                 self._forget(held)
-        sealed = await seal(image)
-        return SaveReport(sealed.bytes, sealed.digest, 0.0, written_s, sealed.elapsed_s)
+        return await seal(image, written_s)
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Migrates.migrate`."""
@@ -327,9 +324,9 @@ class LibvirtDriver(Driver):
         """See `Migrates.adopt`; to adopt a guest again is no error."""
         if spec.guest not in self._guests:
             _, hypervisor, _ = self._opened()
-            if await hypervisor.find_own(spec.guest, self._patience.call_s) is None:
+            if await hypervisor.find_own(spec.guest, self._timeouts.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
-            if not await hypervisor.on_domain(spec.guest, self._patience.call_s, _runs):
+            if not await hypervisor.on_domain(spec.guest, self._timeouts.call_s, _runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
             guest = self._new(spec, cap_cores)
             await guest.appear()
@@ -347,25 +344,21 @@ class LibvirtDriver(Driver):
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):
-            domain = await self._hypervisor.find_own(guest, self._patience.call_s)
+            domain = await self._hypervisor.find_own(guest, self._timeouts.call_s)
             if domain is not None:
-                await self._hypervisor.on_domain(guest, self._patience.call_s, lambda found: found.destroy())
+                await self._hypervisor.on_domain(guest, self._timeouts.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)
 
     async def calibrate(self, cpu_s: float) -> float:
         """See `Driver.calibrate`; in a guest of its own, uncapped."""
         budget, _, image = self._opened()
-        spec = GuestSpec(
-            guest=f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], run="", job=0, task=0, cpu_cores=1.0,
-            memory_mib=image.floor_mib,
-            program=ProgramSpec(name="eatcpu", work_units=1, units_per_iteration=1, seed=0),
-        )  # fmt: skip
+        spec = own_guest(f"{budget.prefix}{budget.node}-calibrate-{os.getpid()}"[:63], image.floor_mib)
         guest = self._guests[spec.guest] = self._new(spec, 1.0)
         said: list[str] = []
         try:
             await self._create_domain(guest)
             pid = await guest.run(["/bin/eatcpu", "calibrate", f"{cpu_s:g}"], said.append)
-            async with asyncio.timeout(20 * cpu_s + self._patience.order_s):
+            async with asyncio.timeout(20 * cpu_s + self._timeouts.order_s):
                 await guest.exit_of(pid)
         except TimeoutError:
             raise DriverError(f"calibration in a guest did not end{guest.words()}") from None
@@ -405,20 +398,20 @@ class LibvirtDriver(Driver):
             raise DriverError(f"{unknown(program.name, tuple(PROGRAMS))}; the guest image holds no others")
         return await self._native.run(program, seconds, cap_cores)
 
-    # --- what the hypervisor tells
+    # --- events of the hypervisor
 
     def domain_stopped(self, name: str) -> None:
-        """A domain ended: ours, of itself, if nobody here made it."""
+        """A domain ended: by itself, unless a command of this driver ended it."""
         self._arrived.discard(name)
         guest = self._guests.get(name)
         if guest is not None and guest.created and not guest.leaving:
             self._beside(self._check_end(guest), f"has {name} ended")
 
     async def _check_end(self, guest: VirtualGuest) -> None:
-        """The word may be of an earlier domain of that name: ask."""
+        """Ask the hypervisor, because the event may concern an earlier domain of that name."""
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
-            if await hypervisor.find(guest.name, self._patience.call_s) is None and not guest.leaving:
+            if await hypervisor.find(guest.name, self._timeouts.call_s) is None and not guest.leaving:
                 guest.fail("its virtual machine ended by itself")
 
     def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
@@ -427,7 +420,7 @@ class LibvirtDriver(Driver):
         task.add_done_callback(self._tasks.discard)
 
     def domain_arrived(self, name: str) -> None:
-        """A domain came by migration and runs."""
+        """A domain arrived by migration and runs."""
         if name not in self._guests:
             self._arrived.add(name)
 
@@ -442,13 +435,13 @@ class LibvirtDriver(Driver):
             self._migrations[name].completed(statistics)
 
     def connection_back(self) -> None:
-        """Libvirt is there again: look for domains that ended meanwhile."""
+        """The connection to libvirt is back: check for domains that ended meanwhile."""
         self._beside(self._reconcile(), "reconcile with libvirt")
 
     async def _reconcile(self) -> None:
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
-            there = {owner["guest"] for owner in await hypervisor.call(self._patience.call_s, _list_owners)}
+            there = {owner["guest"] for owner in await hypervisor.call(self._timeouts.call_s, _list_owners)}
             for name in [name for name in self._guests if name not in there]:
                 self.domain_stopped(name)
 

@@ -1,4 +1,4 @@
-"""Ends of the processes that an agent started in a guest; what a guest says of others is not kept."""
+"""Exit statuses of the processes that an agent started in a guest; reports of other processes are dropped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MOST_EARLY = 16
 class Exits:
     """Statuses by process id.
 
-    A process may end before the answer that tells its id is read. So the newest few ends of processes that are not
-    known are kept while one is being started, and no others.
+    A process may end before the answer with its id is read. So while a process is being started, the newest few exits
+    of unknown processes are kept, and no others.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Exits:
         self._starting = False
 
     def __len__(self) -> int:
-        """How much is kept."""
+        """The number of statuses kept."""
         return len(self._known) + len(self._early)
 
     def starts(self) -> None:
@@ -36,7 +36,7 @@ class Exits:
         self._early.clear()
 
     def ended(self, pid: int, status: int) -> None:
-        """Take what the guest says of a process."""
+        """Take the guest's report of an ended process."""
         future = self._known.get(pid)
         if future is not None and not future.done():
             future.set_result(status)

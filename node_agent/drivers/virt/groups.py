@@ -1,4 +1,4 @@
-"""A domain's virtual CPUs as the kernel sees them: quotas of their control groups (version 1 or 2), and CPU time."""
+"""A domain's virtual CPUs in the kernel's accounting: quotas of their control groups (version 1 or 2), CPU time."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import libvirt
+
+from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US, read_cap
+from node_agent.drivers.caps.mounts import mount_points
 from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.virt.platform import DomainSample
 
 PIDS = Path("/run/libvirt/qemu")
 
 
 @dataclass(frozen=True, slots=True)
 class VcpuGroups:
-    """Folders of the control groups of a domain's virtual CPUs, and the files that count their threads' CPU time."""
+    """See `Vcpus`: set through libvirt, read from the kernel's files.
+
+    These are the folders of the control groups, and the files that count the CPU time of the threads.
+    """
 
     pid: int
     quotas: tuple[Path, ...]
     times: tuple[Path, ...]
 
+    def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
+        """See `Vcpus.set_cap`."""
+        # one core per virtual CPU is all it can use, and the node's own quota allows no larger value
+        quota_us = -1 if each_cores >= 1 else max(LEAST_QUOTA_US, round(each_cores * PERIOD_US))
+        values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
+        domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
     def cap_cores(self) -> float | None:
         """Return the sum of the quotas in cores, or None if a CPU has none; raises `OSError` if the domain has gone."""
         total = 0.0
-        for folder in self.quotas:
-            try:
-                quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-            except FileNotFoundError:
-                quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
-                period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
-            if quota == "max" or int(quota) < 0:
+        for cap_cores in map(read_cap, self.quotas):
+            if cap_cores is None:
                 return None
-            total += int(quota) / int(period)
+            total += cap_cores
         return total
 
     def cpu_s(self) -> float:
         """Return the CPU time of the virtual CPUs in seconds; raises `OSError` if the domain has gone."""
         return sum(int(path.read_text(encoding="ascii").split()[0]) / 1e9 for path in self.times)
 
+    def look(self) -> None:
+        """See `Vcpus.look`: files are read on demand."""
 
-def mount_points(mountinfo: str) -> dict[str, tuple[str, Path]]:
-    """Return, for cpu (version 1) and "" (version 2), the root inside the hierarchy and the mount point.
-
-    The first one: others are copies, in the roots of containers and the like, and may go at any time.
-    """
-    found: dict[str, tuple[str, Path]] = {}
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        root, point = left.split()[3:5]
-        kind, _, options = right.split(" ", 2)
-        if kind == "cgroup2":
-            found.setdefault("", (root, Path(point)))
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            found.setdefault("cpu", (root, Path(point)))
-    return found
+    def seen(self) -> DomainSample:
+        """See `Vcpus.seen`."""
+        return DomainSample(self.cap_cores(), self.cpu_s(), resident_mib(self.pid))
 
 
 def pid_path(guest: str) -> Path:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import libvirt
 import msgspec
 
-from node_agent.drivers.protocol import DriverError, Happening, Meter, Reading
+from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.console import tail_of
@@ -29,21 +29,21 @@ from node_agent.guests.task_fields import task_fields
 from node_agent.guests.wire import Frame, WireError, is_frame
 from testbed.bus.messages import GuestSpec
 from testbed.bus.telemetry import GuestSample, Supersteps
-from testbed.failure_codes import FailureCode
+from testbed.errors import FailureCode
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 5
 _TAIL_BYTES = 16_384  # frames may be among the lines
-_LISTENED_CHARS = 65_536  # of all lines that whoever started a process hears
+_LISTENED_CHARS = 65_536  # of all lines passed to the starter of a process
 _LOOK_WITHIN_S = 2.0
 _ABORT_EVERY_S = 0.2
 _ABORT_CALL_S = 10.0
 
 
 class State(StrEnum):
-    """What a guest is at, as it is told in samples."""
+    """The state of a guest, as reported in samples."""
 
     BOOTING = "booting"
     WAITING = "waiting"  # for its MPI job to begin
@@ -56,14 +56,14 @@ class State(StrEnum):
 
 
 class VirtualGuest:
-    """A domain and what is known of it. When it ends by itself, `forget` is called first, then the end is told.
+    """A domain and its known state. When it ends by itself, `forget` is called first, then the end is reported.
 
-    Its virtual CPUs are uncapped while it boots and fills its memory: that is the machine's work, not the task's.
+    Its virtual CPUs are uncapped while it boots and fills its memory, as this is the machine's work, not the task's.
     """
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[Happening], None], forget: Callable[[VirtualGuest], None],
+        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None],
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
@@ -71,7 +71,7 @@ class VirtualGuest:
         self._cap = GuestCap(spec, cap_cores, hypervisor, platform, tell)
         self._hypervisor = hypervisor
         self._platform = platform
-        self._patience = platform.patience
+        self._timeouts = platform.timeouts
         self._tell = tell
         self._forget = forget
         self._loop = asyncio.get_running_loop()
@@ -83,16 +83,16 @@ class VirtualGuest:
         self._listened_chars = 0
         self._exits = Exits()
         self._said: list[str] = []
-        self._progress_due = True  # a host has attached, or the program was let go: the first progress since is told
+        self._progress_due = True  # after an attach or a release of the program, the first progress is reported
         self._progress = (0, 0)  # units, mono_ns of this machine
         self._steps: Supersteps | None = None
-        self._recovery = Recovery(self._loop.time(), platform.patience)
+        self._recovery = Recovery(self._loop.time(), platform.timeouts)
         self._cpu_s = 0.0
         self._looked = True  # the hypervisor answered the last `look`
         self._attaching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._late: Happening | None = None  # an end that was told while it was leaving
-        self.created = False  # it has a domain here: what is told of one before that is of an earlier life
+        self._late: DriverEvent | None = None  # an end that was reported while it was leaving
+        self.created = False  # it has a domain here: earlier events belong to a previous domain of that name
         self.leaving = False  # a save, a migration or a stop explains that the domain stops
 
     # --- its domain
@@ -104,10 +104,10 @@ class VirtualGuest:
 
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
         """Run `function(domain)` in a thread; raises `DriverError`."""
-        return await self._hypervisor.on_domain(self.name, deadline_s or self._patience.call_s, function)
+        return await self._hypervisor.on_domain(self.name, deadline_s or self._timeouts.call_s, function)
 
     async def attach(self, deadline_s: float) -> None:
-        """Open the control channel and catch up with what the guest told meanwhile."""
+        """Open the control channel and read the guest's frames of the meantime."""
         xml = str(await self.on_domain(lambda domain: domain.XMLDesc()))
         self._progress_due = True
         await self._channel.attach(self._hypervisor.file(self._platform.control_path(xml)), deadline_s)
@@ -116,7 +116,7 @@ class VirtualGuest:
     async def boot(self) -> None:
         """Attach to a domain that was just created and give it its task."""
         await self.appear()
-        await self.attach(self._patience.boot_s)
+        await self.attach(self._timeouts.boot_s)
         await self._order("task", task_fields(self.spec))
         self.state = State.WAITING
 
@@ -124,10 +124,10 @@ class VirtualGuest:
         """Wait until the program has its memory, set the cap, and let it work."""
         self.state = State.STARTING
         try:
-            async with asyncio.timeout(self._patience.memory_s):
+            async with asyncio.timeout(self._timeouts.memory_s):
                 await asyncio.shield(self._ready)
         except TimeoutError:
-            late = f"no memory after {self._patience.memory_s:g} s"
+            late = f"no memory after {self._timeouts.memory_s:g} s"
             raise DriverError(f"guest {self.name}: {late}{self.words()}") from None
         self.state = State.RUNNING
         await self._cap.apply()
@@ -135,7 +135,7 @@ class VirtualGuest:
         await self._order("go", [])
 
     async def run(self, argv: Sequence[str], listen: Callable[[str], None] | None = None) -> int:
-        """Start a process in the guest; `listen` hears its first lines. Returns its process id in the guest."""
+        """Start a process in the guest; `listen` gets its first lines. Returns its process id in the guest."""
         self._listen = listen or self._listen
         self._exits.starts()
         pid = (await self._order("run", [("arg", word) for word in argv])).count("pid")
@@ -154,12 +154,12 @@ class VirtualGuest:
         return await self._exits.of(pid)
 
     async def _order(self, kind: str, fields: Sequence[tuple[str, object]]) -> Frame:
-        return await self._channel.order(kind, fields, self._patience.order_s)
+        return await self._channel.order(kind, fields, self._timeouts.order_s)
 
     # --- its cap
 
     async def set_cap(self, cap_cores: float) -> float:
-        """Set the cap, or keep it for later; return the one in force as the kernel has it."""
+        """Set the cap, or keep it for later; return the one in force in the kernel."""
         async with self._end_told():
             self._cap.wanted_cores = cap_cores
             return await (self._cap.apply() if self.state in (State.RUNNING, State.HELD) else self._cap.in_force())
@@ -180,7 +180,7 @@ class VirtualGuest:
             self.state = State.HELD
 
     async def release(self) -> None:
-        """Let it go on; what it told meanwhile is caught up with beside that."""
+        """Let it continue; frames of the meantime are read in the background."""
         self._must_be(State.RUNNING, State.HELD)
         if self.state is State.HELD:
             await self.on_domain(_resume)
@@ -190,13 +190,13 @@ class VirtualGuest:
             self.attach_beside()
 
     def attach_beside(self) -> None:
-        """Open the control channel without having anybody wait for it."""
+        """Open the control channel in the background."""
         if self._attaching is None or self._attaching.done():
             self._attaching = self._loop.create_task(self._attach_beside(), name=f"attach to {self.name}")
 
     async def _attach_beside(self) -> None:
         try:
-            await self.attach(self._patience.order_s)
+            await self.attach(self._timeouts.order_s)
         except UnansweredError as error:
             _log.warning("%s", error)  # judged by whether its machine works
         except DriverError as error:
@@ -218,13 +218,13 @@ class VirtualGuest:
     async def save(self, image: Path) -> float:
         """Write the held guest to `image` and let it vanish here; returns the seconds that the hypervisor took.
 
-        On failure the guest is held still, or ENDED if the hypervisor has lost it.
+        After a failure the guest is still held, or ENDED if the hypervisor has lost it.
         """
         self._must_be(State.HELD)
         self.state, self.leaving = State.SAVING, True
         begin_s = self._loop.time()
         saving = asyncio.ensure_future(
-            self.on_domain(lambda domain: self._platform.save(domain, image), self._patience.memory_s)
+            self.on_domain(lambda domain: self._platform.save(domain, image), self._timeouts.memory_s)
         )
         try:
             await asyncio.shield(saving)
@@ -236,8 +236,8 @@ class VirtualGuest:
         return elapsed_s
 
     async def _give_up_save(self, saving: asyncio.Future[None], image: Path) -> bool:
-        """Return whether it was written all the same; else the guest is held again, if it is here."""
-        if await self.abort(saving, self._patience.call_s) and not saving.cancelled() and saving.exception() is None:
+        """Return whether it was written despite the abort; else the guest is held again, if it is here."""
+        if await self.abort(saving, self._timeouts.call_s) and not saving.cancelled() and saving.exception() is None:
             return True
         if await self._come_back(State.HELD):
             with contextlib.suppress(DriverError):
@@ -247,9 +247,9 @@ class VirtualGuest:
         return await is_image_of(self._hypervisor, self._platform, image, self.name)
 
     async def abort(self, job: asyncio.Future[None], within_s: float) -> bool:
-        """Abort what the hypervisor does with the domain until it has ended, one way or the other; say whether it has.
+        """Abort the hypervisor's job on the domain, repeatedly until the job has ended; return whether it has.
 
-        The hypervisor refuses that before the job has begun in earnest, and once it is as good as done.
+        The hypervisor refuses an abort at the very beginning of a job and shortly before its end.
         """
         ends_s = self._loop.time() + within_s
         while not job.done() and self._loop.time() < ends_s:
@@ -264,11 +264,11 @@ class VirtualGuest:
         self.state, self.leaving = State.MIGRATING, True
 
     async def return_from_departure(self) -> bool:
-        """The migration failed: say whether the guest is here, and go on with it if so."""
+        """The migration failed: return whether the guest is here; if so, it continues."""
         return await self._come_back(State.RUNNING)
 
     async def _come_back(self, state: State) -> bool:
-        if not await is_still_here(self._hypervisor, self.name, self._patience.call_s, self._patience.memory_s):
+        if not await is_still_here(self._hypervisor, self.name, self._timeouts.call_s, self._timeouts.memory_s):
             await self.departed()
             return False
         self.state, self.leaving = state, False
@@ -280,13 +280,13 @@ class VirtualGuest:
         return True
 
     async def departed(self) -> None:
-        """The guest is not here any more; what it left goes, too."""
+        """The guest is not here any more; remove its files."""
         self.state = State.ENDED
         self.detach()
         with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
             self._console.unlink()
 
-    # --- what it tells
+    # --- its frames
 
     def _hear(self, frame: Frame) -> None:
         try:
@@ -307,7 +307,7 @@ class VirtualGuest:
                 self._steps = supersteps_of(_steps_in(frame), self._steps)
                 if frame.kind == "progress" and self._progress_due:  # each is an event, a guest may send any number
                     self._progress_due = False
-                    self._tell(Happening(self.name, "progress", now_ns, {"units": units}))
+                    self._tell(DriverEvent(self.name, "progress", now_ns, {"units": units}))
             case "ready":
                 if not self._ready.done():
                     self._ready.set_result(None)
@@ -324,13 +324,13 @@ class VirtualGuest:
             case "error":
                 self.fail(frame.text("message"))
             case _:
-                pass  # hello, and what a later version tells
+                pass  # `hello`, and frames of later versions
 
     def _told(self, units: int, now_ns: int) -> None:
         attempts = self._recovery.attempts
         silent_s = self._recovery.told(self._loop.time(), units)
         if silent_s:
-            self._tell(Happening(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
+            self._tell(DriverEvent(self.name, "healed", now_ns, {"silent_s": silent_s, "attachments": attempts}))
 
     def _done(self, frame: Frame) -> None:
         detail: dict[str, object] = {
@@ -339,9 +339,9 @@ class VirtualGuest:
         }  # fmt: skip
         self._progress = (frame.count("units"), time.monotonic_ns())
         self._steps = supersteps_of(_steps_in(frame), self._steps)
-        if self._steps is not None:  # the longest one is also what no sample has told yet
+        if self._steps is not None:  # the longest one also covers iterations that no sample has reported yet
             detail |= {"steps": self._steps.steps, "longest_s": self._steps.longest_s}
-        self._end(Happening(self.name, "done", time.monotonic_ns(), detail))
+        self._end(DriverEvent(self.name, "done", time.monotonic_ns(), detail))
 
     def _exited(self, pid: int, status: int) -> None:
         self._exits.ended(pid, status)
@@ -352,7 +352,7 @@ class VirtualGuest:
 
     @contextlib.asynccontextmanager
     async def _end_told(self) -> AsyncIterator[None]:
-        """For an order that may come too late: it fails after the end of the guest was told, not before."""
+        """For an order that may come too late: it fails only after the guest's end was reported."""
         try:
             if self.state is State.ENDED:
                 raise DriverError(f"guest {self.name} has ended")
@@ -363,31 +363,31 @@ class VirtualGuest:
             raise
 
     def fail(self, reason: str, code: FailureCode = FailureCode.GUEST_FAILED) -> None:
-        """Draw the conclusion that the guest cannot go on."""
+        """Mark the guest as unable to continue."""
         reason = f"{reason}{self.words()}"
         if not self._ready.done():
             self._ready.set_exception(DriverError(f"guest {self.name}: {reason}"))
-            self._ready.exception()  # nobody may wait for it
-        if self.state not in (State.BOOTING, State.STARTING):  # there, who waits for it is told
-            self._end(Happening(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
+            self._ready.exception()  # possibly no task awaits it
+        if self.state not in (State.BOOTING, State.STARTING):  # else the task that awaits `_ready` gets the error
+            self._end(DriverEvent(self.name, "failed", time.monotonic_ns(), {"reason": reason, "code": code.value}))
 
-    def _end(self, happening: Happening) -> None:
+    def _end(self, driver_event: DriverEvent) -> None:
         if self.state is State.ENDED:
             return
-        if self.leaving:  # its new place will tell, unless it stays
-            self._late = happening
+        if self.leaving:  # its new node will report, unless it stays
+            self._late = driver_event
             return
         self.state = State.ENDED
-        self._ending = self._loop.create_task(self._end_by_itself(happening), name=f"end of {self.name}")
+        self._ending = self._loop.create_task(self._end_by_itself(driver_event), name=f"end of {self.name}")
 
-    async def _end_by_itself(self, happening: Happening) -> None:
+    async def _end_by_itself(self, driver_event: DriverEvent) -> None:
         with contextlib.suppress(DriverError):
             await self.destroy()
         self._forget(self)
-        self._tell(happening)
+        self._tell(driver_event)
 
     async def destroy(self) -> None:
-        """End the domain and everything that belongs to it; raises `DriverError` if it is still there then."""
+        """End the domain and everything that belongs to it; raises `DriverError` if it still exists afterwards."""
         self.leaving = True
         self.state = State.ENDED
         self.detach()
@@ -397,12 +397,12 @@ class VirtualGuest:
         await self.vanish()
 
     async def vanish(self) -> None:
-        """See to it that the domain is gone, with its console's file."""
-        domain = await self._hypervisor.find_own(self.name, self._patience.call_s)
+        """Make sure that the domain is gone, with its console's file."""
+        domain = await self._hypervisor.find_own(self.name, self._timeouts.call_s)
         if domain is not None:
-            with contextlib.suppress(DriverError):  # it may end by itself just now; asked below
+            with contextlib.suppress(DriverError):  # it may end by itself just now; checked below
                 await self.on_domain(lambda found: found.destroy())
-            if await self._hypervisor.find(self.name, self._patience.call_s) is not None:
+            if await self._hypervisor.find(self.name, self._timeouts.call_s) is not None:
                 raise DriverError(f"guest {self.name} is still there after it was destroyed")
         with contextlib.suppress(OSError):  # a folder that is for the hypervisor alone
             self._console.unlink()
@@ -416,10 +416,10 @@ class VirtualGuest:
         lines = [*self._said[-_TAIL_LINES:], *[line for line in console if not is_frame(line)][-_TAIL_LINES:]]
         return f"; it printed: {' | '.join(lines)}" if lines else ""
 
-    # --- what it uses
+    # --- its usage
 
     def sample(self) -> GuestSample:
-        """Tell what it has used and whether its cap is what it should be; notices a guest that fell silent."""
+        """Return its usage; also check its cap, and detect a guest that fell silent."""
         rss_mib = 0.0
         cap_cores: float | None = None
         if self._cap.vcpus is not None:
@@ -440,7 +440,7 @@ class VirtualGuest:
         )  # fmt: skip
 
     async def look(self) -> None:
-        """See to it that `sample` is new."""
+        """Refresh the values for `sample`."""
         if self._cap.vcpus is not None and self.state is not State.ENDED:
             looked = False
             with contextlib.suppress(OSError, DriverError, TimeoutError):
@@ -478,7 +478,7 @@ class VirtualGuest:
 
 
 def _steps_in(frame: Frame) -> dict[str, int | float]:
-    """Return what a frame tells of iterations, nothing if it does not; raises `WireError`."""
+    """Return a frame's fields about iterations, empty without any; raises `WireError`."""
     if "steps" not in frame.fields:
         return {}
     return {"steps": frame.count("steps"), **{key: frame.number(key) for key in ("longest_s", "compute_s", "comm_s")}}

@@ -1,4 +1,4 @@
-"""The CPU cap of one virtual machine: set, read back, and set again when somebody else changed it."""
+"""The CPU cap of one virtual machine: set, read back, and set again after a change from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import libvirt
 
-from node_agent.drivers.protocol import DriverError, Happening
+from node_agent.drivers.protocol import DriverError, DriverEvent
 from node_agent.drivers.virt.hypervisor import Hypervisor
 from node_agent.drivers.virt.platform import Platform, Vcpus
 from testbed.bus.caps import same_cap
@@ -17,18 +17,18 @@ from testbed.bus.messages import GuestSpec
 
 
 class GuestCap:
-    """What a guest should be capped at, `wanted_cores`, and the virtual CPUs that it is kept at with."""
+    """The intended cap of a guest, `wanted_cores`, and the virtual CPUs that enforce it."""
 
     def __init__(
         self, spec: GuestSpec, wanted_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[Happening], None],
+        tell: Callable[[DriverEvent], None],
     ) -> None:  # fmt: skip
         self.wanted_cores = wanted_cores
         self.vcpus: Vcpus | None = None  # until its domain is there
         self._name, self._workers = spec.guest, spec.program.workers
         self._hypervisor, self._platform = hypervisor, platform
         self._tell = tell
-        self._applying = False  # a cap is on its way: what is found may be the old or the new one
+        self._applying = False  # a cap is being set: a read may return the old or the new one
         self._repairing: asyncio.Task[None] | None = None
 
     async def find(self) -> None:
@@ -57,7 +57,7 @@ class GuestCap:
             return vcpus.cap_cores()
 
         try:
-            found = await self._hypervisor.on_domain(self._name, self._platform.patience.call_s, set_and_read)
+            found = await self._hypervisor.on_domain(self._name, self._platform.timeouts.call_s, set_and_read)
         except OSError as error:
             raise DriverError(f"guest {self._name}: its cap cannot be read: {error}") from error
         if not self._is_right(found, wanted_cores):
@@ -65,7 +65,7 @@ class GuestCap:
         return self.usable_cores(found)
 
     async def in_force(self) -> float:
-        """Return the cap as the kernel has it, in cores. Raises `DriverError`."""
+        """Return the kernel's value of the cap, in cores. Raises `DriverError`."""
         if self.vcpus is None:
             return self.usable_cores(None)  # it boots, uncapped
         try:
@@ -74,7 +74,7 @@ class GuestCap:
             raise DriverError(f"guest {self._name}: its cap cannot be read: {error}") from error
 
     def usable_cores(self, found_cores: float | None) -> float:
-        """Return a cap that was read as what the guest may use, all it can without one."""
+        """Return the usable cores under a cap that was read; without one, all virtual CPUs."""
         most_cores = float(self._workers)
         return most_cores if found_cores is None else min(found_cores, most_cores)
 
@@ -82,7 +82,7 @@ class GuestCap:
         return same_cap(self.usable_cores(found_cores), wanted_cores, float(self._workers))
 
     def repair(self, found_cores: float | None) -> None:
-        """If `found_cores` is not the wanted cap (a reload of systemd changes it), say so and set it again."""
+        """If `found_cores` is not the wanted cap (a reload of systemd changes it), log it and set it again."""
         idle = not self._applying and (self._repairing is None or self._repairing.done())
         if idle and not self._is_right(found_cores, self.wanted_cores):
             repairing = self._repair(found_cores)
@@ -90,6 +90,6 @@ class GuestCap:
 
     async def _repair(self, found_cores: float | None) -> None:
         drift: dict[str, object] = {"wanted": self.wanted_cores, "found": found_cores or -1.0}
-        self._tell(Happening(self._name, "drift", time.monotonic_ns(), drift))
+        self._tell(DriverEvent(self._name, "drift", time.monotonic_ns(), drift))
         with contextlib.suppress(DriverError):
             await self.apply()

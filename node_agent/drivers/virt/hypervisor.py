@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 KEEPALIVE_TRIES = 3
 RECONNECT_EVERY_S = 0.5
-THREADS = 32  # of a libvirt that is asked by its default settings, five calls are under way at once
+THREADS = 32  # libvirt's default settings let five calls of a client run at once
 HANG_UP_WITHIN_S = 5.0
 _log = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
@@ -29,8 +29,8 @@ _loop_runs = False
 
 
 def _run_event_loop() -> None:
-    """Serve libvirt's events and keepalive in a thread of their own, once a process and before any connection."""
-    global _loop_runs  # noqa: PLW0603  # libvirt has one event implementation a process, for ever
+    """Serve libvirt's events and keepalive in a thread of their own, once per process and before any connection."""
+    global _loop_runs  # noqa: PLW0603  # libvirt has one event implementation per process, permanently
     with _loop_lock:
         if _loop_runs:
             return
@@ -47,18 +47,18 @@ def _run_event_loop() -> None:
 
 
 def version_text(number: int) -> str:
-    """Return a version as libvirt packs it in words: 9.0.0."""
+    """Return a version packed by libvirt as text: 9.0.0."""
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 class Listener(Protocol):
-    """Who hears what libvirt tells; called in the event loop."""
+    """Receiver of libvirt's events; called in the event loop."""
 
     def domain_stopped(self, name: str) -> None:
         """A domain ended, for whatever reason."""
 
     def domain_arrived(self, name: str) -> None:
-        """A domain came by migration and runs here now."""
+        """A domain arrived by migration and runs here now."""
 
     def domain_departs(self, name: str) -> None:
         """A domain that migrates stopped working here."""
@@ -67,11 +67,11 @@ class Listener(Protocol):
         """A migration of a domain is over."""
 
     def connection_back(self) -> None:
-        """The connection was lost and made anew."""
+        """The connection was lost and opened again."""
 
 
 class Hypervisor:
-    """One libvirt daemon; `root` is where its file system is: another one than ours if it has a mount namespace."""
+    """One libvirt daemon; `root` is the path of its file system, not ours if it has a mount namespace."""
 
     def __init__(self, uri: str, listener: Listener, root: Path = Path("/"), keepalive_s: int = 5) -> None:
         self.uri = uri
@@ -79,7 +79,7 @@ class Hypervisor:
         self._listener = listener
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
-        # its own: a hold must not wait for a thread until some save of another guest is over
+        # a separate pool: a hold must not wait for a thread until a save of another guest is over
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="libvirt")
         self._connection: Any = None
         self._up = asyncio.Event()
@@ -87,7 +87,7 @@ class Hypervisor:
         self._closing = False
 
     def file(self, path: Path) -> Path:
-        """Return where a file of the hypervisor's is for us."""
+        """Return our path of a file of the hypervisor."""
         return self._root / path.relative_to("/")
 
     async def open(self, deadline_s: float) -> None:
@@ -104,7 +104,7 @@ class Hypervisor:
             ) from error
 
     async def close(self) -> None:
-        """Hang up and let the threads go, connected or not; a libvirt that does not answer is not waited for."""
+        """Hang up and release the threads, connected or not, without waiting for a libvirt that does not answer."""
         self._closing = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -171,9 +171,9 @@ class Hypervisor:
         self._listener.connection_back()
 
     async def call(self, deadline_s: float, function: Callable[[Any], T]) -> T:
-        """Run `function(connection)` in a thread; raises `DriverError` with libvirt's words, or after the deadline.
+        """Run `function(connection)` in a thread; raises `DriverError` with libvirt's message, or after the deadline.
 
-        A call during which the connection breaks is not repeated: nobody knows whether it had an effect.
+        A call during which the connection breaks is not repeated: its effect is unknown.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -186,7 +186,7 @@ class Hypervisor:
             raise DriverError(f"libvirt: {error}") from error
 
     def now(self, name: str, function: Callable[[Any], T]) -> T:
-        """Run `function(domain)` at once, for who is in a thread already; raises `DriverError`."""
+        """Run `function(domain)` at once, for callers that are in a thread already; raises `DriverError`."""
         connection = self._connection
         if connection is None:
             raise DriverError(f"libvirt at {self.uri} is away")
@@ -206,8 +206,8 @@ class Hypervisor:
     async def find_own(self, name: str, deadline_s: float) -> Any | None:
         """Return the domain of that name, or None; raises `SuspectError` if the testbed did not make it.
 
-        A node may have virtual machines of others. A command that creates, adopts or destroys a guest names it, and
-        nothing but the metadata of a domain says whose it is.
+        A node may have unrelated virtual machines. A command that creates, adopts or destroys a guest only names it,
+        and only a domain's metadata identifies its owner.
         """
         found = await self._find(name, deadline_s, lambda domain: (domain, owner_of(domain.XMLDesc())))
         if found is None:
@@ -227,7 +227,7 @@ class Hypervisor:
             raise
 
     async def on_domain(self, name: str, deadline_s: float, function: Callable[[Any], T]) -> T:
-        """Run `function(domain)` in a thread, as `call` does; libvirt's words name the guest."""
+        """Run `function(domain)` in a thread, as `call` does; errors of libvirt name the guest."""
         try:
             return await self.call(deadline_s, lambda connection: function(connection.lookupByName(name)))
         except DriverError as error:

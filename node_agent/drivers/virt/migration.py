@@ -1,6 +1,6 @@
-"""Migration of one guest, seen from its source: peer to peer, watched, and given up when it does not converge.
+"""Migration of one guest, run by its source: peer to peer, monitored, and aborted when it does not converge.
 
-A guest under KVM works while it is copied. An emulated one stands still: QEMU would lose some of what it writes.
+A guest under KVM works while it is copied. An emulated one is paused, as QEMU would lose some of its writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.errors import UserError
 
 LOOK_EVERY_S = 0.2
 ABORTED_WITHIN_S = 30.0
-TOLD_WITHIN_S = 2.0  # the statistics come beside the answer, before or after it
+TOLD_WITHIN_S = 2.0  # the statistics arrive separately from the answer, before or after it
 
 
 def transport_of(option: str) -> Transport | None:
@@ -33,15 +33,15 @@ def transport_of(option: str) -> Transport | None:
 
 
 def data_uri(host: str) -> str:
-    """Return where QEMU sends a guest's memory: a port of the target that its libvirt chooses."""
+    """Return the URI to which QEMU sends a guest's memory, at a port that the target's libvirt chooses."""
     return f"tcp://{in_uri(host)}"
 
 
 def flags_of(transport: Transport, *, live: bool) -> int:
-    """Return libvirt's flags of a migration; without `live` the guest stands still while it is copied.
+    """Return libvirt's flags of a migration; without `live` the guest is paused while it is copied.
 
-    With `tls` QEMU itself encrypts what it sends, and each end checks the certificate of the other. A tunnel through
-    the two daemons would do without further ports, but costs a copy of all memory in each of them, and their CPU time.
+    With `tls` QEMU itself encrypts the transfer, and each end checks the certificate of the other. A tunnel through the
+    two daemons would need no further ports, but costs CPU time and a copy of all memory in each of them.
     """
     flags = libvirt.VIR_MIGRATE_PEER2PEER | (libvirt.VIR_MIGRATE_LIVE if live else 0)
     return int(flags | (libvirt.VIR_MIGRATE_TLS if transport == "tls" else 0))
@@ -71,16 +71,16 @@ class Migration:
         self._still_from_s: float | None = None
 
     def stands_still(self) -> None:
-        """Take down when the guest stopped working here."""
+        """Record the time at which the guest stopped working here."""
         self._still_from_s = self._loop.time()
 
     def completed(self, statistics: Mapping[str, int]) -> None:
-        """Take what the hypervisor tells once the job is over."""
+        """Take the hypervisor's statistics once the job is over."""
         self._statistics = dict(statistics)
         self._told.set()
 
     async def run(self) -> MigrationReport:
-        """Migrate; on failure the guest runs here as before, or its state is ENDED because it is not here any more."""
+        """Migrate; after a failure the guest runs here as before, or its state is ENDED if it is not here any more."""
         guest, begin_s = self._guest, self._loop.time()
         guest.depart()
         moving = asyncio.ensure_future(guest.on_domain(self._migrate, self._budget_s + 30.0))
@@ -96,11 +96,11 @@ class Migration:
             raise
         end_s = self._loop.time()
         await guest.departed()
-        with contextlib.suppress(TimeoutError):  # without it, what was seen last while it ran
+        with contextlib.suppress(TimeoutError):  # without them, the last ones sampled while it ran
             async with asyncio.timeout(TOLD_WITHIN_S):
                 await self._told.wait()
         found = self._statistics
-        # of a guest that stands still all the time, QEMU counts the last round alone
+        # for a guest that is paused for the whole migration, QEMU counts only the last round
         still_from_s = begin_s if self._still_from_s is None else self._still_from_s
         downtime_s = found.get("downtime", 0) / 1e3 if self._live else end_s - still_from_s
         return MigrationReport(
@@ -121,7 +121,7 @@ class Migration:
         domain.migrateToURI3(self._to.uri, parameters, flags_of(self._transport, live=self._live))
 
     async def _watch(self, moving: asyncio.Future[None], begin_s: float) -> None:
-        """Wait for the end; abort when the budget is used up or nothing more gets through."""
+        """Wait for the end; abort when the budget is used up or the transfer makes no progress."""
         least, least_at_s = float("inf"), begin_s
         while not moving.done():
             await asyncio.wait((moving,), timeout=LOOK_EVERY_S)
@@ -151,7 +151,7 @@ class Migration:
         return None
 
     async def _end(self, moving: asyncio.Future[None]) -> None:
-        """Do not leave a migration behind that nobody waits for."""
+        """Leave no migration running that no task awaits."""
         await self._guest.abort(moving, ABORTED_WITHIN_S)
         if moving.done() and not moving.cancelled():
             moving.exception()

@@ -1,8 +1,8 @@
-"""The programs of the guest image, the very binaries, on the node itself: an agent's end for each, as guests have it.
+"""The guest image's own binaries, run on the node itself, each with the agent's end of a guest's channel.
 
-A rank has a folder of its own with its task; it connects to the socket there, says `ready`, is told `go`, and writes
-down how far it is in the file `progress`. It runs without ballast. The process manager of the ranks of a job is the
-agent, as in guests; they talk by what MPI finds best between processes of one machine.
+A rank has a folder of its own with its task. It connects to the socket there, sends `ready`, receives `go`, and writes
+its progress to the file `progress`. It runs without ballast. The process manager of a job's ranks is the agent, as in
+guests. MPI chooses the transport between the processes of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps
-from node_agent.drivers.native import NativeBarriers, Told, measure, rank_spec
+from node_agent.drivers.native import NativeBarriers, RankProgress, measure, rank_spec
 from node_agent.drivers.pmi.link import PmiLink
 from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.procs.child import Child, Log, ending
@@ -52,10 +52,10 @@ def left_programs(state_dir: Path) -> ProcessRecords:
 
 
 class NativePrograms:
-    """Runs programs of an unpacked guest image; what an earlier agent left of that is ended first."""
+    """Runs programs of an unpacked guest image; programs left by an earlier agent are ended first."""
 
     def __init__(self, root: Path, state_dir: Path, cap_group: str) -> None:
-        """`cap_group` names the control group of its caps; it is only made when there is one to set."""
+        """`cap_group` names the control group of its caps; it is only made when there is a cap to set."""
         (self._loader,) = (root / "lib64").glob("ld-linux*")
         self._root = root
         self._state_dir = state_dir
@@ -90,7 +90,7 @@ class NativePrograms:
             await asyncio.shield(self._end(ranks))
 
     async def close(self) -> None:
-        """End what runs."""
+        """End all running programs."""
         await self._end(list(self._ranks))
         if self._caps is not None:
             await self._caps.close()
@@ -98,7 +98,7 @@ class NativePrograms:
         self._records.remove()
 
     def _argv(self, program: str, *arguments: str) -> list[str]:
-        """Return the command line of a program with the image's own loader and libraries, whatever this machine has."""
+        """Return the command line of a program with the image's own loader and libraries, not this machine's."""
         path = str(self._root / program)
         if program == "bin/eatcpu":  # linked statically
             return [path, *arguments]
@@ -132,7 +132,7 @@ class NativePrograms:
 
 
 class _Rank:
-    """One rank, with the agent's end that it speaks to."""
+    """One rank, with the agent's end of its channel."""
 
     def __init__(self, spec: GuestSpec, state_dir: Path, records: ProcessRecords) -> None:
         self.name = spec.guest
@@ -141,7 +141,7 @@ class _Rank:
         self._spec = spec
         self._records = records
         self._folder = Path(tempfile.mkdtemp(prefix=f"{spec.guest}-", dir=state_dir))
-        self.key = self._folder.name  # unlike the name that of no other run
+        self.key = self._folder.name  # unique across runs, unlike the name
         self.log = Log(self._folder / "log")
         self._children: list[Child] = []
         self._pidfd = -1
@@ -188,7 +188,7 @@ class _Rank:
     def spawn(
         self, argv: list[str], more: Mapping[str, str] = MappingProxyType({}), inherits: Sequence[int] = ()
     ) -> None:
-        """Start its process, which ends with this one; `more` is of its environment, `inherits` its descriptors."""
+        """Start its process, which ends with this one; `more` adds to its environment, `inherits` are descriptors."""
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C", "DFRS_RUN": str(self._folder),
             "DFRS_MEMINFO": str(self._folder / "meminfo"),
@@ -199,7 +199,7 @@ class _Rank:
         self._records.add(child.pid)
 
     async def made(self) -> None:
-        """Wait until the program has said `ready`."""
+        """Wait until the program has sent `ready`."""
         loop = asyncio.get_running_loop()
         accepting = loop.create_task(self._accept(), name=f"{self.name} connects")
         ends: list[asyncio.Future[Any]] = [accepting, *(child.exited for child in self._children)]
@@ -213,12 +213,12 @@ class _Rank:
         self._hearing = loop.create_task(self._hear(self._connection), name=f"{self.name} speaks")
 
     async def _accept(self) -> socket.socket:
-        """Return the program's connection once it has its first word, which must be `ready`."""
+        """Return the program's connection after its first message, which must be `ready`."""
         loop = asyncio.get_running_loop()
         connection, _ = await loop.sock_accept(self._listener)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         self.pid = int(_PEER.unpack(peer)[0])
-        with contextlib.suppress(ProcessLookupError):  # it may have ended already: its last words are still to be read
+        with contextlib.suppress(ProcessLookupError):  # it may have ended: its last messages are still to be read
             self._pidfd = os.pidfd_open(self.pid)
         self._records.add(self.pid)
         said = (await loop.sock_recv(connection, MAX_FRAME_BYTES)).decode(errors="replace")
@@ -226,7 +226,7 @@ class _Rank:
             connection.close()
             raise DriverError(f"native: {self.name}: {unquote(said) or self._trouble or 'it hung up'}{self._words()}")
         if self._spec.program.ranks > 1:
-            self._segments = segments_of(self.pid)  # now: it may end with another rank, before it is told to
+            self._segments = segments_of(self.pid)  # read now: it may end early together with another rank
             self._records.share(self._segments)
         return connection
 
@@ -240,21 +240,21 @@ class _Rank:
     def go(self) -> None:
         """Let it work."""
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # it has ended: `read` will say so
+            with contextlib.suppress(OSError):  # it has ended: `read` will raise
                 self._connection.send(b"go")
 
-    def read(self) -> Told:
-        """Return how far it is."""
+    def read(self) -> RankProgress:
+        """Return its progress."""
         if self._trouble:
             raise DriverError(f"native: {self.name}: {self._trouble}")
         try:
             (units,) = _UNITS.unpack((self._folder / "progress").read_bytes()[: _UNITS.size])
-            return Told(units, time.monotonic_ns(), time.clock_gettime(process_clock(self.pid)))
+            return RankProgress(units, time.monotonic_ns(), time.clock_gettime(process_clock(self.pid)))
         except (OSError, struct.error) as error:
             raise DriverError(f"native: {self.name}: it has ended: {error}{self._words()}") from error
 
     def kill(self) -> None:
-        """Have all of its processes end."""
+        """Kill all of its processes."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -262,7 +262,7 @@ class _Rank:
             child.kill()
 
     async def gone(self) -> None:
-        """Wait until they have ended, and remove what is left."""
+        """Wait until they have ended, and remove their files."""
         if self._hearing is not None:
             self._hearing.cancel()
             await asyncio.gather(self._hearing, return_exceptions=True)

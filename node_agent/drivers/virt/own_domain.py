@@ -1,9 +1,9 @@
-"""The domain that a saved guest comes back as: our own, whatever is written in the file that it was saved to.
+"""The domain of a restored guest: always our own, independent of the domain in its image.
 
-Such a file carries the domain that it was saved from, and whoever wrote it can write anything: another emulator, disks
-of the node, words for QEMU's command line. So a node makes the domain again from the command, and compares the file's
-with it, fact by fact: each element, each text, each attribute. What libvirt adds to every domain of ours is told apart
-by `_ADDED`; of some facts each node has its own (`_PLACE`). The first fact that is neither is a reason to refuse.
+An image carries the domain that it was saved from, and its author can write anything: another emulator, disks of the
+node, arguments for QEMU's command line. So a node makes the domain again from the command and compares every fact of
+the file's domain with it: each element, each text and each attribute. `_ADDED` lists the additions of libvirt to all
+our domains, `_PLACE` the facts that differ per node. The image is refused at the first other difference.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _KIB = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _GUEST = re.escape(f"{{{METADATA}}}guest")
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.,+-]{0,63}"
 _NUMBER = r"-?(0x)?[0-9a-fA-F]{1,20}"
-_SMALL = r"(0x)?[0-9a-fA-F]{1,4}"  # libvirt makes room for as many buses and ports as numbers of devices say
+_SMALL = r"(0x)?[0-9a-fA-F]{1,4}"  # libvirt allocates as many buses and ports as device numbers imply
 _SWITCH = r"on|off|yes|no"
 _TEXT = r"[^\n]{0,4096}"
 
-# What each life or node has of its own: paths of facts, and the form of a value. Ours take the place of the file's.
+# Facts that differ per start or node: their paths, and the form of a value. Ours replace the file's.
 _LIFE: Mapping[str, str] = {f"metadata/{_GUEST}@(node|lease)": _TEXT}
 _PLACE: Mapping[str, str] = {
     "resource": "", "resource/partition": _TEXT, "devices/interface/source@bridge": _TEXT, "vcpu@cpuset": _TEXT,
     "os/kernel|os/initrd": _TEXT,
 }  # fmt: skip
-# What libvirt makes of a fact of ours: the name of a machine without its version, and the model of the processor.
+# Our facts that libvirt expands: the name of a machine without its version, and the model of the processor.
 _WRITTEN_OUT: Mapping[str, str] = {"os/type@machine": r"pc(-i440fx-[A-Za-z0-9.-]{1,40})?", "cpu@mode": _WORD}
-# What libvirt adds to domains of ours. Nothing of it names a file, a device or a program of the node.
+# Libvirt's additions to our domains. None of them names a file, a device or a program of the node.
 _ADDED: Mapping[str, str] = {
     "@id": _NUMBER,
     "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
@@ -71,7 +71,7 @@ _ADDED: Mapping[str, str] = {
     "seclabel": "", "seclabel@(type|model|relabel)": _WORD,
     "seclabel/(label|imagelabel|baselabel)": "[A-Za-z0-9+:,_.-]{0,200}",
 }  # fmt: skip
-# What libvirt leaves out of a file: the socket, as its path is made anew.
+# Facts that libvirt leaves out of a file: the socket, as its path is created again.
 _LEFT_OUT = "devices/channel/source(@mode)?"
 # Of these libvirt makes new ones at each start: they are left out.
 _MADE_ANEW = ("cputune", "seclabel", "devices/*/alias", "devices/interface/target")
@@ -79,12 +79,12 @@ Fact = tuple[str, str]
 
 
 def parsed(xml: str) -> ET.Element:
-    """Return the domain in a file; raises `SuspectError` if it is none, or more than libvirt would write."""
+    """Return the domain in a file; raises `SuspectError` if it is no domain, or larger than libvirt would write."""
     return _parsed(xml, "domain")
 
 
 def check_cookie(xml: str) -> None:
-    """Raise `SuspectError` unless what libvirt keeps beside a domain tells of its processor alone."""
+    """Raise `SuspectError` unless the text that libvirt keeps beside a domain describes only its processor."""
     if not xml:
         return
     for path, value in _facts(_parsed(xml, "cookie")):
@@ -125,8 +125,8 @@ def _texts(root: ET.Element) -> Iterator[str]:
 def check_same(own: ET.Element, found: ET.Element, emulator: str, *, elsewhere: bool) -> None:
     """Raise `DriverError` that names the first fact in which a file's domain differs from our own.
 
-    `emulator` is the form of the hypervisor's program here. With `elsewhere` the file may be of another node, whose
-    place is not taken over; else the two must have the same, and nothing is made anew.
+    `emulator` is the form of the hypervisor's program here. With `elsewhere` the file may be from another node, whose
+    own settings are replaced; else these must be equal, too.
     """
     ours, theirs = list(_facts(own)), list(_facts(found))
     free = {**_LIFE, **(_PLACE if elsewhere else {}), **_WRITTEN_OUT}
@@ -148,9 +148,9 @@ def check_same(own: ET.Element, found: ET.Element, emulator: str, *, elsewhere: 
 
 
 def own_again(own: ET.Element, found: ET.Element) -> str:
-    """Return the XML of a domain that was found the same, with this node's own place, for it to be restored here.
+    """Return the XML of a domain that passed the check, with this node's own settings, to be restored here.
 
-    What the guest sees of its machine stays: libvirt numbers devices by itself, and may do so in another way.
+    The guest's hardware stays the same: libvirt numbers devices by itself, and might do so in another way.
     """
     root = copy.deepcopy(found)
     for pattern in _MADE_ANEW:
@@ -206,11 +206,11 @@ def _kib(text: str, unit: str) -> str:
 
 
 def _beside(own: ET.Element) -> Mapping[str, str]:
-    """Return what libvirt adds that repeats facts of our own: memory as it is now, a console beside a serial port."""
+    """Return libvirt's additions that repeat our own facts: the current memory, a console beside a serial port."""
     memory = next(value for path, value in _facts(own) if path == "memory")
     beside = {"currentMemory": re.escape(memory)}
     log = own.find("devices/serial/source")
-    if log is None:  # then the console is a terminal, another one in each life
+    if log is None:  # then the console is a terminal, which changes with every start
         beside |= {
             "devices/console/source": "",
             "devices/console@tty|devices/console/source@path": "/dev/pts/[0-9]{1,6}",

@@ -1,4 +1,4 @@
-"""What differs between the hypervisors behind libvirt, as the driver and its guests see it."""
+"""The differences between the hypervisors behind libvirt, as an interface for the driver and its guests."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import libvirt
 
 from node_agent.drivers.protocol import NodeBudget
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
+from testbed.host.guest_image import GuestImage
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a driver waits, in seconds."""
+class Timeouts:
+    """Timeouts of a driver, in seconds."""
 
     call_s: float = 30.0  # for libvirt
-    boot_s: float = 90.0  # for a guest's first word
+    boot_s: float = 90.0  # for a guest's first frame
     order_s: float = 30.0  # for a guest to answer
     memory_s: float = 300.0  # for a guest's memory to be filled, saved, restored
-    silence_s: float = 60.0  # without a beat of a guest whose machine does not work though it should
-    reattach_s: float = 20.0  # without a beat of a guest whose machine works, before it is attached to again
+    silence_s: float = 60.0  # without a beat of a guest whose machine should work and does not
+    reattach_s: float = 20.0  # without a beat of a guest whose machine works, before the next attach
     reattachments: int = 3  # in a row without a new work unit; the next one ends the guest: no progress
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A domain as it was looked at last: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
+class DomainSample:
+    """The last sample of a domain: the sum of its virtual CPUs' caps in cores (None: uncapped), their CPU time,
     and the memory it occupies.
     """  # noqa: D205  # one sentence
 
@@ -52,52 +52,29 @@ class Vcpus(Protocol):
         """Return the CPU time that they have used by now."""
 
     def look(self) -> None:
-        """See to it that `seen` is new."""
+        """Refresh the sample of `seen`."""
 
-    def seen(self) -> Seen:
-        """Return what was seen last, at once; raises `OSError`, `ValueError` or `DriverError` for what has gone."""
+    def seen(self) -> DomainSample:
+        """Return the last sample at once; raises `OSError`, `ValueError` or `DriverError` if the domain has gone."""
 
 
 class Platform(Protocol):
     """One hypervisor. Methods that take a domain or a connection block: they are called in threads."""
 
-    @property
-    def hypervisor(self) -> str:
-        """Its name in URIs of libvirt."""
-
-    @property
-    def consoles(self) -> Path:
-        """The folder of the guests' consoles, on the hypervisor's file system."""
-
-    @property
-    def patience(self) -> Patience:
-        """How long to wait for it."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether agents of several nodes may use one hypervisor, each knowing its own domains."""
-
-    @property
-    def heavy_at_once(self) -> int:
-        """How many domains may be created, saved or restored at the same time."""
-
-    @property
-    def aborts_saves(self) -> bool:
-        """Whether a save that is under way can be given up."""
-
-    @property
-    def keepalive_s(self) -> int:
-        """How often libvirt is asked whether it lives; it is given up when it was silent three times in a row."""
-
-    @property
-    def boot_s(self) -> float:
-        """About how long a small guest takes to start; known once it is open."""
+    hypervisor: str  # its name in URIs of libvirt
+    consoles: Path  # the folder of the guests' consoles, on the hypervisor's file system
+    timeouts: Timeouts  # for calls to it and its guests
+    shared: bool  # whether agents of several nodes may use one hypervisor, each with its own domains
+    heavy_at_once: int  # how many domains may be created, saved or restored at the same time
+    aborts_saves: bool  # whether a save in progress can be aborted
+    keepalive_s: int  # interval of libvirt's keepalive; three without an answer close the connection
+    boot_s: float  # about how long a small guest takes to start; known once it is open
 
     async def open(self, hypervisor: Hypervisor, budget: NodeBudget, image: GuestImage) -> tuple[str, ...]:
-        """Find out how guests run; returns that as capabilities."""
+        """Determine how guests run; returns this as capabilities."""
 
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
-        """Return the versions of what takes part, by name."""
+        """Return the versions of the software in use, by name."""
 
     def console_path(self, guest: str) -> Path:
         """Return the file that a guest's console is written to."""
@@ -115,7 +92,7 @@ class Platform(Protocol):
         """Write a paused domain to a file, and end it."""
 
     def saved_guest(self, connection: libvirt.virConnect, image: Path) -> str:
-        """Return the name of the guest in a file; raises an error for one that was not written to its end."""
+        """Return the name of the guest in a file; raises an error for an incomplete file."""
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """Make a saved guest anew, paused and uncapped, as our own domain; `DriverError` if the file has another."""
+        """Restore a saved guest, paused and uncapped, as our own domain; `DriverError` if the file has another."""

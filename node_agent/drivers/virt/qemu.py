@@ -5,61 +5,20 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import libvirt
 
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.drivers.virt.accelerator import choose_accelerator
-from node_agent.drivers.virt.domain import (
-    ARCH,
-    CONSOLES,
-    PERIOD_US,
-    Machine,
-    Place,
-    channel_path,
-    console_path,
-    domain_xml,
-)
-from node_agent.drivers.virt.groups import VcpuGroups, pid_path, resident_mib, vcpu_groups
+from node_agent.drivers.virt.domain import ARCH, CONSOLES, Machine, Place, channel_path, console_path, domain_xml
+from node_agent.drivers.virt.groups import VcpuGroups, pid_path, vcpu_groups
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_cookie, check_same, own_again, parsed
-from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.platform import Timeouts
 from node_agent.drivers.virt.saved_file import qemu_texts
-from node_agent.guests.image import GuestImage
 from testbed.bus.messages import GuestSpec
-
-LEAST_QUOTA_US = 1000  # the kernel's own bound
-
-
-@dataclass(frozen=True, slots=True)
-class QemuVcpus:
-    """See `Vcpus`: set through libvirt, read from the kernel's files."""
-
-    groups: VcpuGroups
-
-    def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
-        """See `Vcpus.set_cap`."""
-        # a whole core a virtual CPU is all it can use, and the node's own quota allows no larger one
-        quota_us = -1 if each_cores >= 1 else max(LEAST_QUOTA_US, round(each_cores * PERIOD_US))
-        values = {"vcpu_period": PERIOD_US, "vcpu_quota": quota_us}
-        domain.setSchedulerParametersFlags(values, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-    def cap_cores(self) -> float | None:
-        """See `Vcpus.cap_cores`."""
-        return self.groups.cap_cores()
-
-    def cpu_s(self) -> float:
-        """See `Vcpus.cpu_s`: the time of the threads, which the kernel counts up at each tick."""
-        return self.groups.cpu_s()
-
-    def look(self) -> None:
-        """See `Vcpus.look`: files are read when they are asked for."""
-
-    def seen(self) -> Seen:
-        """See `Vcpus.seen`."""
-        return Seen(self.groups.cap_cores(), self.groups.cpu_s(), resident_mib(self.groups.pid))
+from testbed.host.guest_image import GuestImage
 
 
 class Qemu:
@@ -67,11 +26,12 @@ class Qemu:
 
     hypervisor = "qemu"
     consoles = CONSOLES
-    patience = Patience()
+    timeouts = Timeouts()
     shared = True
-    heavy_at_once = 32  # each is the work of a QEMU of its own
+    heavy_at_once = 32  # a separate QEMU process does the work of each
     aborts_saves = True
     keepalive_s = 5
+    boot_s = 6.0  # emulated
 
     def __init__(self, place: Place, accel: str, pin: str) -> None:
         if accel not in ("auto", "kvm", "tcg"):
@@ -85,12 +45,9 @@ class Qemu:
         """See `Platform.open`."""
         accelerator = await choose_accelerator(self._accel, hypervisor, budget, image)
         self._machine = Machine(accelerator, image.kernel, image.initramfs, pin=self._pin)
+        if accelerator == "kvm":
+            self.boot_s = 2.0
         return "cap:vcpu_quota", f"accel:{'kvm' if accelerator == 'kvm' else 'tcg'}"
-
-    @property
-    def boot_s(self) -> float:
-        """See `Platform.boot_s`: under KVM, or emulated."""
-        return 2.0 if self._machine is not None and self._machine.accelerator == "kvm" else 6.0
 
     def versions(self, connection: libvirt.virConnect) -> Mapping[str, str]:
         """See `Platform.versions`."""
@@ -110,9 +67,9 @@ class Qemu:
         """See `Platform.control_path`."""
         return channel_path(xml)
 
-    def vcpus(self, guest: str, hypervisor: Hypervisor) -> QemuVcpus:
+    def vcpus(self, guest: str, hypervisor: Hypervisor) -> VcpuGroups:
         """See `Platform.vcpus`."""
-        return QemuVcpus(vcpu_groups(hypervisor.file(pid_path(guest))))
+        return vcpu_groups(hypervisor.file(pid_path(guest)))
 
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
         """See `Platform.save`."""
@@ -124,7 +81,7 @@ class Qemu:
         return parsed(qemu_texts(image).domain).findtext("name", "")
 
     def restore(self, connection: libvirt.virConnect, image: Path, spec: GuestSpec, node: str) -> None:
-        """See `Platform.restore`. libvirt runs programs that a file names as soon as it reads it, so we read first."""
+        """See `Platform.restore`. Reading a file makes libvirt run programs named in it, so it is checked first."""
         own, texts = ET.fromstring(self.domain_xml(spec, node)), qemu_texts(image)  # noqa: S314  # our own
         found = parsed(texts.domain)
         check_same(own, found, re.escape(_emulator(connection, own.get("type", ""))), elsewhere=True)

@@ -1,7 +1,7 @@
 """The rank in a virtual machine: its process manager is this agent, over the guest's control channel.
 
-The guest hands out one line of its rank at a time and keeps it until that is answered. It also keeps a text, `state`,
-with the session and the barriers entered so far, so that an agent that gets the guest from another node can go on.
+The guest sends one line of its rank at a time and keeps it until it is answered. It also keeps a text, `state`, with
+the session and the barriers entered so far. With it, the agent of the next node can continue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.pmi.wire import PmiError
-from node_agent.drivers.protocol import DriverError, Happening, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, SuspectError
 from node_agent.drivers.virt.channel import RefusedError
 from node_agent.guests.wire import Frame
 from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
@@ -25,10 +25,10 @@ Order = Callable[[str, Sequence[tuple[str, object]]], Awaitable[Frame]]
 
 
 class GuestRank:
-    """Answers what the rank of one guest says; `fail` is called when that is what no rank would say."""
+    """Answers the rank of one guest; `fail` is called for a message that no rank would send."""
 
     def __init__(
-        self, spec: GuestSpec, order: Order, tell: Callable[[Happening], None], fail: Callable[[str], None]
+        self, spec: GuestSpec, order: Order, tell: Callable[[DriverEvent], None], fail: Callable[[str], None]
     ) -> None:
         self._spec = spec
         self._order = order
@@ -65,18 +65,18 @@ class GuestRank:
             self._fail(f"it spoke nonsense: {error}")
             return
         if isinstance(answer, Barrier):
-            self._tell(Happening(self._spec.guest, MPI_BARRIER, time.monotonic_ns(), answer.detail()))
+            self._tell(DriverEvent(self._spec.guest, MPI_BARRIER, time.monotonic_ns(), answer.detail()))
         else:
             self._reply(answer or "")
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
-        """See `PmiServer.pass_barrier`; a rank that has not been heard yet on this node will tell of its barrier."""
+        """See `PmiServer.pass_barrier`; a rank without a message on this node so far will report its barrier."""
         answer = None if self._server is None else self._server.pass_barrier(session, number, keys, last=last)
         if answer is not None:
             self._reply(answer)
 
     def close(self) -> None:
-        """Answer no more: the guest has ended, or has left this node with what it still waits for."""
+        """Stop answering: the guest has ended, or has left this node with its unanswered line."""
         if self._answering is not None:
             self._answering.cancel()
             self._answering = None

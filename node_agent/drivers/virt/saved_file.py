@@ -1,7 +1,7 @@
-"""What stands before a guest's memory in a file that libvirt saved: read here, before libvirt is given the file.
+"""The header of a file that libvirt saved: read here, before libvirt is given the file.
 
-libvirt looks at all that a domain names while it reads it: it runs the emulator to learn what that can do, and makes
-room for as many buses as there are said to be. Another node may have written the file, so its text is checked first.
+While libvirt reads a domain, it acts on its contents: it runs the emulator to query its features, and allocates the
+given number of buses. Another node may have written the file, so its text is checked first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QEMU_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class QemuTexts:
-    """The domain, and what libvirt's QEMU driver keeps beside it (`cookie`), empty if there is none."""
+    """The domain, and the text that libvirt's QEMU driver keeps beside it (`cookie`), empty if there is none."""
 
     domain: str
     cookie: str
@@ -61,7 +61,7 @@ def xen_text(image: Path) -> str:
 
 
 def _read(image: Path, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
-    """Return the fields of a header, and what follows it as far as texts can reach."""
+    """Return the fields of a header, and the following bytes as far as texts can reach."""
     try:
         with image.open("rb") as file:
             return header.unpack(file.read(header.size)), file.read(_MOST_PADDED_BYTES)
@@ -70,7 +70,7 @@ def _read(image: Path, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
 
 
 def _text(data: bytes) -> str:
-    """Return a text with nothing but zeros behind it."""
+    """Return a text that only zeros follow."""
     text = data.rstrip(b"\0")
     if len(text) > MOST_BYTES:
         raise SuspectError(f"its domain has {len(text)} bytes: expected {MOST_BYTES} at most")

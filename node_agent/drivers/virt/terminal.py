@@ -11,24 +11,24 @@ from typing import Protocol
 
 
 class Hangup(Protocol):
-    """What can be written to, and closed."""
+    """A connection that can be written to and closed."""
 
     @property
     def unsent_bytes(self) -> int:
-        """How much of what was written the other end has not taken yet."""
+        """The number of written bytes that the other end has not read yet."""
 
     def write(self, data: bytes) -> None:
-        """Write, now or when the other end takes it."""
+        """Write, now or when the other end reads."""
 
     def close(self) -> None:
-        """Hang up, for reading, too; what the other end has not taken yet is lost."""
+        """Hang up, for reading, too; unsent bytes are lost."""
 
 
 class Socket:
     """See `Hangup`: the writer of a socket's stream."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer  # which closes its transport when nobody holds it any more
+        self._writer = writer  # kept, because an unreferenced writer closes its transport
 
     @property
     def unsent_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Socket:
 
 
 class Terminal:
-    """See `Hangup`: a pseudo-terminal, with one transport for each direction. Others may print on it, too."""
+    """See `Hangup`: a pseudo-terminal, with one transport for each direction. Other programs may print on it, too."""
 
     def __init__(self, reading: asyncio.ReadTransport, writing: asyncio.WriteTransport) -> None:
         self._reading = reading

@@ -1,8 +1,17 @@
-"""Xen through libvirt: caps of the credit schedulers, guests that are paravirtual, their control channel a console."""
+"""Xen through libvirt: caps by the credit schedulers, paravirtual guests, and a console as their control channel.
+
+Weights let every guest use its whole cap. Every 30 ms the credit scheduler gives credits to each runnable domain by its
+weight, to a capped one at most its cap. It parks capped virtual CPUs whose credits are used up, even beside an idle
+processor (xen/common/sched/credit.c, csched_acct). So under contention a capped guest gets the smaller of its cap and
+its share by weight. With the weights that hosts use to favour domain 0, this share is a fraction of its cap. Weights
+here are proportional to caps, and domain 0's weight to the processors that are not for guests: then no share is below
+its cap while caps fit the node.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -13,36 +22,49 @@ import libvirt
 
 from node_agent.drivers.builtin import XEN
 from node_agent.drivers.protocol import DriverError, NodeBudget
-from node_agent.drivers.virt.credits import dom0_weight, guest_weight
 from node_agent.drivers.virt.domain import Place, add_interface, child, domain_head
 from node_agent.drivers.virt.driver import LibvirtDriver
 from node_agent.drivers.virt.hypervisor import Hypervisor, version_text
 from node_agent.drivers.virt.own_domain import check_same, parsed
-from node_agent.drivers.virt.platform import Patience, Seen
+from node_agent.drivers.virt.platform import DomainSample, Timeouts
 from node_agent.drivers.virt.saved_file import xen_text
-from node_agent.guests.image import GuestImage, command_line
+from node_agent.guests.image import command_line
 from node_agent.guests.uncompressed import uncompressed
 from testbed.bus.messages import GuestSpec
+from testbed.host.guest_image import GuestImage
 
-CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if it was told to keep them (--log=guest)
+CONSOLES = Path("/var/log/xen/console")  # of xenconsoled, if started with --log=guest
 _SCHEDULERS = ("credit", "credit2")
+_PER_CORE = 4096  # weight: fine enough for a cap of 1 %; Xen multiplies it with all credits in 32 bits
+_DOM0_LEAST_CORES = 1 / 4  # where all cores are promised to guests: domain 0 executes all orders
 _log = logging.getLogger(__name__)
-# Where distributions install it. Paravirtual guests have none, though libvirt may name it.
+# Paths in distributions. Paravirtual guests have none, though libvirt may name it.
 _EMULATOR = r"/usr/(lib|libexec)/xen(-[0-9.]+)?/bin/qemu-system-(i386|x86_64)|/usr/bin/qemu-system-(i386|x86_64)"
+
+
+def guest_weight(cores: float, vcpus: int) -> int:
+    """Return the weight of a guest that may use `cores` of physical CPUs; Xen counts it once per virtual CPU."""
+    return max(1, math.ceil(_PER_CORE * cores / vcpus))
+
+
+def dom0_weight(cores: float, for_guests_cores: float, vcpus: int) -> int:
+    """Return the weight of domain 0 on a machine of so many cores, of which guests may use some."""
+    left_cores = min(max(cores - for_guests_cores, _DOM0_LEAST_CORES), vcpus)
+    return max(1, math.floor(_PER_CORE * left_cores / vcpus))
 
 
 @dataclass(frozen=True, slots=True)
 class _Guests:
-    """How guests run here, known once the driver is open."""
+    """The way in which guests run here, known once the driver is open."""
 
     kernel: Path
     initramfs: Path
     scheduler: str
-    most_cores: float  # of all of them: what the node promises
+    most_cores: float  # of all guests: the node's capacity
 
 
 class XenVcpus:
-    """See `Vcpus`: all of it is asked of the hypervisor, which counts CPU time in nanoseconds."""
+    """See `Vcpus`: all values come from the hypervisor, which counts CPU time in nanoseconds."""
 
     def __init__(self, guest: str, hypervisor: Hypervisor, vcpus: int, most_cores: float) -> None:
         self._guest = guest
@@ -50,7 +72,7 @@ class XenVcpus:
         self._vcpus = vcpus
         self._most_cores = most_cores
         self._lock = threading.Lock()
-        self._seen = Seen(None, 0.0, 0.0)
+        self._seen = DomainSample(None, 0.0, 0.0)
         self.look()
 
     def set_cap(self, domain: libvirt.virDomain, each_cores: float) -> None:
@@ -70,11 +92,11 @@ class XenVcpus:
 
     def look(self) -> None:
         """See `Vcpus.look`."""
-        seen = self._hypervisor.now(self._guest, lambda domain: Seen(_cap_cores(domain), *_use(domain)))
+        seen = self._hypervisor.now(self._guest, lambda domain: DomainSample(_cap_cores(domain), *_use(domain)))
         with self._lock:
             self._seen = seen
 
-    def seen(self) -> Seen:
+    def seen(self) -> DomainSample:
         """See `Vcpus.seen`."""
         with self._lock:
             return self._seen
@@ -100,12 +122,12 @@ def _cpu_s(domain: libvirt.virDomain) -> float:
 
 
 class Xen:
-    """See `Platform`. A hypervisor belongs to one agent: what it made elsewhere still says so after a restore here."""
+    """See `Platform`. A hypervisor belongs to one agent, as a domain restored here still names its first node."""
 
     hypervisor = "xen"
     consoles = CONSOLES
-    # an emulated hypervisor on a busy machine is ten times as slow as a real one, and answers all the same
-    patience = Patience(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
+    # an emulated hypervisor on a busy machine is ten times as slow as a real one, but does answer
+    timeouts = Timeouts(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
     aborts_saves = False  # libvirt's libxl driver cannot
@@ -124,7 +146,7 @@ class Xen:
         """See `Platform.open`."""
         kernel = await hypervisor.in_thread(lambda: uncompressed(image))
         scheduler = await hypervisor.call(
-            self.patience.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
+            self.timeouts.call_s, lambda connection: _set_up_dom0(connection, budget.cpus)
         )
         self._guests = _Guests(kernel, image.initramfs, scheduler, budget.cpus)
         return f"cap:{scheduler}", f"accel:xen-{self._type}", "dom0"
@@ -160,7 +182,7 @@ class Xen:
         return ET.tostring(root, encoding="unicode")
 
     def control_path(self, xml: str) -> Path:
-        """See `Platform.control_path`: the terminal of its console, another one in each life."""
+        """See `Platform.control_path`: the terminal of its console, which changes with every start."""
         source = ET.fromstring(xml).find("devices/console[@type='pty']/source")  # noqa: S314  # the hypervisor's own
         if source is None or not source.get("path"):
             raise DriverError("the domain has no console with a terminal")
@@ -172,7 +194,7 @@ class Xen:
         return XenVcpus(guest, hypervisor, count, self._made().most_cores)
 
     def save(self, domain: libvirt.virDomain, image: Path) -> None:
-        """See `Platform.save`. A paravirtual guest takes part in being saved: it runs until it has been asked to."""
+        """See `Platform.save`. A paravirtual guest takes part in its save: it runs until it is asked to suspend."""
         domain.resume()
         domain.save(str(image))
 
@@ -194,7 +216,7 @@ class Xen:
 
 
 def _set_up_dom0(connection: libvirt.virConnect, for_guests_cores: float) -> str:
-    """Give domain 0 what is not for guests, and return the scheduler's name."""
+    """Give domain 0 the processors that are not for guests, and return the scheduler's name."""
     domain = connection.lookupByID(0)
     scheduler = str(domain.schedulerType()[0])
     if scheduler not in _SCHEDULERS:

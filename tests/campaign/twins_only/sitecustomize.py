@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 
 sys.modules["numba"] = None  # type: ignore[assignment]  # how the import system marks what is not to be found
-_GATED = "testbed.campaign.work"
+_GATED = "testbed.scheduling.campaign.work"
 _POLL_S = 0.02
 
 

@@ -1,9 +1,0 @@
-"""The values of conditions and observations: numbers and words by name, as a line of a journal holds them."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-Value = float | int | str
-Condition = Mapping[str, Value]
-Observation = dict[str, Value]

@@ -1,1 +1,0 @@
-"""What dead runs and killed agents left on a machine, found and removed."""

@@ -1,0 +1,41 @@
+"""`testbed compare`: live runs beside their simulation, against the noise of repeats."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from testbed.errors import UserError
+from testbed.scheduling.simulation.overheads_parser import parse_overheads
+from testbed.study.compare.live import read_live
+from testbed.study.report.terminal.text import wide_console
+
+
+def compare(
+    *, runs: tuple[Path, ...], overheads_text: str | None, as_json: bool, report: Path | None, most_jobs: int,
+    keep_disturbed: bool, require_goals: bool,
+) -> int:  # fmt: skip
+    needed = ["polars", *(["jinja2", "matplotlib"] if report is not None else [])]
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise UserError(f"this comparison needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'")
+    from testbed.study.compare.document import document  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.study import OUTSIDE, study  # noqa: PLC0415  # needs the extra report
+    from testbed.study.compare.tables import print_study  # noqa: PLC0415  # needs the extra report
+
+    overheads = None if overheads_text is None else parse_overheads(overheads_text)
+    found = study([read_live(path) for path in runs], overheads, keep_disturbed=keep_disturbed)
+    if as_json:
+        click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+    else:
+        print_study(found, wide_console(), most_jobs=most_jobs)
+    if report is not None:
+        from testbed.study.compare.page import study_page  # noqa: PLC0415  # needs the extra report
+        from testbed.study.report.page.document import write_page  # noqa: PLC0415  # needs the extra report
+
+        write_page(study_page(found), report)
+        click.echo(f"page: {report}", err=True)
+    bad = found.verdict == OUTSIDE or not found.groups or (require_goals and not found.goals_met)
+    return 1 if bad else 0

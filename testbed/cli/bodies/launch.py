@@ -1,0 +1,97 @@
+"""Runs sessions in an event loop, with the signals and the display that a person expects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from testbed.cli.bodies.interrupts import run_interruptible
+from testbed.control.admission import check_events, check_jobs
+from testbed.control.session import RunResult, run_session
+from testbed.lab.bring_up import dry_lab, live_lab
+from testbed.lab.local_agents import check_drivers
+from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.dfrs import can_load, use_compiled
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.terminal.live import PlainDisplay, display_for
+from testbed.study.report.terminal.text import print_comparison, print_run, wide_console
+
+
+def run_path(out: Path, name: str) -> Path:
+    """Return a new name for a run directory: time and scenario, and a number if that is taken."""
+    stem = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{name}"
+    path = out / stem
+    number = 2
+    while path.exists():
+        path = out / f"{stem}-{number}"
+        number += 1
+    return path
+
+
+def launch(
+    scenario: Scenario,
+    policies: Sequence[Policy],
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> list[RunResult]:
+    """Run the jobs under each policy, one after the other, and print tables (or JSON); returns the results."""
+    console = wide_console(stderr=as_json)
+    check_drivers(scenario)
+    for policy in policies:
+        check_jobs(jobs, policy, scenario)
+        if dry_run:
+            check_events(jobs, policy, scenario)
+    results = []
+    with contextlib.ExitStack() as stack:
+        if not dry_run and can_load():
+            # Decisions do not wait for it, and a live run compiles nothing: that would take a core of a node's machine.
+            loading = threading.Thread(target=use_compiled, name="machine code of policies")
+            loading.start()
+            stack.callback(loading.join)
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dfrs-dry-"))) if dry_run else out
+        for policy in policies:
+            results.append(_one(scenario, policy, jobs, run_path(place, scenario.name), console, dry_run=dry_run))
+            if not as_json:
+                print_run(results[-1].path, console)
+        if len(results) > 1 and not as_json:
+            print_comparison([result.path for result in results], console)
+        if as_json:
+            json.dump(
+                [{"run": None if dry_run else str(result.path), **result.summary} for result in results],
+                sys.stdout,
+                indent=2,
+            )
+            sys.stdout.write("\n")
+    if not dry_run:
+        for result in results:
+            console.print(f"run directory: {result.path}", markup=False, highlight=False, soft_wrap=True)
+    return results
+
+
+def _one(
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, console: Console, *, dry_run: bool
+) -> RunResult:
+    title = f"{scenario.name}  {policy.name}"
+    with PlainDisplay(console) if dry_run else display_for(console, title) as display:
+        try:
+            return run_interruptible(
+                run_session(scenario, policy, jobs, path, dry_lab if dry_run else live_lab, display),
+                console,
+                virtual_time=dry_run,
+            )
+        except KeyboardInterrupt:
+            if path.exists() and not dry_run:
+                console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+            raise

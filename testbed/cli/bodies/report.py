@@ -1,0 +1,58 @@
+"""`testbed report`: tables of runs on the terminal, and a page with figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from testbed.errors import UserError
+from testbed.study.report.run.facts import RunFacts, read_facts
+from testbed.study.report.terminal.text import metrics_table, print_facts, wide_console
+
+_NEEDED = ("matplotlib", "polars", "jinja2")
+
+
+def report(
+    *, runs: tuple[Path, ...], as_json: bool, out: Path | None, no_html: bool, folder: Path | None,
+    formats: tuple[str, ...], against: Path | None, simulate: bool, overheads: str | None,
+) -> None:  # fmt: skip
+    if len(runs) > 1 and (against is not None or simulate):
+        raise UserError("--against and --simulate are for one run: several runs are set side by side anyway")
+    if overheads is not None and not simulate:
+        raise UserError("--overheads is of the simulation: expected --simulate with it")
+    if no_html and (out is not None or folder is not None or against is not None or simulate):
+        raise UserError("--no-html writes no page: expected it without --out, --figures, --against and --simulate")
+    asked = out is not None or folder is not None or against is not None or simulate
+    found = [read_facts(path) for path in runs]
+    _print(found, as_json=as_json)
+    if no_html or (len(runs) > 1 and not asked):
+        return
+    if missing := _missing():
+        text = f"the page needs {' and '.join(missing)}: pip install 'dfrs-testbed[report]'"
+        if asked:
+            raise UserError(text)
+        click.echo(f"testbed: {text}", err=True)
+        return
+    from testbed.cli.bodies.report_page import make_page, write  # noqa: PLC0415  # needs the extra report
+
+    write(make_page(runs, against, overheads, simulate=simulate), runs, out, folder, formats)
+
+
+def _print(found: Sequence[RunFacts], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([{"run": str(run.path), **run.summary_so_far()} for run in found], indent=2))
+        return
+    console = wide_console()
+    for run in found:
+        console.print(f"\n{run.path}", style="bold", markup=False, highlight=False)
+        print_facts(run, console)
+    if len(found) > 1:
+        console.print(metrics_table(found))
+
+
+def _missing() -> list[str]:
+    return [name for name in _NEEDED if find_spec(name) is None]

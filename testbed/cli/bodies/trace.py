@@ -1,0 +1,115 @@
+"""`testbed trace`: inspect traces, cut, change and convert them, make them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from testbed.errors import UserError
+from testbed.scheduling.workload.load import offered_load, scale_load
+from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
+from testbed.scheduling.workload.statistics import describe
+from testbed.scheduling.workload.synthetic import annotate as with_needs
+from testbed.scheduling.workload.synthetic import synthetic_trace
+from testbed.scheduling.workload.table import format_table
+from testbed.scheduling.workload.trace import convert_trace, is_log, load_trace, save_trace
+from testbed.scheduling.workload.week_folder import write_weeks
+
+_Value = TypeVar("_Value", int, float)
+
+
+def info(trace_file: Path, nodes: int | None, reading: str | None, as_json: bool) -> None:
+    figures = asdict(describe(load_trace(trace_file, reading), nodes))
+    click.echo(json.dumps(figures) if as_json else _table(figures))
+
+
+def segment(
+    trace_file: Path,
+    out: Path | None,
+    jobs: str | None,
+    window: str | None,
+    week: int | None,
+    weeks: Path | None,
+    reading: str | None,
+) -> None:
+    chosen = _segment(jobs, window, week, weeks)
+    if (out is None) == (weeks is None):
+        raise UserError("expected OUT, a job table, for one segment, and none beside --weeks DIR")
+    trace_jobs = load_trace(trace_file, reading)
+    if out is not None and chosen is not None:
+        segment_jobs = cut(trace_jobs, chosen)
+        save_trace(out, segment_jobs)
+        click.echo(f"{out}: {len(segment_jobs)} jobs", err=True)
+    elif weeks is not None:
+        click.echo(f"{weeks}: {len(write_weeks(weeks, trace_jobs))} weeks, {len(trace_jobs)} jobs", err=True)
+
+
+def annotate(trace_file: Path, out: Path, seed: int, reading: str | None) -> None:
+    if reading is None and is_log(trace_file):
+        reading = "processors"
+    jobs = with_needs(load_trace(trace_file, reading), seed)
+    save_trace(out, jobs)
+    click.echo(f"{out}: {len(jobs)} jobs", err=True)
+
+
+def scale(trace_file: Path, out: Path, nodes: int, load: float, reading: str | None) -> None:
+    jobs = load_trace(trace_file, reading)
+    scaled = scale_load(jobs, nodes, load)
+    save_trace(out, scaled)
+    click.echo(f"{out}: {len(jobs)} jobs, offered load {offered_load(jobs, nodes):.4g} -> {load:.4g}", err=True)
+
+
+def convert(trace_file: Path, out: Path, reading: str | None) -> None:
+    count = convert_trace(trace_file, out, reading)
+    click.echo(f"{out}: {count} jobs", err=True)
+
+
+def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out: Path | None) -> None:
+    made = synthetic_trace(nodes, jobs, seed, mode)
+    if load is not None:
+        made = scale_load(made, nodes, load)
+    if out is None:
+        click.echo(format_table(made), nl=False)
+    else:
+        save_trace(out, made)
+
+
+def _segment(jobs: str | None, window: str | None, week: int | None, weeks: Path | None) -> Segment | None:
+    """Return the one segment that was asked for, None for all weeks."""
+    match jobs, window, week, weeks:
+        case str(text), None, None, None:
+            return JobRange(*_pair("--jobs", text, "FIRST:COUNT", int))
+        case None, str(text), None, None:
+            return Window(*_pair("--window", text, "START:DURATION", float))
+        case None, None, int(index), None:
+            return Week(index)
+        case None, None, None, Path():
+            return None
+    raise UserError("expected exactly one of --jobs FIRST:COUNT, --window START:DURATION, --week K, --weeks DIR")
+
+
+def _pair(option: str, text: str, form: str, convert: Callable[[str], _Value]) -> tuple[_Value, _Value]:
+    try:
+        first, second = text.split(":")
+        return convert(first), convert(second)
+    except ValueError:
+        raise UserError(f"{option} {text}: expected {form}, two numbers") from None
+
+
+def _table(figures: dict[str, object]) -> str:
+    """Return one line per figure: its name, and its value with four significant decimals where it has any."""
+    width = max(map(len, figures))
+    return "\n".join(f"{name:<{width}}  {_show(value)}" for name, value in figures.items() if value is not None)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,121 @@
+"""Specification of a lab in a box: its parts, with their names and paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from testbed.bus.drivers import traits_of
+from testbed.bus.migration import Transport
+
+RUN_ROOT = Path("/run/dfrs-testbed")
+STORE_ROOT = Path("/var/lib/dfrs-testbed")
+
+
+def prefix(lab: str) -> str:
+    """Return the prefix of the names of all parts of a lab."""
+    return f"dfrs-{lab}-"
+
+
+def lab_dir(lab: str) -> Path:
+    """Return the folder of a lab's state, sockets and logs: gone after a restart of the machine, as the lab is."""
+    return RUN_ROOT / lab
+
+
+def store_dir(lab: str) -> Path:
+    """Return the folder on disk of a lab's saved guests and caches."""
+    return STORE_ROOT / lab
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node: its capacity (cores, MiB), its driver, and its address with prefix length on the guests' network.
+
+    `image_budget_mib` limits its images on the disk; 0 is no limit but the disk's. `transport` is that of live
+    migrations between the hypervisors of its lab.
+    """
+
+    lab: str
+    name: str
+    cpus: float
+    memory_mib: int
+    driver: str
+    address: str
+    image_budget_mib: int = 0
+    transport: Transport = "tls"
+
+    @property
+    def full_name(self) -> str:
+        """Its network namespace, host name and control group partition."""
+        return prefix(self.lab) + self.name
+
+    @property
+    def host(self) -> str:
+        """Its address without the prefix length."""
+        return self.address.partition("/")[0]
+
+    @property
+    def has_hypervisor(self) -> bool:
+        """Whether its guests are virtual machines."""
+        return bool(traits_of(self.driver).hypervisor)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is a virtual machine itself, with hypervisor, libvirtd and agent in it."""
+        return traits_of(self.driver).owns_machine
+
+    @property
+    def has_libvirtd(self) -> bool:
+        """Whether a libvirtd of this machine belongs to it."""
+        return self.has_hypervisor and not self.is_nested
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets, configuration and the agent's private files."""
+        return lab_dir(self.lab) / self.name
+
+    @property
+    def store_dir(self) -> Path:
+        """Files that need a disk: saved guests, libvirt's files, logs."""
+        return store_dir(self.lab) / self.name
+
+    @property
+    def image_dir(self) -> Path:
+        """Saved guests."""
+        return self.store_dir / "images"
+
+    @property
+    def pki_dir(self) -> Path:
+        """Certificates of its libvirtd and hypervisor: /etc/pki inside."""
+        return self.run_dir / "pki"
+
+    @property
+    def socket(self) -> Path:
+        """The socket of its libvirtd, as a path outside the node."""
+        return self.run_dir / "run" / "libvirt-sock"
+
+    @property
+    def libvirt_uri(self) -> str:
+        """Its libvirtd, from outside the node."""
+        return f"qemu+unix:///system?socket={self.socket}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """A lab: its nodes, the broker's kind, the fabric's limit (Mbit/s per node and direction; None is no limit).
+
+    `xen_scheduler` is the scheduler of the hypervisors in nested Xen nodes.
+    """
+
+    lab: str
+    nodes: tuple[NodeSpec, ...]
+    broker: str
+    link_mbit_per_s: float | None
+    emulator_headroom_frac: float
+    xen_scheduler: Literal["credit", "credit2"] = "credit"
+
+    @property
+    def fabric(self) -> str:
+        """The network namespace of the bridge between the nodes."""
+        return prefix(self.lab) + "fabric"

@@ -1,0 +1,74 @@
+"""The agent of a nested Xen node: it runs in the control domain; the process outside is the ssh that runs it there."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from testbed.errors import RunError
+from testbed.lab.box.processes import alive, end, mark, marked
+from testbed.lab.box.services import NodeAgent
+from testbed.lab.box.spec import NodeSpec
+from testbed.lab.box.xen.dom0 import AGENT_FILES, AGENT_STATE, BRIDGE, OUTSIDE, SCRIPT, Dom0
+
+_AGENT_GRACE_S = 20.0  # it destroys its guests first
+_HERE = "127.0.0.1"
+_TELEMETRY_S = 5  # every second, it took half of an emulated processor from the guests
+
+
+@dataclass(frozen=True, slots=True)
+class XenAgent(NodeAgent):
+    """The agent in one node's control domain; the recorded process is its ssh, which ends with it."""
+
+    grace_s = 2.0  # of the ssh
+
+    def make(self) -> None:
+        """See `Part.make`."""
+        dom0 = Dom0(self.node)
+        end(marked(self.node.lab, self.node.name, "agent"), self.grace_s)
+        dom0.end_agent(_AGENT_GRACE_S)
+        argv = dom0.agent_command(arguments(self.node))
+        url = as_seen_inside(self.journal.state.broker_url)  # not in the arguments, which are public
+        self.started(argv, mark(self.node.lab, self.node.name, "agent"), self.log, f"{url}\n")
+
+    def remove(self) -> list[str]:
+        """See `Part.remove`: it destroys its guests."""
+        if self.process is None or not alive(self.process):
+            return []
+        with contextlib.suppress(RunError):  # a machine that does not answer is ended next, with its agent
+            Dom0(self.node).end_agent(_AGENT_GRACE_S)
+        end([self.process], self.grace_s)
+        return [self.name]
+
+
+def as_seen_inside(url: str) -> str:
+    """Return the broker's address, on the loopback interface of this machine, as the control domain reaches it.
+
+    From there it appears as another machine, but QEMU forwards its traffic without a network in between.
+    """
+    scheme, _, rest = url.partition("://")
+    before, at, place = rest.rpartition("@")
+    host, colon, port = place.partition(":")
+    if scheme != "mqtt" or host != _HERE:
+        raise RunError(f"the broker is at {scheme}://{place}: expected mqtt://{_HERE}, which nested nodes reach")
+    return f"insecure+{scheme}://{before}{at}{OUTSIDE}{colon}{port}"
+
+
+def arguments(node: NodeSpec) -> list[str]:
+    """Return the command line of a node's agent."""
+    return [
+        *("--lab", node.lab, "--node", node.name, "--driver", node.driver),
+        *("--cpus", str(node.cpus), "--memory-mib", str(node.memory_mib), "--address", node.host),
+        *("--state-dir", AGENT_STATE, "--image-dir", "/var/lib/dfrs/images", "--broker-from-stdin"),
+        *("--image-budget-mib", str(node.image_budget_mib)),
+        "--no-claim",  # its leftovers end with the machine
+        *("--telemetry-s", str(_TELEMETRY_S)),
+        *(
+            "--option",
+            f"bridge={BRIDGE}",
+            "--option",
+            f"script={SCRIPT}",
+            "--option",
+            f"image={AGENT_FILES}/guest-image",
+        ),
+    ]

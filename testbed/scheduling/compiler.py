@@ -1,0 +1,251 @@
+"""Kernels: functions on arrays, written once, that run as they stand or compiled to machine code.
+
+A function marked with `kernel` stays what it is: the *twin*, which needs nothing but numpy. `compiled(f)` is the same
+function, and every kernel that it calls, compiled by numba. Both produce the same bits: kernels sum in loops of
+their own (a library is free to choose the order), and nothing is compiled with relaxed arithmetic.
+
+Machine code is kept in the user's cache folder, under a digest of all that it comes from, so that a change of one
+kernel is never answered with old code of another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__kernel__"
+_LEAN = "__lean_kernel__"
+_MONOTONIC = time.CLOCK_MONOTONIC
+_lock = threading.RLock()
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def kernel(function: F) -> F:
+    """Mark a function that `compiled` may compile; it may call other kernels, and what numba knows of numpy."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def lean_kernel(function: F) -> F:
+    """Mark a kernel that makes no array, but by slicing, and calls only such kernels; it returns numbers or nothing.
+
+    Compiled, it does not count references to its arguments, which costs more than many loops. Raises TypeError for a
+    return annotation that is not made of numbers: the returned object would have no owner.
+    """
+    result = function.__annotations__.get("return")
+    result = result.__name__ if isinstance(result, type) else str(result)
+    if not re.fullmatch(r"None|(tuple\[)?(int|float|bool)(, (int|float|bool))*\]?", result):
+        raise TypeError(f"{function.__qualname__} returns {result}: a lean kernel returns numbers or nothing")
+    setattr(function, _LEAN, True)
+    return kernel(function)
+
+
+def bound(function: F, **others: Callable[..., Any]) -> F:
+    """Return a function with `others` in the place of its globals of these names: one loop for many policies.
+
+    A kernel with kernels is a kernel again, and the same one each time.
+    """
+    if all(map(is_kernel, (function, *others.values()))):
+        return cast("F", _bound_kernel(function, tuple(sorted(others.items()))))
+    return cast("F", _clone(cast("FunctionType", function), others))
+
+
+@cache
+def _bound_kernel(function: Callable[..., Any], others: tuple[tuple[str, Callable[..., Any]], ...]) -> FunctionType:
+    clone = _clone(cast("FunctionType", function), dict(others))
+    clone.__dict__.update(function.__dict__)
+    return clone
+
+
+def _clone(function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
+    """Return the function with `names` among its globals."""
+    clone = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    clone.__defaults__ = function.__defaults__
+    clone.__module__ = function.__module__
+    clone.__qualname__ = function.__qualname__
+    return clone
+
+
+def is_kernel(function: object) -> bool:
+    """Whether a function is marked as a kernel."""
+    return getattr(function, _MARK, False) is True
+
+
+def can_compile() -> bool:
+    """Whether numba is installed (the extra `simulate`)."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@kernel
+def clock_ns(scratch: NDArray[np.int64]) -> int:
+    """Return nanoseconds of the monotonic clock, for kernels that time a part of themselves.
+
+    `scratch` (2,) int64 is overwritten by the compiled form, which asks the C library.
+    """
+    del scratch
+    return time.perf_counter_ns()
+
+
+def compiled(function: F) -> F:
+    """Return the compiled form of a kernel, made on its first call with new types, or loaded from the cache.
+
+    Raises ImportError without numba and TypeError for a function that is no kernel.
+    """
+    if not is_kernel(function):
+        raise TypeError(f"{function.__qualname__} is not a kernel")
+    with _lock:
+        return cast("F", _compiled.get(function) or _compile(cast("FunctionType", function)))
+
+
+def fastest(function: F) -> F:
+    """Return the compiled form of a kernel where numba is installed, else the kernel itself."""
+    return compiled(function) if can_compile() else function
+
+
+def is_cached(function: Callable[..., Any]) -> bool:
+    """Whether this very kernel has been compiled before, in whatever process: its first call is quick."""
+    return any((cache_folder() / _digest(function)).glob("**/*.nbc"))
+
+
+def cache_folder() -> Path:
+    """The folder of compiled kernels, each in a folder of its own."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return base / "dfrs-testbed" / "kernels"
+
+
+@cache
+def _writable_folder() -> Path:
+    """Return the cache folder, or one for this process alone where the user's cannot be written."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="dfrs-testbed-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+@cache
+def _digest(function: Callable[..., Any]) -> str:
+    """Digest what the machine code of a kernel depends on: its code, its constants, and the kernels that it calls.
+
+    And its module, which the machine code imports. So an edit elsewhere, or the same version installed again, leaves
+    what was compiled as it is.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    for name in ("numba", "llvmlite", "numpy"):
+        digest.update(_version(name).encode())
+    kernel_function = cast("FunctionType", function)
+    digest.update(kernel_function.__module__.encode())
+    digest.update(repr((_code(kernel_function.__code__), kernel_function.__defaults__)).encode())
+    digest.update(b"lean" if getattr(function, _LEAN, False) else b"")
+    for name in sorted(_names(kernel_function) & kernel_function.__globals__.keys()):
+        value = kernel_function.__globals__[name]
+        if getattr(value, _MARK, False):
+            text = _digest(value)
+        elif isinstance(value, type):
+            text = f"{value.__qualname__} {getattr(value, '_fields', '')}"
+        else:
+            text = getattr(value, "__name__", repr(value))
+        digest.update(f"{name} {text}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def _code(code: CodeType) -> tuple[object, ...]:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return (code.co_name, code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # 10 ms that only this needs
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _compile(function: FunctionType) -> Callable[..., Any]:
+    import numba  # noqa: PLC0415  # half a second, and an extra
+
+    lean = getattr(function, _LEAN, False)
+    names = {name: value for name, value in function.__globals__.items() if name in _names(function)}
+    for name, value in names.items():
+        if getattr(value, _MARK, False):
+            if lean and not getattr(value, _LEAN, False):
+                raise TypeError(f"{function.__qualname__} is a lean kernel, but calls {name}, which is none")
+            names[name] = compiled(value)
+    # The twin's own globals keep the plain kernels; the clone gets the compiled ones under the same names.
+    clone = _native_clock() if function is clock_ns else _clone(function, names)
+    folder = _writable_folder() / _digest(function)
+    clone.__code__ = clone.__code__.replace(co_filename=str(_source(folder)))
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes it at run time
+    # Without its run time system numba neither counts references nor allocates.
+    options: dict[str, Any] = {"_nrt": False} if lean else {}
+    result = cast("Callable[..., Any]", numba.njit(cache=True, nogil=True, error_model="numpy", **options)(clone))
+    _compiled[function] = result
+    return result
+
+
+def _source(folder: Path) -> Path:
+    """Return a file that stands for a kernel's source: numba asks for its time, which must not change.
+
+    That of the true source does, by an edit of another function and by each installation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), (folder / "kernel.py").open("x") as file:
+        file.write("# The source of this machine code is in the package.\n")
+    return folder / "kernel.py"
+
+
+def _native_clock() -> FunctionType:
+    """Return what numba compiles in the place of `clock_ns`, which needs the interpreter."""
+    from numba import types  # noqa: PLC0415  # half a second, and an extra
+
+    # A name that the linker resolves may be cached with the machine code, unlike the address of a function. It is a
+    # global of the clone: what a closure holds becomes part of the key of the cache, and this is new each time.
+    signature: Any = types.int32
+    clock = types.ExternalFunction("clock_gettime", signature(types.int32, types.uintp))
+    return FunctionType(_ask_clock.__code__, {**globals(), "_clock_gettime": clock})
+
+
+def _ask_clock(scratch: Any) -> Any:
+    _clock_gettime(_MONOTONIC, scratch.ctypes.data)
+    return scratch[0] * 1_000_000_000 + scratch[1]
+
+
+def _clock_gettime(clock: int, timespec: int) -> int:
+    raise NotImplementedError(f"the C function stands here when compiled: {clock}, {timespec}")
+
+
+def _names(function: FunctionType) -> set[str]:
+    """Return the global names that a function uses, in comprehensions and inner functions as well."""
+    found: set[str] = set()
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        found.update(code.co_names)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, type(code))]
+    return found

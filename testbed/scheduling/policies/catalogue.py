@@ -1,0 +1,109 @@
+"""Policies by name: the scheme of [RR], the algorithms of [IPDPS], the baselines, and plug-ins.
+
+A plug-in is an entry point of the group `testbed.policies`. Its name is the name of a policy, or of a family
+of policies: the part before the first "/". It is a callable that gets the whole name as the user wrote it and
+the period in seconds, and returns a `testbed.scheduling.policies.view.Policy`; it raises `UserError` for a name of its
+family that it does not know.
+
+    [project.entry-points."testbed.policies"]
+    SJF = "my_package.policies:shortest_job_first"
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from testbed.errors import UserError, nearest, shown
+from testbed.scheduling.policies import ipdps
+from testbed.scheduling.policies.batch import BatchPolicy
+from testbed.scheduling.policies.configuration import (
+    DEFAULT_PERIOD_S,
+    NotInGrammarError,
+    catalogue,
+    parse_configuration,
+)
+from testbed.scheduling.policies.decision import rules_of
+from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.view import Policy
+
+EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.scheduling.simulation.named`
+PLUGIN_GROUP = "testbed.policies"
+LONGEST_NAME = 200
+
+BASELINES: tuple[Policy, ...] = (
+    BatchPolicy("FCFS", backfill=False),
+    BatchPolicy("EASY", backfill=True),
+    BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
+)
+
+GRAMMAR = {
+    "<on submission>": "Greedy, GreedyP (may pause running jobs), GreedyPM (may move them too), MCB8, nothing",
+    " *": "when a job completes, waiting and paused jobs are tried too (MCB8 after MCB8, else Greedy)",
+    "/per": "MCB8 maps all jobs anew at every multiple of the period",
+    "/stretch-per": "the same for the least estimated maximum stretch, not the largest minimum yield",
+    "/OPT=MIN": "CPU that is left raises the minimum yield again and again",
+    "/OPT=AVG": "CPU that is left raises the average yield (with /stretch-per: lowers the average stretch)",
+    "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
+    "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
+    "/MINFT=s": "the same with flow time, the time since submission",
+    "FCFS": "batch: whole nodes, in order of submission",
+    "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
+    "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
+    EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
+    "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
+    "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
+    "GREEDY-PMTN-MIGR": "[IPDPS] GreedyP; paused jobs are tried at once and at every event",
+    "DYNMCB8": "[IPDPS] MCB8 at every event",
+    "DYNMCB8-PER": "[IPDPS] MCB8 at every multiple of the period; DYNMCB8-PER-300 sets the period, here and below",
+    "DYNMCB8-ASAP-PER": "[IPDPS] the same, and new jobs are tried with Greedy",
+    "DYNMCB8-STRETCH-PER": "[IPDPS] MCB8 for the least estimated maximum stretch at every multiple of the period",
+}
+
+
+def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
+    """Return the policy of that name; case is forgiven and spaces are optional.
+
+    `period_s` is the period of those that act periodically, in seconds of trace time. Raises UserError for an
+    unknown name, with the nearest known ones, and for a measure of a trace, which no nodes can follow.
+    """
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
+    plain = "".join(name.split()).casefold()
+    for policy in BASELINES:
+        if policy.name.casefold() == plain:
+            return policy
+    if plain == EQUIPARTITION.casefold():
+        raise UserError(
+            f"policy {EQUIPARTITION}: it shares one machine without places, so it has no schedule by nodes: "
+            "expected a policy; only `testbed simulate` and campaigns know it"
+        )
+    if found := ipdps.named_rules(plain, period_s):
+        return DfrsPolicy(*found)
+    try:
+        configuration = parse_configuration(name, period_s)
+    except NotInGrammarError as error:
+        return _from_plugin(name, plain, period_s, error)
+    return DfrsPolicy(configuration.name, rules_of(configuration))
+
+
+def available() -> list[str]:
+    """Return the names that `parse` accepts, 300 s and 600 s standing for all limits; plug-ins come last."""
+    names = [policy.name for policy in BASELINES]
+    names += ipdps.RULES
+    names += [configuration.name for configuration in catalogue()]
+    return names + sorted(point.name for point in _plugins())
+
+
+def _plugins() -> list[EntryPoint]:
+    return list(entry_points(group=PLUGIN_GROUP))
+
+
+def _from_plugin(name: str, plain: str, period_s: float, error: NotInGrammarError) -> Policy:
+    family = plain.split("/", maxsplit=1)[0]
+    for point in _plugins():
+        if point.name.casefold() in {plain, family}:
+            policy: Policy = point.load()(name, period_s)
+            return policy
+    known = [*available(), EQUIPARTITION]
+    # Names mix cases, and likeness does not forgive them.
+    raise UserError(f"{error}{nearest(name.strip(), known) or nearest(name.strip().upper(), known)}") from None

@@ -1,0 +1,82 @@
+"""Dynamic fractional resource scheduling as a policy: the shared kernel on the arrays of a view [RR 4].
+
+Decisions are made by the plain kernel, at once, until `use_compiled` is called. Both forms produce the same bits, so a
+decision does not depend on which of them made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.scheduling.compiler import can_compile, is_cached
+from testbed.scheduling.policies import kernel_policy
+from testbed.scheduling.policies.capacity import tasks_per_node
+from testbed.scheduling.policies.decision import decide
+from testbed.scheduling.policies.ipdps import next_retry_s, next_wake_s
+from testbed.scheduling.policies.kernel_policy import Kernels, decide_view
+from testbed.scheduling.policies.state import NO_PASS, Rules
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, JobState
+
+DFRS = Kernels(decide, next_wake_s)
+_NO_RULES = Rules(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, clamps_yields=False, backs_off=False)
+
+
+def use_compiled() -> None:
+    """Let the compiled kernel decide on views in this process: see `testbed.scheduling.policies.kernel_policy`."""
+    kernel_policy.use_compiled(DFRS, _NO_RULES)
+
+
+def can_load() -> bool:
+    """Whether the machine code of the kernel is at hand, so that `use_compiled` has nothing to compile."""
+    return can_compile() and is_cached(decide)
+
+
+@dataclass(frozen=True, slots=True)
+class DfrsPolicy:
+    """An algorithm of [RR] Table 1 or of [IPDPS III]: its catalogue name, and its rules."""
+
+    name: str
+    rules: Rules
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels that all algorithms share."""
+        return DFRS
+
+    @property
+    def needs_estimates(self) -> bool:
+        """DFRS knows nothing of run times."""
+        return False
+
+    @property
+    def period_s(self) -> float | None:
+        """Seconds of trace time between packings of all jobs, None without them."""
+        return None if self.rules.periodic == NO_PASS else self.rules.period_s
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
+        return tasks <= nodes * tasks_per_node(mem_req_frac)
+
+    def next_wake_s(self, view: ClusterView) -> float | None:
+        """Return the next instant at which a waiting job is to be tried again, None if there is none."""
+        if not self.rules.backs_off:
+            return None
+        waiting = view.submit_time_s[view.state != JobState.RUNNING]
+        return min((next_retry_s(float(submit_time_s), view.time_s) for submit_time_s in waiting), default=None)
+
+    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
+        """Return the ids of waiting jobs to be tried again after `since_s`, and by the time of the view."""
+        if not self.rules.backs_off:
+            return ()
+        waiting = np.flatnonzero((view.state != JobState.RUNNING) & (view.submit_time_s <= since_s))
+        return tuple(
+            int(view.job_id[row])
+            for row in waiting
+            if next_retry_s(float(view.submit_time_s[row]), since_s) <= view.time_s
+        )
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
+        return decide_view(DFRS, self.rules, view, event)

@@ -1,0 +1,159 @@
+"""Policies whose decisions a kernel makes: it decides for live nodes on the arrays of a view, and compiled in a loop.
+
+A kernel of a policy works on the named arrays of `testbed.scheduling.policies.state`, in place. It needs nothing but
+numpy; `testbed.scheduling.compiler` says what a kernel may use so that it can be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
+
+from testbed.errors import UserError
+from testbed.scheduling.compiler import compiled, is_kernel, lean_kernel
+from testbed.scheduling.policies.capacity import offsets, tasks_per_node
+from testbed.scheduling.policies.moves import keep_places
+from testbed.scheduling.policies.state import Cluster, Jobs, Mask
+from testbed.scheduling.policies.view import ClusterView, Decision, Event, Floats, Ints, JobState, Policy
+
+Decide = Callable[[Any, Jobs, Cluster, float, Ints, Ints, bool, bool], None]
+"""(rules, jobs, cluster, time_s, active, submitted, freed, periodic), as `policies.decision.decide`."""
+NextWake = Callable[[Any, Floats, Mask, float, Ints], float]
+"""(rules, submit_time_s, running, time_s, active): see `Kernels`."""
+
+
+@lean_kernel
+def never_wakes(rules: Any, submit_time_s: Floats, running: Mask, time_s: float, active: Ints) -> float:  # noqa: ARG001 - the form of `NextWake`
+    """Return infinity: the policy acts at events only."""
+    return inf
+
+
+class Kernels(NamedTuple):
+    """The kernels of a policy for the event loop, by the names that the loop calls them.
+
+    `next_wake_s` returns the next instant after `time_s` at which the policy wants to be asked again, infinite without
+    one; `submit_time_s` and `running` are those of `Jobs` and `Cluster`.
+    """
+
+    decide: Decide
+    next_wake_s: NextWake = never_wakes
+
+
+class CompilablePolicy(Policy, Protocol):
+    """A policy that decides by kernels alone, with `rules`, a named tuple of numbers."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels."""
+
+    @property
+    def rules(self) -> Any:
+        """The rules, which the kernels get as their first argument."""
+
+
+def has_kernels(policy: Policy) -> TypeGuard[CompilablePolicy]:
+    """Whether a policy says that kernels make all of its decisions."""
+    return isinstance(getattr(policy, "kernels", None), Kernels)
+
+
+_compiled: dict[Decide, Decide] = {}  # the kernels that decide compiled in this process
+
+
+def use_compiled(kernels: Kernels, rules: Any) -> None:
+    """Compile a policy's `decide`, or load it, and let it decide on views from now on in this process.
+
+    It may take a minute when nothing is cached: call it from a thread where decisions must go on. Raises ImportError
+    without numba.
+    """
+    kernel = compiled(kernels.decide)
+    nobody = np.zeros(0, dtype=np.int64)
+    jobs = Jobs(np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0), np.zeros(0))
+    cluster = Cluster(np.ones(1, dtype=np.bool_), np.zeros(0), np.zeros(0, dtype=np.bool_), nobody.copy(), np.zeros(0))
+    kernel(rules, jobs, cluster, 0.0, nobody, nobody, False, False)
+    _compiled[kernels.decide] = kernel
+
+
+def arrays_of(view: ClusterView) -> tuple[Jobs, Cluster]:
+    """Return the arrays of a view, for kernels that change them."""
+    # Copies: arrays that refuse writing would be other types to a compiled kernel, and have it compiled again.
+    jobs = Jobs(
+        submit_time_s=view.submit_time_s.copy(),
+        offset=offsets(view.tasks),
+        cpu_need_frac=view.cpu_need_frac.copy(),
+        mem_req_frac=view.mem_req_frac.copy(),
+    )
+    cluster = Cluster(
+        node_available=view.node_available.copy(),
+        virtual_time_s=view.virtual_time_s.copy(),
+        running=view.state == JobState.RUNNING,
+        task_node=view.task_node.copy(),
+        yield_frac=np.zeros(view.tasks.size),
+    )
+    return jobs, cluster
+
+
+def as_decision(view: ClusterView, jobs: Jobs, cluster: Cluster) -> Decision:
+    """Return what a kernel made of the arrays of a view; as few tasks as possible change their nodes."""
+    nodes = view.node_available.size
+    return Decision(keep_places(jobs.offset, view.task_node, cluster.task_node, nodes), cluster.yield_frac)
+
+
+def decide_view(kernels: Kernels, rules: Any, view: ClusterView, event: Event) -> Decision:
+    """Answer an event by a kernel; raise ValueError where it names a submitted job that is not in the view."""
+    jobs, cluster = arrays_of(view)
+    _compiled.get(kernels.decide, kernels.decide)(
+        rules,
+        jobs,
+        cluster,
+        float(view.time_s),
+        np.arange(view.tasks.size),
+        np.array([_row(view, job_id) for job_id in event.submitted], dtype=np.int64),
+        bool(event.completed or event.changed),
+        event.periodic,
+    )
+    return as_decision(view, jobs, cluster)
+
+
+def _row(view: ClusterView, job_id: int) -> int:
+    rows = np.flatnonzero(view.job_id == job_id)
+    if rows.size != 1:
+        raise ValueError(f"submitted job {job_id}: {rows.size} rows in the view, expected 1")
+    return int(rows[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPolicy:
+    """A policy that is its kernels and its rules; a job fits where the memory of empty nodes holds its tasks.
+
+    Raises UserError for a function that is not marked as a kernel.
+    """
+
+    name: str
+    kernels: Kernels
+    rules: Any = ()
+    period_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, function in self.kernels._asdict().items():
+            if not is_kernel(function):
+                raise UserError(
+                    f"policy {self.name}: {what} = {function.__qualname__}: expected a function marked with "
+                    "testbed.scheduling.compiler.kernel"
+                )
+
+    @property
+    def needs_estimates(self) -> bool:
+        """Kernels know nothing of run times."""
+        return False
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """Whether the memory of `nodes` empty nodes holds `tasks` tasks; CPU never prevents that."""
+        return tasks <= nodes * tasks_per_node(mem_req_frac)
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Answer an event; raise ValueError where it names a submitted job that is not in the view."""
+        return decide_view(self.kernels, self.rules, view, event)

@@ -1,0 +1,138 @@
+"""The input and the answer of a policy: flat arrays, no clock, no I/O.
+
+Jobs are rows, in order of submission. The tasks of row j are the elements `offset[j]:offset[j + 1]` of
+`task_node`, where `offset` is the running sum of `tasks`; tasks of a job are interchangeable.
+The same arrays come from the simulated and from the live world, and they are journalled whole, so that a
+recorded decision can be made again, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NOT_PLACED = -1
+
+
+class JobState(IntEnum):
+    """The state of a job that was submitted and has not ended."""
+
+    WAITING = 0
+    RUNNING = 1
+    PAUSED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterView:
+    """The cluster at one instant, J jobs and N nodes; times in trace seconds, needs as fractions of a node.
+
+    A running job may sit on a node that is no longer available; a decision must not place tasks there.
+    """
+
+    time_s: float
+    node_available: NDArray[np.bool_]  # (N,)
+    job_id: Ints  # (J,)
+    submit_time_s: Floats  # (J,)
+    tasks: Ints  # (J,)
+    cpu_need_frac: Floats  # (J,)
+    mem_req_frac: Floats  # (J,)
+    virtual_time_s: Floats  # (J,)
+    state: NDArray[np.int8]  # (J,) of JobState
+    task_node: Ints  # (sum of tasks,), NOT_PLACED for every task of a job that is not running
+    start_time_s: Floats  # (J,) first start, NaN before it
+    estimate_s: Floats  # (J,) NaN unless the policy says `needs_estimates`
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The changes since the last decision, coalesced; handled in the order of the fields [RR 4.4].
+
+    `completed` holds ids of jobs that are no longer in the view; `submitted` ids of jobs that are in it,
+    waiting, in order of submission: they are handled one by one, and the decision for one does not depend on later
+    ones. Jobs that a `WakingPolicy` wants to try again now are among them. `changed` says that the set of available
+    nodes changed or that an action failed.
+    """
+
+    completed: tuple[int, ...] = ()
+    submitted: tuple[int, ...] = ()
+    periodic: bool = False
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """The nodes and the yield of every job: rows and tasks as in the view that it answers.
+
+    Every task of a running job has a node and the job a yield in (0, 1]; the others NOT_PLACED and 0.
+    """
+
+    task_node: Ints  # (sum of tasks,)
+    yield_frac: Floats  # (J,)
+
+
+class Policy(Protocol):
+    """A scheduling policy: a frozen configuration and one pure function."""
+
+    @property
+    def name(self) -> str:
+        """The catalogue name, printed exactly as parsed names are printed."""
+
+    @property
+    def needs_estimates(self) -> bool:
+        """Whether run time estimates are shown to it (batch policies)."""
+
+    @property
+    def period_s(self) -> float | None:
+        """Seconds of trace time between periodic passes at multiples of it, or None for no passes."""
+
+    def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
+        """Whether a job of this shape fits an empty cluster of `nodes` nodes under this policy."""
+
+    def decide(self, view: ClusterView, event: Event) -> Decision:
+        """Return the decision at an event; the view is not changed."""
+
+
+@runtime_checkable
+class WakingPolicy(Policy, Protocol):
+    """A policy that tries waiting jobs again at instants of its own."""
+
+    def next_wake_s(self, view: ClusterView) -> float | None:
+        """Return the next instant, in trace seconds after the time of the view, or None if there is none."""
+
+    def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
+        """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""
+
+
+def event_at(
+    policy: Policy,
+    view: ClusterView,
+    since_s: float,
+    *,
+    completed: Iterable[int] = (),
+    submitted: Iterable[int] = (),
+    periodic: bool = False,
+    changed: bool = False,
+) -> Event:
+    """Return the event of the instant of `view`, of what happened after `since_s`: the same in every world.
+
+    `completed` and `submitted` are ids of jobs. Jobs that a `WakingPolicy` tries again take their places among the
+    submitted ones in order of submission, so that a younger job never goes before them. Submitted jobs that are not in
+    the view are left out: the policy can do nothing with them.
+    """
+    told = set(submitted)
+    if isinstance(policy, WakingPolicy):
+        told.update(policy.retried(view, since_s))
+    return Event(
+        completed=tuple(completed),
+        submitted=tuple(job_id for job_id in view.job_id.tolist() if job_id in told),
+        periodic=periodic,
+        changed=changed,
+    )

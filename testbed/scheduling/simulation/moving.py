@@ -1,0 +1,205 @@
+"""Which jobs a decision moves, and when these are free to progress, under any overhead model.
+
+Where an overhead model has saves, tasks that come to a node wait until all tasks that left it before are saved, whether
+they left by the same decision or by an earlier one: a node may have room for both, but an image that is being written
+holds its memory and its disk. Jobs that end leave at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+from testbed.scheduling.compiler import lean_kernel
+from testbed.scheduling.places import match_nodes
+from testbed.scheduling.policies.state import Cluster, Jobs
+from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
+from testbed.scheduling.simulation.overheads import ExtraOverheads, OverheadTable, overhead_s, progress_rate
+from testbed.scheduling.simulation.run import MIGRATION, PREEMPTION, RESUME, START
+from testbed.scheduling.simulation.world import PendingMoves, World
+
+NOTHING = -1
+
+
+@lean_kernel
+def note_changes(active: Ints, in_full: bool, jobs: Jobs, cluster: Cluster, world: World) -> int:
+    """Compare the map with the one before: list the jobs that are paused, resume, move, or start; return how many.
+
+    Tasks of a job are interchangeable: those of a job that runs on move by as many as its two multisets of nodes
+    differ. Only `in_full` are starts in the list, and are the new nodes in `World.stands_on`, by task. The model of the
+    papers needs neither, and `World.stood_on` is brought up to date at once.
+    """
+    changed = 0
+    for place in range(active.size):
+        row = active[place]
+        begin, end = jobs.offset[row], jobs.offset[row + 1]
+        ran, runs = world.ran[row], cluster.running[row]
+        change = NOTHING
+        tasks = end - begin
+        before, after = world.stood_on[begin:end], cluster.task_node[begin:end]
+        if ran and runs:
+            if not is_same(before, after):
+                tasks = move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
+                change = MIGRATION if tasks > 0 else NOTHING
+        elif ran:
+            change = PREEMPTION
+        elif runs:
+            change = RESUME
+            if math.isnan(world.start_s[row]):
+                change = START
+                world.start_s[row] = world.time_s[0]
+                for task in range(before.size):
+                    before[task] = after[task]
+            move(before, after, world.node_tasks, world.stands_on[begin : end if in_full else begin])
+        world.ran[row] = runs
+        if change != NOTHING and (change != START or in_full):
+            world.changed_row[changed] = row
+            world.change[changed] = change
+            world.changed_tasks[changed] = tasks
+            changed += 1
+    return changed
+
+
+@lean_kernel
+def is_same(before: Ints, after: Ints) -> bool:
+    """Whether every task of a job is where it was (T,): so for most jobs of most decisions."""
+    for task in range(before.size):  # noqa: SIM110  # kernels have no generators
+        if before[task] != after[task]:
+            return False
+    return True
+
+
+@lean_kernel
+def move(before: Ints, after: Ints, node_tasks: Ints, out: Ints) -> int:
+    """Count the tasks that move, and write places to `out`; where that is empty, make `before` what is `after`."""
+    moved = match_nodes(before, after, node_tasks, out)
+    if out.size == 0:
+        for task in range(before.size):
+            before[task] = after[task]
+    return int(moved)
+
+
+@lean_kernel
+def begin_moves(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Write when the jobs that a decision places are free to progress; all that it moves moves at once.
+
+    Penalties alone, the model of the papers, need no counts by node.
+    """
+    by_node = overheads.beyond.saves or overheads.beyond.per_node
+    if by_node:
+        count_by_node(changed, overheads, jobs, world, moves)
+    time_s = world.time_s[0]
+    at_once = 0
+    for index in range(changed):
+        if costs(world.change[index], overheads.beyond.starts):
+            at_once += world.changed_tasks[index]
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        if change == PREEMPTION:
+            continue
+        begin_s, with_it = time_s, at_once
+        if by_node:
+            begin_s, with_it = beside_others(index, at_once, overheads.beyond.per_node, jobs, world, moves)
+        if costs(change, overheads.beyond.starts):
+            world.free_at_s[row] = begin_s + seconds_of(change, overheads, with_it, jobs.mem_req_frac[row])
+        elif begin_s > time_s:
+            world.free_at_s[row] = begin_s
+
+
+@lean_kernel
+def seconds_of(change: int, overheads: OverheadTable, with_it: int, mem_req_frac: float) -> float:
+    """Return what a change costs a job, when `with_it` tasks move at once."""
+    if change == RESUME:
+        return overhead_s(overheads.penalties, overheads.penalties.resume_s, float(with_it), mem_req_frac)
+    if change == MIGRATION:
+        return overhead_s(overheads.penalties, overheads.penalties.migration_s, float(with_it), mem_req_frac)
+    return overhead_s(overheads.penalties, overheads.beyond.start_s, float(with_it), mem_req_frac)
+
+
+@lean_kernel
+def costs(change: int, starts: bool) -> bool:
+    """Whether a change takes time at its new nodes: first starts only where a model says so."""
+    return bool(change in (RESUME, MIGRATION) or (change == START and starts))
+
+
+@lean_kernel
+def note_speeds(active: Ints, beyond: ExtraOverheads, jobs: Jobs, cluster: Cluster, speed_of: Floats) -> None:
+    """Write how fast active jobs progress at the yields of a decision into `speed_of` (J,)."""
+    for row in active:
+        share = cluster.yield_frac[row]
+        tasks = jobs.offset[row + 1] - jobs.offset[row]
+        speed_of[row] = progress_rate(beyond, tasks, share) if share > 0.0 else 0.0
+
+
+@lean_kernel
+def node_left(change: int, task: int, world: World) -> int:
+    """Return the node that a task leaves by a change of its job, NOT_PLACED if it leaves none."""
+    if change == PREEMPTION or (change == MIGRATION and world.stood_on[task] != world.stands_on[task]):
+        return int(world.stood_on[task])
+    return NOT_PLACED
+
+
+@lean_kernel
+def node_reached(change: int, task: int, world: World) -> int:
+    """Return the node that a task comes to by a change of its job, NOT_PLACED if it comes to none."""
+    if change in (START, RESUME) or (change == MIGRATION and world.stood_on[task] != world.stands_on[task]):
+        return int(world.stands_on[task])
+    return NOT_PLACED
+
+
+@lean_kernel
+def count_by_node(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Count the tasks that leave each node by the present decision, and those that come at a cost; hold places."""
+    for node in range(moves.coming.size):
+        moves.coming[node] = 0
+        moves.leaving[node] = 0
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        for task in range(jobs.offset[row], jobs.offset[row + 1]):
+            left, reached = node_left(change, task, world), node_reached(change, task, world)
+            if left != NOT_PLACED:
+                moves.leaving[left] += 1
+            if reached != NOT_PLACED and costs(change, overheads.beyond.starts):
+                moves.coming[reached] += 1
+    if overheads.beyond.saves:
+        hold_places(changed, overheads, jobs, world, moves)
+
+
+@lean_kernel
+def hold_places(changed: int, overheads: OverheadTable, jobs: Jobs, world: World, moves: PendingMoves) -> None:
+    """Note until when tasks that leave hold their nodes, and when jobs that are paused have all of their images."""
+    time_s = world.time_s[0]
+    at_once = 0
+    for node in range(moves.leaving.size):
+        at_once += moves.leaving[node]
+    for index in range(changed):
+        change, row = world.change[index], world.changed_row[index]
+        if change not in (PREEMPTION, MIGRATION):
+            continue
+        saved_s = time_s
+        for task in range(jobs.offset[row], jobs.offset[row + 1]):
+            node = node_left(change, task, world)
+            if node == NOT_PLACED:
+                continue
+            with_it = moves.leaving[node] if overheads.beyond.per_node else at_once
+            took_s = overhead_s(overheads.penalties, overheads.beyond.save_s, float(with_it), jobs.mem_req_frac[row])
+            moves.held_until_s[node] = max(moves.held_until_s[node], time_s + took_s)
+            saved_s = max(saved_s, time_s + took_s)
+        if change == PREEMPTION:
+            moves.saved_at_s[row] = saved_s
+
+
+@lean_kernel
+def beside_others(
+    index: int, at_once: int, per_node: bool, jobs: Jobs, world: World, moves: PendingMoves
+) -> tuple[float, int]:
+    """Return when a job that comes to nodes finds them left and its own images written, and how many tasks it meets.
+
+    These are `at_once`, or with `per_node` those that come, at a cost, to the one of its nodes to which most come.
+    """
+    row, begin_s, most = world.changed_row[index], world.time_s[0], 0
+    for task in range(jobs.offset[row], jobs.offset[row + 1]):
+        node = node_reached(world.change[index], task, world)
+        if node != NOT_PLACED:
+            begin_s = max(begin_s, moves.held_until_s[node], moves.saved_at_s[row])
+            most = max(most, moves.coming[node])
+    return float(begin_s), int(most if per_node else at_once)

@@ -1,0 +1,204 @@
+"""The cost of moving jobs in simulation: seconds by memory of a task and by tasks that move at once.
+
+Every model is one table for the loop: seconds at the points of a grid, linear between them and, by the last two
+points, beyond them. `testbed.scheduling.simulation.overheads_parser` returns the model that a text names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from testbed.bus.limits import MOST_TRACE_S
+from testbed.errors import UserError
+from testbed.scheduling.compiler import lean_kernel
+from testbed.scheduling.policies.view import Floats
+from testbed.scheduling.simulation.progress import Progress, rate_at, segment_of, weight_of
+
+DEFAULT_PENALTY_S = 300.0  # [RR 5.2]
+DEFAULT_NODE_MEMORY_GB = 8.0  # [RR 5.2]: 1 TB on 128 nodes
+_SECONDS = ("resume_s", "migration_s", "start_s", "save_s")
+_ENDS = np.array([0.0, 1.0])
+
+
+class PenaltyTable(NamedTuple):
+    """The grid: L levels of concurrency, K points of memory; the seconds at each point for resumes and migrations."""
+
+    concurrent_tasks: Floats  # (L,) increasing: tasks that move at one instant
+    memory_gb: Floats  # (K,) increasing: memory of one task, in 1e9 bytes
+    resume_s: Floats  # (L, K)
+    migration_s: Floats  # (L, K)
+    node_memory_gb: float  # turns memory requirements, fractions of a node, into GB
+
+
+class ExtraOverheads(NamedTuple):
+    """The parts of a model beyond penalties, and flags for those that it has; Y yields of `Progress`."""
+
+    any: bool  # one of these
+    starts: bool  # whether a first start costs anything
+    saves: bool  # whether a task that leaves its place still holds it for a while
+    per_node: bool  # whether concurrency is that of one node, else of the cluster
+    bends: bool  # whether progress is not the yield
+    start_s: Floats  # (L, K)
+    save_s: Floats  # (L, K)
+    yields: Floats  # (Y + 1,) from 0 to 1
+    serial_rates: Floats  # (Y + 1,)
+    parallel_rates: Floats  # (Y + 1,)
+
+
+class OverheadTable(NamedTuple):
+    """A model as the loops see it."""
+
+    penalties: PenaltyTable
+    beyond: ExtraOverheads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overheads:
+    """An overhead model: seconds without progress after a resume, a migration, and perhaps after a first start.
+
+    `concurrent_tasks` (L,) and `memory_gb` (K,) increase; all seconds are (L, K), finite and not negative. One point
+    on an axis means that it does not matter. Raises ValueError for arrays that do not agree.
+
+    * `start_s`: a job's first start takes so long as well; none is free [RR 5.2].
+    * `save_s`: a task that is paused, or that moves away, still holds its node for so long. Jobs that come to the node
+      before that, by the same decision or a later one, begin to start, to resume or to migrate only then; and no job
+      resumes before all of its own images are written. Its concurrency is that of the tasks that leave.
+    * `per_node`: concurrency counts the tasks that come to one node by one decision, and a job takes its worst
+      node; else those that come to any node. First starts count where `start_s` is given.
+    * `progress`: how fast jobs progress at a yield; none is as fast as the yield.
+    * `wall_clock`: seconds are of the lab's clock, as measured, not of a trace; the same at time scale 1.
+    """
+
+    name: str
+    concurrent_tasks: Floats
+    memory_gb: Floats
+    resume_s: Floats
+    migration_s: Floats
+    start_s: Floats | None = None
+    save_s: Floats | None = None
+    per_node: bool = False
+    progress: Progress | None = None
+    wall_clock: bool = False
+
+    def __post_init__(self) -> None:
+        shape = (self.concurrent_tasks.size, self.memory_gb.size)
+        if 0 in shape:
+            raise ValueError("a table of overheads has no points")
+        for axis, points in (("concurrent_tasks", self.concurrent_tasks), ("memory_gb", self.memory_gb)):
+            if np.any(np.diff(points) <= 0.0):
+                raise ValueError(f"{axis} must increase: {points.tolist()}")
+        for kind in _SECONDS:
+            values: Floats | None = getattr(self, kind)
+            if values is None:
+                continue
+            if values.shape != shape:
+                raise ValueError(f"{kind} is {values.shape}: expected {shape}, a row a level, a column a memory size")
+            if not np.all(np.isfinite(values) & (values >= 0.0)):
+                raise ValueError(f"{kind} must be finite and not negative")
+
+    @property
+    def mean_penalty_s(self) -> float:
+        """Seconds: the mean over all points of what a pause and resume costs the job, and a migration.
+
+        That of a pause and resume includes the save, as the penalty of [RR 5.2] does.
+        """
+        paused_s = self.resume_s if self.save_s is None else self.resume_s + self.save_s
+        return float(np.mean((paused_s, self.migration_s)))
+
+    def scaled(self, factor: float) -> Overheads:
+        """Return the model with `factor` times the seconds, as seconds of a trace; progress is what it was.
+
+        The trace seconds of a lab's wall seconds are those times the time scale of the run.
+        """
+        if not 0.0 < factor < inf:
+            raise ValueError(f"overheads times {factor}: expected a factor, more than 0")
+        seconds: dict[str, Any] = {
+            kind: values * factor for kind in _SECONDS if (values := getattr(self, kind)) is not None
+        }
+        name = self.name if factor == 1.0 else f"{self.name} x {factor:g}"
+        return replace(self, name=name, wall_clock=False, **seconds)
+
+    def table(self, node_memory_gb: float) -> OverheadTable:
+        """Return what the loop reads, for nodes of `node_memory_gb`."""
+        penalties = PenaltyTable(
+            self.concurrent_tasks, self.memory_gb, self.resume_s, self.migration_s, float(node_memory_gb)
+        )
+        free = np.zeros_like(self.resume_s)
+        start_s, save_s = (free if each is None else each for each in (self.start_s, self.save_s))
+        bent = None if self.progress is None or self.progress.is_the_yield else self.progress
+        starts, saves = bool(np.any(start_s > 0.0)), bool(np.any(save_s > 0.0))
+        yields, serial, parallel = [_ENDS] * 3 if bent is None else bent.from_zero()
+        has_any = starts or saves or self.per_node or bent is not None
+        beyond = ExtraOverheads(
+            has_any, starts, saves, self.per_node, bent is not None, start_s, save_s, yields, serial, parallel
+        )
+        return OverheadTable(penalties, beyond)
+
+
+def constant(seconds: float) -> Overheads:
+    """Return the rescheduling penalty of [RR 5.2]: `seconds` for every resume and every migration."""
+    if not 0.0 <= seconds <= MOST_TRACE_S:
+        raise UserError(
+            f"a rescheduling penalty of {seconds} s: expected seconds, not negative, at most {MOST_TRACE_S:.0f}"
+        )
+    values = np.array([[float(seconds)]])
+    return Overheads(f"constant:{seconds:g}", np.array([1.0]), np.array([0.0]), values, values)
+
+
+def linear(fixed_s: float, gb_per_s: float, total_gb_per_s: float = inf) -> Overheads:
+    """Return `fixed_s` + memory / rate for a resume, `fixed_s` + 2 memory / rate for a migration.
+
+    A resume reads an image that was written while the job was paused; a migration through storage writes and reads.
+    The rate of a task is `gb_per_s`, or its equal share of `total_gb_per_s` if n tasks that move at one instant
+    would need more: 1 / rate = max(1 / gb_per_s, n / total_gb_per_s).
+    """
+    if not (0.0 <= fixed_s <= MOST_TRACE_S and 0.0 < gb_per_s < inf and total_gb_per_s > 0.0):
+        raise UserError(
+            f"linear overheads of {fixed_s} s, {gb_per_s} GB/s, {total_gb_per_s} GB/s in all: "
+            f"not positive, or more than {MOST_TRACE_S:.0f} s"
+        )
+    name = f"linear:fixed_s={fixed_s:g},gb_per_s={gb_per_s:g}"
+    levels = np.array([1.0])
+    if isfinite(total_gb_per_s):
+        name += f",total_gb_per_s={total_gb_per_s:g}"
+        saturated = max(total_gb_per_s / gb_per_s, 1.0)
+        levels = np.unique([1.0, saturated, 2.0 * saturated])
+    memory_gb = np.array([0.0, 1.0])
+    s_per_gb = np.maximum(1.0 / gb_per_s, levels / total_gb_per_s)
+    read_s = np.outer(s_per_gb, memory_gb)
+    return Overheads(name, levels, memory_gb, fixed_s + read_s, fixed_s + 2.0 * read_s)
+
+
+@lean_kernel
+def overhead_s(table: PenaltyTable, seconds: Floats, concurrent_tasks: float, mem_req_frac: float) -> float:
+    """Interpolate `seconds` (L, K), any at the points of the table, for one task of so much memory; never negative."""
+    level = point = 0
+    down = right = 0.0
+    if table.concurrent_tasks.size > 1:
+        level = segment_of(table.concurrent_tasks, concurrent_tasks)
+        down = weight_of(table.concurrent_tasks, level, concurrent_tasks)
+    if table.memory_gb.size > 1:
+        memory_gb = mem_req_frac * table.node_memory_gb
+        point = segment_of(table.memory_gb, memory_gb)
+        right = weight_of(table.memory_gb, point, memory_gb)
+    value = seconds[level, point]
+    if right != 0.0:
+        value += right * (seconds[level, point + 1] - seconds[level, point])
+    if down != 0.0:
+        below = seconds[level + 1, point]
+        if right != 0.0:
+            below += right * (seconds[level + 1, point + 1] - seconds[level + 1, point])
+        value += down * (below - value)
+    return max(float(value), 0.0)
+
+
+@lean_kernel
+def progress_rate(table: ExtraOverheads, tasks: int, yield_frac: float) -> float:
+    """Return the progress of a job of `tasks` tasks, seconds of virtual time per second, at a yield above 0."""
+    if tasks == 1:
+        return rate_at(table.yields, table.serial_rates, yield_frac)
+    return rate_at(table.yields, table.parallel_rates, yield_frac)

@@ -1,0 +1,98 @@
+"""Tables of overheads in files, as a calibration measures them.
+
+    [overheads]
+    concurrent_tasks = [1, 8]           # tasks that move at one instant; 1 first; optional with one row below
+    memory_gb = [0.5, 2.0, 8.0]         # memory of a task, in 1e9 bytes
+    resume_s = [
+        [1.1, 2.9, 10.4],               # one task, by memory
+        [1.3, 4.0, 15.0],               # eight tasks at once
+    ]
+    migration_s = [[2.0, 5.5, 20.1], [2.4, 7.7, 29.0]]
+    # All below is optional.
+    concurrent_per = "node"             # tasks that move at one instant on one node; or of the "cluster", as without it
+    start_s = [[0.4, 0.4, 0.5], [0.9, 0.9, 1.1]]    # from the order to a new job's first progress (default 0)
+    save_s = [[0.8, 2.1, 8.0], [1.5, 4.0, 15.2]]    # for which a leaving task holds its node (default 0)
+
+    [overheads.progress]                # rates relative to a dedicated node, by yield; else the yield
+    yield_frac = [0.1, 0.5, 1.0]        # ends at 1; (0, 0) goes before the first
+    serial = [0.1, 0.5, 1.0]            # jobs of one task
+    parallel = [0.13, 0.55, 1.0]        # and of more
+
+Seconds are wall seconds of the lab that was measured. They are linear between the points and, by the last two
+points of an axis, beyond them; rates are linear between yields. `testbed.scheduling.simulation.overheads.Overheads`
+says what a column means. Other tables of the file are not read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from testbed.bus.limits import MOST_NODES, MOST_RATE, MOST_TRACE_S
+from testbed.errors import InputError, UserError, nearest
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.scheduling.simulation.progress import Progress
+from testbed.toml_files import first_mistake, read_toml
+
+_Row = Annotated[list[Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+_Rates = Annotated[list[Annotated[float, Field(gt=0, le=MOST_RATE, allow_inf_nan=False)]], Field(min_length=1)]
+
+
+class _Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    yield_frac: _Rates
+    serial: _Rates
+    parallel: _Rates
+
+    def curves(self) -> Progress:
+        return Progress(*(np.array(each, dtype=np.float64) for each in (self.yield_frac, self.serial, self.parallel)))
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrent_tasks: Annotated[list[Annotated[int, Field(ge=1, le=MOST_NODES)]], Field(min_length=1)] = [1]
+    memory_gb: _Row
+    resume_s: Annotated[list[_Row], Field(min_length=1)]
+    migration_s: Annotated[list[_Row], Field(min_length=1)]
+    start_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    save_s: Annotated[list[_Row], Field(min_length=1)] | None = None
+    concurrent_per: Literal["cluster", "node"] = "cluster"
+    progress: _Progress | None = None
+
+
+def load_overheads(path: Path) -> Overheads:
+    """Read the table `[overheads]` of a TOML file; raise UserError with file, key, value and the expected value."""
+    data = read_toml(path, "a TOML file with a table of overheads")
+    if not isinstance(data.get("overheads"), dict):
+        raise UserError(f"{path}: no table [overheads]{nearest('overheads', data)}")
+    try:
+        table = _Table.model_validate(data["overheads"])
+    except ValidationError as error:
+        raise first_mistake(path, _Table, error, table="overheads") from None
+    if table.concurrent_tasks[0] != 1:
+        raise InputError(str(path), "overheads.concurrent_tasks", table.concurrent_tasks, "1 as its first level")
+    seconds: dict[str, Any] = {}
+    for key in ("resume_s", "migration_s", "start_s", "save_s"):
+        rows: list[list[float]] | None = getattr(table, key)
+        if rows is not None and len({len(row) for row in rows}) != 1:
+            raise InputError(str(path), f"overheads.{key}", rows, "rows of equal length, a number a memory_gb")
+        seconds[key] = None if rows is None else np.array(rows, dtype=np.float64)
+    try:
+        return Overheads(
+            name=str(path),
+            concurrent_tasks=np.array(table.concurrent_tasks, dtype=np.float64),
+            memory_gb=np.array(table.memory_gb, dtype=np.float64),
+            **seconds,
+            per_node=table.concurrent_per == "node",
+            progress=None if table.progress is None else table.progress.curves(),
+            wall_clock=True,
+        )
+    except ValueError as error:
+        raise UserError(f"{path}: [overheads]: {error}") from error

@@ -1,0 +1,80 @@
+"""The overhead model that a text names, as on the command line or in a campaign.
+
+* `constant:300`: 300 s, whatever moves [RR 5.2];
+* `linear:fixed_s=2,gb_per_s=0.5,total_gb_per_s=10`: see `testbed.scheduling.simulation.overheads.linear`;
+* a file such as `calibration.toml`: see `testbed.scheduling.simulation.overheads_file`;
+* `calibration.toml#constant`: the mean penalty of such a file, for every resume and migration.
+
+A plug-in is an entry point of the group `testbed.overheads`: a callable that gets the text after the colon (empty
+without one), and returns an `Overheads`; it raises `UserError` for a text that it does not understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from testbed.errors import UserError, nearest
+from testbed.scheduling.simulation.overheads import Overheads, constant, linear
+
+PLUGIN_GROUP = "testbed.overheads"
+_CONSTANT = "constant"  # after the # of a file
+
+
+def parse_overheads(text: str) -> Overheads:
+    """Return the model of a text: a TOML file, its mean penalty, or `name` or `name:arguments` of a maker or plug-in.
+
+    Raises UserError for an unknown name, with the nearest known ones, and for arguments that are wrong.
+    """
+    file, _, key = text.rpartition("#")
+    if text.lower().endswith(".toml"):
+        return _file(text)
+    if file.lower().endswith(".toml"):
+        if key != _CONSTANT:
+            raise UserError(
+                f"overheads {text}: expected #{_CONSTANT} after the file, or nothing{nearest(key, [_CONSTANT])}"
+            )
+        return replace(constant(_file(file).mean_penalty_s), name=text, wall_clock=True)
+    name, _, arguments = text.partition(":")
+    plugins = {point.name: point for point in entry_points(group=PLUGIN_GROUP)}
+    if name in _MAKERS:
+        return _MAKERS[name](arguments)
+    if name in plugins:
+        made: Overheads = plugins[name].load()(arguments)
+        return made
+    known = [*_MAKERS, *sorted(plugins)]
+    raise UserError(f"no overheads {name!r}: expected a .toml file or one of {', '.join(known)}{nearest(name, known)}")
+
+
+def _file(path: str) -> Overheads:
+    from testbed.scheduling.simulation.overheads_file import load_overheads  # noqa: PLC0415  # pydantic is slow to import
+
+    return load_overheads(Path(path))
+
+
+def _constant(text: str) -> Overheads:
+    try:
+        return constant(float(text))
+    except ValueError:
+        raise UserError(f"overheads constant:{text}: expected seconds, such as constant:300") from None
+
+
+def _linear(text: str) -> Overheads:
+    known = ("fixed_s", "gb_per_s", "total_gb_per_s")
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, number = part.partition("=")
+        if key not in known:
+            raise UserError(f"overheads linear:{text}: no {key!r}; expected {', '.join(known)}{nearest(key, known)}")
+        try:
+            values[key] = float(number)
+        except ValueError:
+            raise UserError(f"overheads linear:{text}: {key} = {number!r}: expected a number") from None
+    if missing := [key for key in known[:2] if key not in values]:
+        raise UserError(f"overheads linear:{text}: {' and '.join(missing)} missing")
+    return linear(**values)
+
+
+_MAKERS: dict[str, Callable[[str], Overheads]] = {"constant": _constant, "linear": _linear}

@@ -1,0 +1,92 @@
+"""One trace under one policy in virtual time: checks of the input, and the choice of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from testbed.bus.limits import MOST_EVENTS, MOST_NODES
+from testbed.errors import UserError
+from testbed.scheduling.compiler import can_compile, is_cached
+from testbed.scheduling.policies.backfill import is_queue
+from testbed.scheduling.policies.kernel_policy import has_kernels
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
+from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
+from testbed.scheduling.simulation.engine import event_loop
+from testbed.scheduling.simulation.loop import run_loop
+from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFAULT_PENALTY_S, Overheads, constant
+from testbed.scheduling.simulation.run import SimulatedRun
+from testbed.scheduling.workload.jobs import Job
+
+
+def loop_of(policy: Policy) -> Callable[..., object] | None:
+    """Return the kernel that simulates whole traces under a policy, None for a policy that decides on views.
+
+    It is the event loop, or for policies that are no more than a queue for whole nodes, a loop that keeps the queue and
+    the ends of jobs in order between events.
+    """
+    if is_queue(policy):
+        return run_to_end
+    if has_kernels(policy):
+        return event_loop(policy.kernels)
+    return None
+
+
+def must_compile(loop: Callable[..., object] | None) -> bool:
+    """Whether the first simulation by a loop compiles it: numba is there, and machine code of it is not."""
+    return loop is not None and can_compile() and not is_cached(loop)
+
+
+def simulate(
+    jobs: Sequence[Job],
+    nodes: int,
+    policy: Policy,
+    overheads: Overheads | None = None,
+    debug: bool = False,
+    *,
+    node_memory_gb: float = DEFAULT_NODE_MEMORY_GB,
+    compiling: Compiling = AT_ONCE,
+    record: bool = False,
+) -> SimulatedRun:
+    """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
+
+    `overheads` is what resumes and migrations cost, by default the 300 s of [RR 5.2]; `debug` checks every decision
+    and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
+    is installed and as `compiling` says, at the same bits as without it.
+    Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
+    wait for ever or a check fails.
+    """
+    check_trace(jobs, nodes)
+    for job in jobs:
+        if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
+            raise UserError(
+                f"job {job.job_id} can never run on {nodes} nodes under {policy.name}: "
+                f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each"
+            )
+    _check_periods(jobs, policy.period_s)
+    table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
+    if is_queue(policy):
+        return simulate_batch(jobs, nodes, policy, compiling, overheads=table, record=record)
+    return run_loop(jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record)
+
+
+def check_trace(jobs: Sequence[Job], nodes: int) -> None:
+    """Raise UserError when there are no jobs or nodes, or when jobs are not sorted by submission."""
+    if not jobs or not 1 <= nodes <= MOST_NODES:
+        raise UserError(
+            f"{len(jobs)} jobs on {nodes} nodes: a simulation needs at least one of each, and has at most "
+            f"{MOST_NODES} nodes"
+        )
+    for before, after in pairwise(jobs):
+        if after.submit_time_s < before.submit_time_s:
+            raise UserError(f"job {after.job_id} is submitted before job {before.job_id}: sort jobs by submit time")
+
+
+def _check_periods(jobs: Sequence[Job], period_s: float | None) -> None:
+    longest = max(jobs, key=lambda job: job.run_time_s)
+    if period_s and longest.run_time_s / period_s > MOST_EVENTS:
+        raise UserError(
+            f"period of {period_s:g} s: job {longest.job_id} of {longest.run_time_s:g} s has "
+            f"{longest.run_time_s / period_s:.3g} of them: expected at most {MOST_EVENTS:.3g}"
+        )

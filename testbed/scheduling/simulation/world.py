@@ -1,0 +1,174 @@
+"""The state of a simulation beside the cluster of the policy: where every job stands, and what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.scheduling.policies.capacity import offsets
+from testbed.scheduling.policies.state import Cluster, Jobs, Mask
+from testbed.scheduling.policies.view import NOT_PLACED, Floats, Ints
+from testbed.scheduling.workload.jobs import Job
+
+# Places in `World.counts`.
+SUBMITTED = 0
+ACTIVE = 1
+LOGGED = 2
+DECISIONS = 3
+DECIDE_NS = 4
+DECIDE_MAX_NS = 5
+FAULT_ROW = 6
+NODES_LOGGED = 7
+
+
+class World(NamedTuple):
+    """J jobs on N nodes; all arrays change in place. The first `counts[ACTIVE]` of `active` are jobs in the system."""
+
+    time_s: Floats  # (1,) now
+    counts: Ints  # (8,)
+    run_time_s: Floats  # (J,)
+    start_s: Floats  # (J,) NaN before the first start
+    end_s: Floats  # (J,) NaN before the end
+    expected_end_s: Floats  # (J,) if nothing happens before; of active rows
+    free_at_s: Floats  # (J,) end of the last penalty
+    penalty_s: Floats  # (J,) so far
+    preemptions: Ints  # (J,)
+    migrations: Ints  # (J,)
+    tasks_moved: Ints  # (J,)
+    active: Ints  # (J,) ascending rows
+    rows: Ints  # (J,) 0 to J - 1
+    ran: Mask  # (J,) `Cluster.running` after the last decision
+    stood_on: Ints  # (sum of tasks,) the last nodes of each job, whether it runs or not, NOT_PLACED before its start
+    stands_on: Ints  # (sum of tasks,) its new nodes, where the present decision changes them: tasks stay where they can
+    changed_row: Ints  # (J,) the jobs that the present decision starts, pauses, resumes or moves come first
+    change: Ints  # (J,) what it does to each of them
+    changed_tasks: Ints  # (J,) and to how many tasks
+    node_tasks: Ints  # (N,) zeros
+    node_sum: Floats  # (N,)
+    clock: Ints  # (2,)
+
+
+class PendingMoves(NamedTuple):
+    """The state for overhead models beyond a table of penalties."""
+
+    speed: Floats  # (J,) progress at the present yields, seconds of virtual time per second, where it is not the yield
+    leaving: Ints  # (N,) how many tasks leave by the present decision
+    coming: Ints  # (N,) how many come, of those that cost anything
+    held_until_s: Floats  # (N,) when the last image of a task that left is written
+    saved_at_s: Floats  # (J,) when the images of the job are
+
+
+class Log(NamedTuple):
+    """The log of changes to jobs, in order of time: the first `World.counts[LOGGED]` elements hold one entry each.
+
+    Without `records` it has preemptions and migrations only, and the other columns are empty. With it, every decision
+    has a first entry of the kind DECISION, and then one of each job that it starts, pauses, resumes or moves, or whose
+    yield it changes, by row. `nodes` has the nodes, task by task, of every job that a START, RESUME or MIGRATION
+    places, one after the other: `World.counts[NODES_LOGGED]` in all.
+    """
+
+    records: bool
+    time_s: Floats
+    row: Ints
+    kind: Ints  # of `testbed.scheduling.simulation.run`
+    tasks: Ints  # that are paused or move
+    yield_frac: Floats
+    free_at_s: Floats  # the end of the job's last penalty
+    nodes: Ints
+    last_yield_frac: Floats  # (J,) of the last entry of the job
+
+
+def new_world(jobs: Sequence[Job], nodes: int) -> tuple[Jobs, Cluster, World]:
+    """Return the state before the first submission; `jobs` are in order of submission."""
+    size = len(jobs)
+    offset = offsets(np.array([job.tasks for job in jobs], dtype=np.int64))
+    submit_s = np.array([job.submit_time_s for job in jobs], dtype=np.float64)
+    table = Jobs(
+        submit_time_s=submit_s,
+        offset=offset,
+        cpu_need_frac=np.array([job.cpu_need_frac for job in jobs], dtype=np.float64),
+        mem_req_frac=np.array([job.mem_req_frac for job in jobs], dtype=np.float64),
+    )
+    cluster = Cluster(
+        node_available=np.ones(nodes, dtype=np.bool_),
+        virtual_time_s=np.zeros(size),
+        running=np.zeros(size, dtype=np.bool_),
+        task_node=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
+        yield_frac=np.zeros(size),
+    )
+    world = World(
+        time_s=submit_s[:1].copy(),
+        counts=np.zeros(8, dtype=np.int64),
+        run_time_s=np.array([job.run_time_s for job in jobs], dtype=np.float64),
+        start_s=np.full(size, np.nan),
+        end_s=np.full(size, np.nan),
+        expected_end_s=np.full(size, np.inf),
+        free_at_s=np.full(size, -np.inf),
+        penalty_s=np.zeros(size),
+        preemptions=np.zeros(size, dtype=np.int64),
+        migrations=np.zeros(size, dtype=np.int64),
+        tasks_moved=np.zeros(size, dtype=np.int64),
+        active=np.zeros(size, dtype=np.int64),
+        rows=np.arange(size, dtype=np.int64),
+        ran=np.zeros(size, dtype=np.bool_),
+        stood_on=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
+        stands_on=np.full(offset[-1], NOT_PLACED, dtype=np.int64),
+        changed_row=np.zeros(size, dtype=np.int64),
+        change=np.zeros(size, dtype=np.int64),
+        changed_tasks=np.zeros(size, dtype=np.int64),
+        node_tasks=np.zeros(nodes, dtype=np.int64),
+        node_sum=np.zeros(nodes),
+        clock=np.zeros(2, dtype=np.int64),
+    )
+    return table, cluster, world
+
+
+def new_moves(jobs: int, nodes: int) -> PendingMoves:
+    """Return the state of moves before the first submission."""
+    return PendingMoves(
+        speed=np.zeros(jobs),
+        leaving=np.zeros(nodes, dtype=np.int64),
+        coming=np.zeros(nodes, dtype=np.int64),
+        held_until_s=np.full(nodes, -np.inf),
+        saved_at_s=np.full(jobs, -np.inf),
+    )
+
+
+def new_log(jobs: Jobs, *, records: bool) -> Log:
+    """Return an empty log."""
+    rows = jobs.submit_time_s.size
+    size = 4 * rows + 64
+    recorded = size if records else 0
+    return Log(
+        records=records,
+        time_s=np.empty(size),
+        row=np.empty(size, dtype=np.int64),
+        kind=np.empty(size, dtype=np.int64),
+        tasks=np.empty(size, dtype=np.int64),
+        yield_frac=np.empty(recorded),
+        free_at_s=np.empty(recorded),
+        nodes=np.empty(2 * jobs.offset[-1] if records else 0, dtype=np.int64),
+        last_yield_frac=np.zeros(rows if records else 0),
+    )
+
+
+def with_room(log: Log, world: World, jobs: Jobs) -> Log:
+    """Return the log, longer where the next decision might not find room in it."""
+    rows, tasks = jobs.submit_time_s.size, int(jobs.offset[-1])
+    longer: dict[str, Any] = {}
+    if world.counts[LOGGED] + rows + 1 > log.row.size:
+        names = ("time_s", "row", "kind", "tasks") + (("yield_frac", "free_at_s") if log.records else ())
+        longer = {name: _longer(getattr(log, name), rows + 1) for name in names}
+    if log.records and world.counts[NODES_LOGGED] + tasks > log.nodes.size:
+        longer["nodes"] = _longer(log.nodes, tasks)
+    return log._replace(**longer)
+
+
+def _longer(column: NDArray[Any], more: int) -> NDArray[Any]:
+    """Return the column with at least twice its room."""
+    out = np.empty(2 * column.size + more, dtype=column.dtype)
+    out[: column.size] = column
+    return out

@@ -1,0 +1,54 @@
+"""Whole text files, plain or gzipped: read with errors that name the file, written at once or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+from testbed.errors import InputError, UserError, nearest
+from testbed.host.whole_files import write_whole
+
+
+def read_text(path: Path, *, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
+    """Return the text of `path`, unpacked when its name ends in `.gz`; line ends stay as they are.
+
+    Raises UserError when the file cannot be read, InputError when it is no whole gzip file or no text.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such file{nearest(path.name, siblings)}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(str(path), "content", str(error), "a whole gzip file") from error
+    try:
+        return data.decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        found = data[error.start : error.start + 1]
+        raise InputError(f"{path}:{line}", "text", found, "UTF-8") from error
+
+
+def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Write `text` as UTF-8, gzipped when the name ends in `.gz`; a reader sees the old file or the new one.
+
+    The same text gives the same bytes, so gzipped files carry no time stamp. What is no regular file (a pipe,
+    `/dev/stdout`) is written straight. Raises UserError when the file cannot be written.
+    """
+    data = text.encode("utf-8", errors)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    target = path.resolve()  # a symbolic link stays one: the file that it names is replaced
+    try:
+        if target.exists() and not target.is_file():
+            path.write_bytes(data)
+        else:
+            write_whole(target, data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error

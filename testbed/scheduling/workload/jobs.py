@@ -1,0 +1,29 @@
+"""A job of a trace: the data that every scheduler gets, and the run time, which only clairvoyant ones know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of the model of [RR] section 2.2: `tasks` equal tasks that run at one common yield.
+
+    Times are trace seconds. `cpu_need_frac` and `mem_req_frac` are fractions of one node, a task, in (0, 1].
+    `run_time_s` is the processing time on a dedicated cluster, > 0; DFRS policies never see it.
+    `estimate_s` is the user's estimate for batch policies; None means that it is the run time.
+    """
+
+    job_id: int
+    submit_time_s: float
+    tasks: int
+    cpu_need_frac: float
+    mem_req_frac: float
+    run_time_s: float
+    job_class: str | None = None
+    estimate_s: float | None = None
+
+    @property
+    def batch_estimate_s(self) -> float:
+        """Run time that batch policies plan with, in trace seconds: the user's estimate, or the true one without it."""
+        return self.run_time_s if self.estimate_s is None else self.estimate_s

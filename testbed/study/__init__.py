@@ -1,0 +1,1 @@
+"""Analysis of runs: calibration, comparison with simulation, checks of hypervisors, reports."""

@@ -1,0 +1,61 @@
+"""Jobs that are saved and restored, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from testbed.lab.job import LabJob
+from testbed.study.calibration.experiments.felt import Pace, together
+from testbed.study.calibration.values import Observation
+
+SKEWS = ("hold_skew_s", "release_skew_s")
+
+
+async def interrupt(
+    specimens: Sequence[LabJob], *, store: str = "", cold: bool = False, nodes: Sequence[int] | None = None
+) -> list[Observation]:
+    """Save running jobs side by side and restore them so, on `nodes` if given; return what each took and felt.
+
+    What the images need to get to other nodes is part of `pause_s`. Skews are those of a job's guests.
+    """
+    loop = asyncio.get_running_loop()
+    paces = await together([Pace.of(specimen) for specimen in specimens])
+
+    async def save(specimen: LabJob) -> tuple[Observation, float]:
+        saved = await specimen.save(store)
+        observation: Observation = {
+            "save_s": saved.save_s,
+            "hold_s": saved.hold_s,
+            "write_reported_s": saved.write_reported_s,
+            "sync_reported_s": saved.sync_reported_s,
+            "image_mib": saved.image_mib,
+            "hold_skew_s": saved.hold_skew_s,
+        }
+        return observation, loop.time()
+
+    async def restore(specimen: LabJob, observation: Observation, saved_s: float) -> Observation:
+        pause_s = loop.time() - saved_s
+        restored = await specimen.restore(cold=cold)
+        if restored.cached_frac >= 0.0:  # not so for NaN
+            observation["cached_frac"] = restored.cached_frac
+        return {
+            **observation,
+            "pause_s": pause_s,
+            "restore_s": restored.restore_s,
+            "release_skew_s": restored.release_skew_s,
+            "first_progress_s": restored.first_progress_s,
+            "penalty_s": float(observation["save_s"]) + restored.restore_s + restored.first_progress_s,
+        }
+
+    saved = await together([save(specimen) for specimen in specimens])
+    if nodes is not None:
+        await together([specimen.transfer(nodes) for specimen in specimens])
+    found = await together([restore(specimen, *before) for specimen, before in zip(specimens, saved, strict=True)])
+    felt = await together(
+        [
+            pace.felt_s(specimen, float(observation["pause_s"]))
+            for specimen, pace, observation in zip(specimens, paces, found, strict=True)
+        ]
+    )
+    return [{**observation, "felt_s": felt_s} for observation, felt_s in zip(found, felt, strict=True)]

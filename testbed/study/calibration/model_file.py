@@ -1,0 +1,125 @@
+"""Writes `calibration.toml`: whole or not at all, and the same bytes for the same calibration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isnan
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import tomli_w
+
+from testbed.errors import RunError
+from testbed.host.whole_files import write_whole
+from testbed.study.calibration.model import VERSION, Calibration, OverheadGrids, Quantity
+
+_DIGITS = 9  # more than any clock here resolves
+_NUMBERS = re.compile(r"\[\n(?:\s+[-+.\w]+,\n)+\s*\]")
+
+_HEAD = """\
+# What was measured on this lab's own nodes, with its uncertainty.
+# Units are in the names: _s seconds of the wall clock, _mib 2^20 bytes, _gb 1e9 bytes, _frac parts of one.
+"""
+_COMMENTS = {
+    "calibration": "The trials that this is made of; each is one condition with fresh guests.",
+    "provenance": """The lab as its nodes told it when the trials began. foreign_cpu_frac: the part of the machine's CPU
+        time that others used meanwhile, median over the trials.""",
+    "assumptions": """What the papers assume. held: within 2 %; within: within 10 %; broken: beyond 10 % in at least one
+        condition; undecided: more trials would tell. within_frac: the least bound that the 95 % intervals support.""",
+    "overheads": """For `testbed simulate --overheads`. Rows: tasks that move at one instant on one node; columns:
+        memory of a task. start_s: order to first progress of a new job. save_s: how long a task that leaves holds its
+        node. resume_s: order to restore to progress. migration_s: a whole migration as its job feels it. progress:
+        rate relative to a dedicated node, by yield.""",
+    "migration_ways_s": "Whole migrations by each mechanism that was measured, on the grid of [overheads].",
+    "quantity": """low, high: 95 % interval over n trials (none: not known). model: constant, linear over memory, shared
+        (tasks at once share the total rate), levels (a line for each number of tasks at once), maximum. goodness:
+        median absolute residual relative to what the model expects. outliers: observations beyond 3.5 robust standard
+        deviations; they are kept in the fits.""",
+    "outlier": "Those observations one by one, apart from the tails of latencies.",
+    "failed": "Trials that failed, and why.",
+}
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write the file; raises RunError, and leaves what was there, if it cannot."""
+    try:
+        write_whole(path, calibration_text(calibration))
+    except OSError as error:
+        raise RunError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def calibration_text(calibration: Calibration) -> str:
+    """Return the whole text of the file."""
+    tables: dict[str, Any] = {
+        "calibration": {"version": VERSION, **asdict(calibration.about)},
+        "provenance": calibration.provenance,
+        "assumptions": {name: asdict(found) for name, found in calibration.assumptions.items()},
+    }
+    if calibration.overheads is not None:
+        tables["overheads"] = overheads_table(calibration)
+        tables["migration_ways_s"] = calibration.overheads.migration_ways_s
+    tables["quantity"] = [_quantity(quantity) for quantity in calibration.quantities]
+    tables["outlier"] = [asdict(outlier) for outlier in calibration.outliers]
+    tables["failed"] = [asdict(failed) for failed in calibration.failed]
+    return "\n".join((_HEAD, *(_block(name, table) for name, table in tables.items() if table)))
+
+
+def overheads_table(calibration: Calibration) -> dict[str, Any]:
+    """Return the table `[overheads]` as the simulator reads it; empty without one."""
+    grids: OverheadGrids | None = calibration.overheads
+    if grids is None:
+        return {}
+    table = {"concurrent_per": "node", **asdict(grids)}
+    del table["migration_ways_s"]
+    if calibration.progress is not None:
+        curve = calibration.progress  # a kind that was not measured is as the papers assume: the yield itself
+        table["progress"] = {
+            "yield_frac": curve.yield_frac,
+            "serial": curve.serial or curve.yield_frac,
+            "parallel": curve.parallel or curve.yield_frac,
+        }
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _quantity(quantity: Quantity) -> dict[str, Any]:
+    table = asdict(quantity)
+    table["condition"] = table.pop("condition")  # a table of its own: last
+    return table
+
+
+def _block(name: str, table: object) -> str:
+    """Return one table, or one array of tables, after its comment."""
+    comment = "".join(f"# {line}\n" for line in wrap(" ".join(_COMMENTS[name].split()), 110))
+    if not isinstance(table, list):
+        return comment + _compact(tomli_w.dumps({name: _plain(table)}))
+    entries = (tomli_w.dumps(_plain(entry)) for entry in table)
+    return comment + "\n".join(f"[[{name}]]\n{_compact(_dotted(entry))}" for entry in entries)
+
+
+def _dotted(entry: str) -> str:
+    """Put the condition of an entry on lines of its own keys: `[condition]` would be a table of the whole file."""
+    head, _, condition = entry.partition("\n[condition]\n")
+    return head.rstrip("\n") + "\n" + "".join(f"condition.{line}\n" for line in condition.split("\n") if line)
+
+
+def _compact(text: str) -> str:
+    """Put arrays of plain numbers on one line each; strings are never without quotes, nor over lines."""
+    return _NUMBERS.sub(lambda array: "[" + ", ".join(re.findall(r"[-+.\w]+", array[0])) + "]", text)
+
+
+def _plain(value: Any) -> Any:
+    """Return what TOML can say: no NaN, no more digits than mean something, lists for tuples."""
+    if isinstance(value, Mapping):
+        return {
+            str(key): _plain(item)
+            for key, item in value.items()
+            if item is not None and not (isinstance(item, float) and isnan(item))
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return value

@@ -1,0 +1,135 @@
+"""The tables that the simulator reads (`testbed.scheduling.simulation.overheads_file`), from what was fitted.
+
+The grid is that of the trials of save and restore: memory sizes and tasks at once that were really measured, with the
+times that the fits expect there. The simulator goes on linearly beyond them, never below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from testbed.study.calibration.experiments.live_migration import LiveMigration
+from testbed.study.calibration.experiments.proportionality import Proportionality
+from testbed.study.calibration.experiments.save_restore import SaveRestore
+from testbed.study.calibration.experiments.start import Start
+from testbed.study.calibration.experiments.transfer import Transfer
+from testbed.study.calibration.fits import TimeFit
+from testbed.study.calibration.model import Grid, OverheadGrids, ProgressCurve, Quantity
+from testbed.study.calibration.quantities import WHOLE, Quantities, number
+from testbed.study.calibration.trials import Outcome, Trials
+
+GB_PER_MIB = 2**20 / 1e9
+_MOVING = (SaveRestore.name, Transfer.name, LiveMigration.name, Start.name)
+SAVE_AND_RESTORE, LIVE = "save-restore", "live"  # mechanisms of a scenario's table [migration]
+
+
+def overheads_from(
+    trials: Trials, by_experiment: Mapping[str, Quantities], *, storage: str = "disk", cache: str = "warm"
+) -> tuple[OverheadGrids | None, list[str]]:
+    """Return the tables, None if saves and restores were not measured, and what their reader should know."""
+    found = {name: by_experiment.get(name, Quantities()) for name in _MOVING}
+    saves = found[SaveRestore.name]
+    save, resume = saves.fit("save", storage=storage), saves.fit("resume", storage=storage, cache=cache)
+    if save is None or resume is None:
+        return None, [
+            f"No [overheads]: no trial of {SaveRestore.name} with storage {storage} and cache {cache} succeeded."
+        ]
+    notes: list[str] = []
+    memory_mib, levels = _grid_of(trials, storage, cache)
+    if levels[0] != 1:
+        notes.append(f"One task at a time was not measured, at the least {levels[0]}: its times are by the fits.")
+        levels = [1, *levels]
+
+    def grid(*fits: TimeFit) -> Grid:
+        return tuple(
+            tuple(round(sum(fit.predict_s(mib, level) for fit in fits), 6) for mib in memory_mib) for level in levels
+        )
+
+    ways = {SAVE_AND_RESTORE: _through_storage(found[Transfer.name].fit("transfer"), save, resume, grid, notes)}
+    live = found[LiveMigration.name].fit("live_felt")
+    if live is not None:
+        ways[LIVE] = grid(live)
+    chosen = str(trials.begin.get("migration", SAVE_AND_RESTORE))
+    if chosen not in ways:
+        notes.append(f"The scenario migrates by {chosen}, which was not measured: migration_s is by save and restore.")
+        chosen = SAVE_AND_RESTORE
+    start = found[Start.name].fit("start", tasks=1) or found[Start.name].fit("start")
+    if start is None:
+        notes.append("No start of a job was measured: start_s is left out, and starts are free in a simulation.")
+    return (
+        OverheadGrids(
+            concurrent_tasks=tuple(levels),
+            memory_gb=tuple(round(mib * GB_PER_MIB, 9) for mib in memory_mib),
+            start_s=grid(start) if start else None,
+            save_s=grid(save),
+            resume_s=grid(resume),
+            migration_s=ways[chosen],
+            migration_ways_s=ways,
+        ),
+        notes,
+    )
+
+
+def _through_storage(
+    transfer: TimeFit | None, save: TimeFit, resume: TimeFit, grid: Callable[..., Grid], notes: list[str]
+) -> Grid:
+    """Return save + transfer + restore + first progress, without the transfer where none was measured."""
+    if transfer is None:
+        notes.append("No transfer of images between nodes was measured: migration_s holds none.")
+        return grid(save, resume)
+    return grid(save, transfer, resume)
+
+
+def _grid_of(trials: Trials, storage: str, cache: str) -> tuple[list[float], list[int]]:
+    """Return the memory sizes (MiB) and tasks at once that were measured, each increasing."""
+    wanted = {"storage": storage, "cache": cache}.items()
+    used = [outcome for outcome in trials.of(SaveRestore.name) if wanted <= outcome.condition.items()]
+    whole = [outcome for outcome in used if outcome.condition.get("touched_frac", WHOLE) == WHOLE]
+    sizes = {_filled_mib(outcome) for outcome in whole or used}
+    levels = {int(number(outcome.condition, "concurrent") or 1) for outcome in whole or used}
+    return sorted(sizes), sorted(levels)
+
+
+def _filled_mib(outcome: Outcome) -> float:
+    return (number(outcome.condition, "memory_mib") or 0.0) * (number(outcome.condition, "touched_frac") or WHOLE)
+
+
+def progress_from(by_experiment: Mapping[str, Quantities]) -> tuple[ProgressCurve | None, list[str]]:
+    """Return the progress of serial and of parallel jobs by yield, and what its reader should know.
+
+    A point is the median of the conditions of its kind, linear between the yields of one kind where only the other
+    was measured at a yield.
+    """
+    measured = by_experiment.get(Proportionality.name, Quantities()).named("relative_progress")
+    points = {kind: _points(measured, kind) for kind in ("serial", "parallel")}
+    yields = sorted({at for own in points.values() for at in own} | {1.0})
+    if len(yields) < 2:
+        return None, []
+    curves = {kind: _curve(own, yields) for kind, own in points.items()}
+    notes = [
+        f"Progress of {kind} jobs was not measured: a simulation takes it to be their yield [RR 2.2]."
+        for kind, curve in curves.items()
+        if curve is None
+    ]
+    return ProgressCurve(tuple(yields), curves["serial"], curves["parallel"]), notes
+
+
+def _points(measured: Sequence[Quantity], kind: str) -> dict[float, float]:
+    """Return the median progress at each yield below 1 at which there was any."""
+    found: dict[float, float] = {}
+    own = [quantity for quantity in measured if quantity.condition.get("kind") == kind]
+    for at in {float(quantity.condition["yield_frac"]) for quantity in own}:
+        rates = [quantity.value for quantity in own if quantity.condition["yield_frac"] == at]
+        if 0.0 < at < 1.0 and (rate := float(np.median(rates))) > 0.0:
+            found[at] = rate
+    return found
+
+
+def _curve(points: Mapping[float, float], yields: Sequence[float]) -> tuple[float, ...] | None:
+    if not points:
+        return None
+    known = [0.0, *sorted(points), 1.0]
+    rates = [0.0, *(points[at] for at in sorted(points)), 1.0]  # by definition: relative to that at yield 1
+    return tuple(round(float(rate), 6) for rate in np.interp(yields, known, rates))

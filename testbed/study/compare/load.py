@@ -1,0 +1,162 @@
+"""Foreign load of machines in the run: CPU time that neither guests nor agents used, and samples that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from testbed.run.events import Calibration
+from testbed.study.compare.live import LiveRun
+
+Floats = NDArray[np.float64]
+
+_EVERY_S = 1.0  # agents sample once a second by default
+
+
+class ForeignLoad(NamedTuple):
+    """CPU time of others on the machine that has the most of it, as shares of all its cores; None if unknown."""
+
+    machine: str
+    mean_frac: float | None
+    p95_frac: float | None
+
+
+class Sampling(NamedTuple):
+    """The completeness of the nodes' samples, for the node that has the fewest; None without samples.
+
+    `every_s` is the longest sampling period of any agent.
+    """
+
+    missing_frac: float | None
+    longest_gap_s: float | None
+    every_s: float
+    restarts: int
+
+
+def sampling(run: LiveRun, nodes: pl.DataFrame) -> Sampling:
+    """Return how whole the samples are that lie in the replay."""
+    missing, gaps, every_s, restarts = [], [], [_EVERY_S], 0
+    begin_s, end_s = _replay_s(run)
+    for name in run.facts.node_names:
+        own = _of(run, nodes, name)
+        times = _seconds(own)
+        restarts += int((np.diff(own["agent_cpu_s"].to_numpy()) < -1e-9).sum())
+        if not times.size:
+            return Sampling(None, None, _EVERY_S, restarts)
+        gaps.append(float(np.diff([begin_s, *times, end_s]).max()))
+        every_s.append(_every_s(times))
+        missing.append(1.0 - times.size / max((end_s - begin_s) / every_s[-1] - 1.0, 1.0))
+    if not gaps:
+        return Sampling(None, None, _EVERY_S, restarts)
+    return Sampling(max(0.0, *missing), max(gaps), max(every_s), restarts)
+
+
+def foreign_load(run: LiveRun, nodes: pl.DataFrame, guests: pl.DataFrame) -> ForeignLoad:
+    """Return the load of others during the replay, of the machine that has the most of it.
+
+    What a node says of its machine's CPU, times cores, less what guests and agents of all nodes on that machine used
+    since the sample before. The controller and the broker count as others where they are on the machine of a node.
+    """
+    worst = ForeignLoad("", None, None)
+    for machine, names in machines(run).items():
+        shares = _foreign_shares(run, names, nodes, guests)
+        if shares is None:
+            continue
+        share, weight = shares
+        mean = float(np.average(share, weights=weight))
+        if worst.mean_frac is None or mean > worst.mean_frac:
+            worst = ForeignLoad(machine, mean, float(np.quantile(share, 0.95)))
+    return worst
+
+
+def machines(run: LiveRun) -> dict[str, list[str]]:
+    """Return the nodes of each machine: nodes that the command spawned, and boxes, are on the controller's machine."""
+    scenario = run.facts.manifest.get("scenario") or {}
+    spawned = {node["name"] for node in scenario.get("nodes", ()) if node.get("spawn")}
+    found: dict[str, list[str]] = {}
+    for name, facts in run.facts.manifest.get("nodes", {}).items():
+        here = name in spawned or scenario.get("box") is not None
+        found.setdefault("the controller's machine" if here else str(facts.get("address") or name), []).append(name)
+    return found
+
+
+def _foreign_shares(
+    run: LiveRun, names: Sequence[str], nodes: pl.DataFrame, guests: pl.DataFrame
+) -> tuple[Floats, Floats] | None:
+    """Return the share of others in each interval between samples of one node of a machine, and its length."""
+    watched = _within(run, nodes.filter(pl.col("node").cast(pl.String) == names[0]))
+    times = _seconds(watched)
+    facts = run.facts.manifest["nodes"][names[0]]
+    cores = facts.get("machine_cores")
+    if times.size < 3 or not cores or "dom0" in facts.get("capabilities", ()):  # dom0 measures its own time only
+        return None
+    own = np.zeros(times.size)
+    for name in names:
+        mine = nodes.filter(pl.col("node").cast(pl.String) == name)
+        own += _grown(mine, "agent_cpu_s", times)
+        for guest in guests.filter(pl.col("node").cast(pl.String) == name).partition_by("job", "task"):
+            own += _grown(guest, "cpu_s", times)
+    lengths = np.diff(times)
+    busy = watched["cpu_frac"].to_numpy()[1:]
+    share = busy - np.diff(own) / (lengths * float(cores))
+    return np.clip(share, 0.0, 1.0), lengths
+
+
+def core_speed(run: LiveRun, nodes: pl.DataFrame) -> float | None:
+    """Return how fast cores were in the replay, relative to when dedicated rates were measured; None if not recorded.
+
+    By the agents' probes, of the node that differs most.
+    """
+    before = next((event.probed_units_per_s for event in run.journal if isinstance(event, Calibration)), None)
+    if not before or "core_units_per_s" not in nodes.columns:
+        return None
+    ratios = [
+        float(str(mean)) / before
+        for name in run.facts.node_names
+        if (mean := _of(run, nodes, name)["core_units_per_s"].mean()) is not None
+    ]
+    return max(ratios, key=lambda ratio: abs(ratio - 1.0), default=None)
+
+
+def _of(run: LiveRun, nodes: pl.DataFrame, name: str) -> pl.DataFrame:
+    return _within(run, nodes.filter(pl.col("node").cast(pl.String) == name))
+
+
+def _grown(frame: pl.DataFrame, column: str, times_s: Floats) -> Floats:
+    """Return at `times_s` how much a counter has grown; where it falls it began again from 0."""
+    values, at_s = frame[column].to_numpy(), _seconds(frame)
+    if not values.size:
+        return np.zeros(times_s.size)
+    steps = [float(values[0]) if column == "cpu_s" else 0.0]
+    steps += [float(b - a if b >= a else b) for a, b in pairwise(values)]
+    first_s = at_s[0] - _every_s(at_s)  # a guest without an earlier sample was created since the sample before
+    grown = np.interp(times_s, np.concatenate([[first_s], at_s]), np.concatenate([[0.0], np.cumsum(steps)]))
+    return np.asarray(grown, dtype=np.float64)
+
+
+def _every_s(times_s: Floats) -> float:
+    """Return how often samples were taken, by most of them."""
+    return float(np.median(np.diff(times_s))) if times_s.size > 1 else _EVERY_S
+
+
+def _within(run: LiveRun, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the replay: before it nodes are calibrated, and after it they are taken down."""
+    times = pl.Series(_seconds(frame))
+    begin_s, end_s = _replay_s(run)
+    return frame.filter((times >= begin_s) & (times <= end_s))
+
+
+def _replay_s(run: LiveRun) -> tuple[float, float]:
+    """Return when the replay began and when its last job ended, as seconds of the Unix clock."""
+    begin_s = (run.facts.anchor_ns or 0) / 1e9 + run.facts.replay_begin_s
+    ends_s = [job.end_time_s for job in run.facts.jobs if job.end_time_s is not None]
+    return begin_s, begin_s + max(ends_s, default=0.0) / run.facts.time_scale
+
+
+def _seconds(frame: pl.DataFrame) -> Floats:
+    return np.asarray(frame["time"].cast(pl.Int64).to_numpy() / 1e9, dtype=np.float64)

@@ -1,0 +1,158 @@
+"""The written rule that says which runs were disturbed; docs/compare.md explains it.
+
+The rule reads the records of a run and no simulation: a run must not be left out because it disagrees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from testbed.bus.drivers import recorded_traits
+from testbed.measure.frames import load_points
+from testbed.run import events
+from testbed.study.compare.decisions import PERIODIC, SUBMISSION
+from testbed.study.compare.live import LiveRun
+from testbed.study.compare.load import core_speed, foreign_load, sampling
+
+_MEASUREMENTS = ("node", "guest", "cap", "cap_drift")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Beyond these a run is disturbed. Shares are of 1, wall seconds."""
+
+    foreign_mean_frac: float = 0.10  # of a machine's CPU time
+    foreign_p95_frac: float = 0.35  # of it in the worst twentieth of the samples
+    achieved_least_frac: float = 0.90  # median over windows of achieved over requested CPU
+    core_speed_frac: float = 0.05  # by which cores may be faster or slower than when dedicated rates were measured
+    missing_samples_frac: float = 0.10
+    sample_gap_s: float = 5.0  # or this:
+    sample_gap_samples: float = 2.0  # where agents sample so seldom that it is longer
+    loop_late_s: float = 0.25
+    clock_step_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact of a run against its limit; `value` is None where the run did not record it, and `why` says so."""
+
+    name: str
+    what: str
+    value: float | None
+    limit: float
+    unit: str
+    at_least: bool = False  # the limit is the least that is well, not the most
+    fatal: bool = False  # without it there is nothing to compare
+    why: str = ""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it is beyond the limit."""
+        if self.value is None:
+            return False
+        return self.value < self.limit if self.at_least else self.value > self.limit
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.what}: not recorded ({self.why})"
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{self.what}: {self.value:.4g}{unit}, limit {self.limit:g}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The result of the rule for one run."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def reasons(self) -> tuple[Finding, ...]:
+        """Why the run is quarantined; none if it is not."""
+        return tuple(finding for finding in self.findings if finding.disturbed)
+
+    @property
+    def usable(self) -> bool:
+        """Whether every job ended well, so that there is something to compare at all."""
+        return not any(finding.fatal for finding in self.reasons)
+
+
+def examine(run: LiveRun, limits: Limits | None = None) -> Health:
+    """Apply the rule to a run. Raises `UserError` if its points cannot be read."""
+    limits = limits or Limits()
+    findings = [*_ended(run), *_operations(run), *_machines(run, limits), *_controller(run, limits)]
+    return Health(tuple(findings))
+
+
+def _ended(run: LiveRun) -> Iterator[Finding]:
+    unended = sum(job.end_time_s is None or job.state != "done" for job in run.facts.jobs)
+    unended = max(unended, int(not run.facts.complete))
+    yield Finding("jobs", "jobs that failed or did not end", float(unended), 0, "", fatal=True)
+
+
+def _operations(run: LiveRun) -> Iterator[Finding]:
+    kinds = Counter(map(type, run.journal))
+    lost = sum(isinstance(event, events.Node) and not event.online for event in run.journal)
+    failed = sum(isinstance(event, events.Outcome) and not event.ok for event in run.journal)
+    yield Finding("nodes_lost", "times that a node went offline", float(lost), 0, "")
+    yield Finding("retries", "operations that were tried again", float(kinds[events.Retry]), 0, "")
+    yield Finding("failures", "operations that failed", float(failed), 0, "")
+    doubts = float(kinds[events.Doubt]) if kinds[events.Results] else None  # runs that hold work against CPU time
+    yield Finding("doubts", "tasks that were told to be done sooner than can be",
+                  doubts, 0, "", why="the journal has no entry `results`")  # fmt: skip
+
+
+def _machines(run: LiveRun, limits: Limits) -> Iterator[Finding]:
+    points = load_points(run.facts.path, _MEASUREMENTS)
+    samples = sampling(run, points["node"])
+    yield Finding("restarts", "restarts of an agent", float(samples.restarts), 0, "")
+    yield Finding("missing", "samples of a node that are missing", samples.missing_frac,
+                  limits.missing_samples_frac, "", why="no samples")  # fmt: skip
+    longest_gap_s = max(limits.sample_gap_s, limits.sample_gap_samples * samples.every_s)
+    yield Finding("gap", "longest time without a sample of a node", samples.longest_gap_s, longest_gap_s, "s",
+                  why="no samples")  # fmt: skip
+    dropped = sum(event.dropped for event in run.journal if isinstance(event, events.Telemetry))
+    yield Finding("dropped", "samples that agents gave up", float(dropped), 0, "")
+    yield Finding("drift", "caps that somebody else had changed", float(points["cap_drift"].height), 0, "")
+    if all(recorded_traits(facts).simulated for facts in run.facts.manifest.get("nodes", {}).values()):
+        return  # the load of the machine does not matter
+    load = foreign_load(run, points["node"], points["guest"])
+    why = "no samples of the nodes' CPU"
+    yield Finding("foreign_mean", f"foreign CPU load, mean of {load.machine or 'a machine'}", load.mean_frac,
+                  limits.foreign_mean_frac, "", why=why)  # fmt: skip
+    yield Finding("foreign_p95", "foreign CPU load, 95th percentile of seconds", load.p95_frac,
+                  limits.foreign_p95_frac, "", why=why)  # fmt: skip
+    speed = core_speed(run, points["node"])
+    yield Finding("core_speed", "change of the cores' speed since dedicated rates were measured",
+                  None if speed is None else abs(speed - 1.0), limits.core_speed_frac, "", why="no probes")  # fmt: skip
+    caps = points["cap"]
+    achieved = (caps["achieved_cores"] / caps["requested_cores"]).median() if caps.height else None
+    yield Finding("achieved", f"achieved over requested CPU, median of {caps.height} windows",
+                  None if achieved is None else float(str(achieved)), limits.achieved_least_frac, "",
+                  at_least=True, why="no window of constant cap was long enough")  # fmt: skip
+
+
+def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
+    lateness = list(_lateness_s(run))
+    yield Finding("late", "longest delay of a decision that was due at a time",
+                  max(lateness, default=None), limits.loop_late_s, "s", why="there was none")  # fmt: skip
+    if orders := sum(isinstance(event, events.Order) for event in run.journal):
+        yield Finding("orders", "orders of the operator: pauses, drained nodes", orders, 0, "")
+    clock = next((event for event in run.journal if isinstance(event, events.Clock)), None)
+    step_s = None
+    if clock is not None and run.facts.anchor_ns is not None:
+        step_s = abs((clock.unix_ns - run.facts.anchor_ns) / 1e9 - clock.t_s)
+    yield Finding("clock", "step of the controller's wall clock", step_s, limits.clock_step_s, "s",
+                  why="the journal has no entry `clock`; all durations are by monotonic clocks")  # fmt: skip
+
+
+def _lateness_s(run: LiveRun) -> Iterator[float]:
+    """Yield by how many wall seconds the controller's decisions were late: its loop was held up."""
+    submit_s = {job.job_id: job.submit_time_s for job in run.facts.jobs}
+    for record in run.decisions:
+        for kind, number in record.triggers:
+            if kind == SUBMISSION and number in submit_s:
+                yield (record.time_s - submit_s[number]) / run.facts.time_scale
+            elif kind == PERIODIC and run.period_s is not None:
+                yield (record.time_s - number * run.period_s) / run.facts.time_scale

@@ -1,0 +1,108 @@
+"""A comparison in sentences: what the terminal and the page both say."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields
+
+from testbed.study.compare.accounting import PARTS, Parts, mean_absolute
+from testbed.study.compare.pairs import RunPair
+from testbed.study.compare.statistics import FLOOR_FRAC, Order
+from testbed.study.compare.study import NO_BAND, TITLES, Group, Judged, Study
+
+
+def percent(share: float) -> str:
+    """Return a share as per cent: with two digits below 1 %, one above."""
+    return f"{share:.2%}" if abs(share) < 0.01 else f"{share:.1%}"
+
+
+def sentence(text: str) -> str:
+    """Begin a text with a capital letter, and leave the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def repeats(group: Group) -> str:
+    """Return a sentence on the number of runs in a group, and on what so few support."""
+    count = len(group.pairs)
+    if count == 1:
+        return "1 run: there is no band; repeat it, the same scenario, policy and seed, to have one"
+    caveat = ""
+    if count < 4:
+        caveat = (
+            f"; with {count} runs the band is a rough guess: its edge is the largest of {count} numbers, and each live "
+            f"run is held against {'one other' if count == 2 else 'two others'}, noisier than a simulation is"
+        )
+    return f"{count} runs{caveat}"
+
+
+def judgement(judged: Judged) -> str:
+    """Return a sentence on a statistic against its band and goal."""
+    low, high = judged.interval
+    text = f"{TITLES[judged.name]} {percent(judged.mean)} (95 % over jobs: {percent(low)} to {percent(high)}): "
+    if judged.band is None:
+        text += "no band"
+    else:
+        text += f"{judged.verdict} the band, up to {percent(judged.band.high)}"
+        if judged.band.high <= FLOOR_FRAC:
+            text += " (the least that counts)"
+    return f"{text}; goal of at most {percent(judged.goal)} {'met' if judged.goal_met else 'missed'}"
+
+
+def verdict(found: Study) -> str:
+    """Return the verdict as a sentence."""
+    goals = "goals met" if found.goals_met else "goals missed"
+    if not found.groups:
+        return "Nothing to compare: every run was disturbed or did not end well."
+    if found.verdict == NO_BAND:
+        return f"No band: no run has an undisturbed repeat, so no error can be told from noise; {goals}."
+    side = "inside" if found.verdict == "inside" else "outside"
+    bare = sum(group.verdict == NO_BAND for group in found.groups)
+    rest = f" ({bare} of {len(found.groups)} groups have no band)" if bare else ""
+    return f"The simulation is {side} the noise band of the live runs{rest}; {goals}."
+
+
+def decisions(pair: RunPair) -> list[str]:
+    """Return a sentence on the agreement of decisions and their first divergence."""
+    alignment = pair.alignment
+    shares = (
+        f"{percent(alignment.same_frac)} of {len(alignment.both)} decisions in both and "
+        f"{len(alignment.live_only) + len(alignment.simulated_only)} in one only have the same placement; sets of "
+        f"running jobs are alike by {alignment.jaccard_mean:.2f} at decisions, {alignment.jaccard_over_time:.2f} over "
+        f"time (Jaccard); {percent(pair.agreement_frac)} of task seconds agree in time and node"
+    )
+    lines = [shares]
+    first = alignment.first
+    if first is None:
+        lines.append("no decision differs")
+        return lines
+    when = ", ".join(
+        f"{world} at {time_s:.1f} s"
+        for world, time_s in (("live", first.live_s), ("simulated", first.simulated_s))
+        if time_s is not None
+    )
+    lines.append(f"first divergence: {first.trigger} ({when}): {'; '.join(first.chosen)}")
+    lines += [f"  seen: {each}" for each in first.seen]
+    return lines
+
+
+def largest_source(group: Group) -> str:
+    """Return a sentence on the part of turnarounds with the largest error."""
+    sizes = mean_absolute({job: live - simulated for job, (live, simulated) in group.sources.items()})
+    named = dict(zip((field.name for field in fields(Parts)), astuple(sizes), strict=True))
+    name = max(named, key=named.__getitem__)
+    if named[name] <= 0.0:
+        return "no part of any turnaround differs"
+    return (
+        f"largest source of error: {name.removesuffix('_s')} ({PARTS[name]}), {named[name]:.4g} trace s a job in the "
+        f"mean of absolute differences"
+    )
+
+
+def order_words(order: Order) -> str:
+    """Return a sentence on whether policies are ordered alike."""
+    told = sum(pair.told_apart for pair in order.pairs)
+    live, twins = " < ".join(order.live), " < ".join(order.simulated)
+    text = f"by {order.metric}, live {live}; simulated {twins}; Kendall's tau {order.tau:.2f}; "
+    if order.same is None:
+        return text + "no two policies differ by more than the noise, or it is not known: nothing to order"
+    same = "the same order" if order.same else "another order"
+    return text + f"{same} of the {told} of {len(order.pairs)} pairs that live runs tell apart"

@@ -1,0 +1,194 @@
+"""Many runs: which are repeats, which were disturbed, what their noise is, and whether the simulation lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from testbed.scheduling.simulation.overheads import Overheads
+from testbed.study.compare.accounting import Parts, mean_parts
+from testbed.study.compare.live import LiveRun, segment_of
+from testbed.study.compare.pairs import RunPair, pair, table
+from testbed.study.compare.quarantine import Health, Limits, examine
+from testbed.study.compare.statistics import (
+    STATISTICS,
+    Band,
+    Interval,
+    Order,
+    Spread,
+    mean_interval,
+    noise_band,
+    order,
+    spread,
+)
+
+GOALS = {"turnaround": 0.05, "max_stretch": 0.10}
+COLUMNS = {"turnaround": "turnaround_s", "max_stretch": "stretch"}
+TITLES = {"turnaround": "median turnaround error", "max_stretch": "max-stretch error"}
+_Key = tuple[str, str, float | None]  # segment, policy, period in trace seconds
+INSIDE, OUTSIDE, NO_BAND = "inside", "outside", "no band"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One statistic of a group: the simulation's error of each run and in the mean, against band and goal.
+
+    `interval` is that of the mean when jobs are resampled.
+    """
+
+    name: str
+    errors: tuple[float, ...]
+    mean: float
+    interval: Interval
+    band: Band | None
+    goal: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the error is one that live runs make against each other."""
+        if self.band is None:
+            return NO_BAND
+        return INSIDE if self.band.holds(self.mean) else OUTSIDE
+
+    @property
+    def goal_met(self) -> bool:
+        """Whether the error is not above the goal."""
+        return self.mean <= self.goal
+
+
+@dataclass(frozen=True)
+class Group:
+    """Repeats: undisturbed runs of one segment under one policy."""
+
+    segment: str
+    policy: str
+    pairs: tuple[RunPair, ...]
+
+    @cached_property
+    def judged(self) -> tuple[Judged, ...]:
+        """Each statistic that the verdict rests on."""
+        found = []
+        for name, goal in GOALS.items():
+            live, twins = (table(self.pairs, world, COLUMNS[name]) for world in ("live", "simulated"))
+            errors = STATISTICS[name](twins, live)
+            interval = mean_interval(name, twins, live)
+            band = noise_band(name, live)
+            found.append(Judged(name, tuple(errors.tolist()), float(errors.mean()), interval, band, goal))
+        return tuple(found)
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """The spread of turnarounds between repeats."""
+        return spread(table(self.pairs, "live", "turnaround_s"))
+
+    @property
+    def verdict(self) -> str:
+        """Outside if one statistic is."""
+        verdicts = {judged.verdict for judged in self.judged}
+        return next(each for each in (OUTSIDE, NO_BAND, INSIDE) if each in verdicts)
+
+    @cached_property
+    def sources(self) -> dict[int, tuple[Parts, Parts]]:
+        """The parts of each job's turnaround, live and simulated, mean over runs; the largest difference first."""
+        found = {}
+        for row, job in enumerate(self.pairs[0].jobs):
+            both = [each.jobs[row] for each in self.pairs]
+            found[job.job] = (
+                mean_parts([each.live.parts for each in both]),
+                mean_parts([each.simulated.parts for each in both]),
+            )
+        return dict(sorted(found.items(), key=lambda item: -abs((item[1][0] - item[1][1]).turnaround_s)))
+
+
+@dataclass(frozen=True)
+class Study:
+    """The results of `testbed compare`; `left_out` are runs that were disturbed, `again` copies of a run before."""
+
+    overheads: str
+    groups: tuple[Group, ...]
+    health: dict[str, Health]
+    runs: tuple[LiveRun, ...]
+    left_out: tuple[LiveRun, ...]
+    again: tuple[LiveRun, ...]
+    orders: dict[str, tuple[Order, ...]]
+
+    @property
+    def verdict(self) -> str:
+        """Outside if one group is or if policies are ordered otherwise; no band without any; else inside."""
+        verdicts = {group.verdict for group in self.groups}
+        wrong = any(each.same is False for orders in self.orders.values() for each in orders)
+        if OUTSIDE in verdicts or wrong:
+            return OUTSIDE
+        return INSIDE if INSIDE in verdicts else NO_BAND
+
+    @property
+    def goals_met(self) -> bool:
+        """Whether every goal is met: errors of every group, and the order of policies where it is known."""
+        judged = all(each.goal_met for group in self.groups for each in group.judged)
+        return judged and all(each.same is not False for orders in self.orders.values() for each in orders)
+
+
+def study(
+    runs: Sequence[LiveRun], overheads: Overheads | None, *, limits: Limits | None = None, keep_disturbed: bool = False
+) -> Study:
+    """Examine runs, then pair the others with simulations, and judge them.
+
+    `overheads` of None are the mean penalty that each run measured itself. With `keep_disturbed` only runs in which
+    a job did not end well are left out. Raises `UserError` and `RunError` as `pair` and `examine` do.
+    """
+    seen: set[str] = set()
+    once: list[LiveRun] = []
+    again: list[LiveRun] = []
+    for run in runs:
+        (again if run.facts.tag and run.facts.tag in seen else once).append(run)
+        seen.add(run.facts.tag)
+    health = {str(run.facts.path): examine(run, limits) for run in once}
+    kept: list[LiveRun] = []
+    left_out: list[LiveRun] = []
+    for run in once:
+        found = health[str(run.facts.path)]
+        well = found.usable and (keep_disturbed or not found.reasons)
+        (kept if well else left_out).append(run)
+    together: dict[_Key, list[LiveRun]] = {}
+    for run in kept:
+        together.setdefault((segment_of(run.facts), run.facts.policy, run.period_s), []).append(run)
+    groups = tuple(
+        Group(key[0], _label(key, together), tuple(pair(run, overheads) for run in members))
+        for key, members in together.items()
+    )
+    name = "the mean penalty that each run measured itself" if overheads is None else overheads.name
+    return Study(name, groups, health, tuple(once), tuple(left_out), tuple(again), _orders(groups))
+
+
+def _label(key: _Key, known: Iterable[_Key]) -> str:
+    """Name the policy of a group, with its period where the segment has it under several."""
+    segment, policy, period_s = key
+    alone = sum(other[:2] == (segment, policy) for other in known) == 1
+    return policy if alone else f"{policy}, {'no period' if period_s is None else f'period {period_s:g} s'}"
+
+
+def _orders(groups: Sequence[Group]) -> dict[str, tuple[Order, ...]]:
+    """Return the orders of policies of each segment that has several."""
+    found: dict[str, tuple[Order, ...]] = {}
+    for segment in dict.fromkeys(group.segment for group in groups):
+        own = {group.policy: group for group in groups if group.segment == segment}
+        if len(own) < 2:
+            continue
+        tables = {
+            name: (table(group.pairs, "live", "stretch"), table(group.pairs, "simulated", "stretch"))
+            for name, group in own.items()
+        }
+        found[segment] = (
+            order(
+                "max stretch",
+                {name: live.max(axis=1).tolist() for name, (live, _) in tables.items()},
+                {name: twins.max(axis=1).tolist() for name, (_, twins) in tables.items()},
+            ),
+            order(
+                "mean stretch",
+                {name: live.mean(axis=1).tolist() for name, (live, _) in tables.items()},
+                {name: twins.mean(axis=1).tolist() for name, (_, twins) in tables.items()},
+            ),
+        )
+    return found

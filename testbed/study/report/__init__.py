@@ -1,0 +1,1 @@
+"""The views of a run: the live display, and tables afterwards."""

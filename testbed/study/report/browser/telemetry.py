@@ -1,0 +1,75 @@
+"""The reports of nodes and guests, from line protocol: the last sample of each, and the cores it used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.measure.line_protocol import parse_line
+
+GUEST_KEPT_NS = 4 * 10**9
+
+
+@dataclass(slots=True)
+class GuestUse:
+    """One guest; `used_cores` is the mean between its last two samples, None before there are two.
+
+    `cap_cores` is the cap in force, None where it is not known.
+    """
+
+    time_ns: int
+    cpu_s: float
+    cap_cores: float | None
+    rss_mib: float
+    used_cores: float | None = None
+
+
+@dataclass(slots=True)
+class NodeUse:
+    """One node; `guests` by (job, task)."""
+
+    time_ns: int = 0
+    cpu_frac: float = 0.0
+    memory_used_mib: float = 0.0
+    guests: dict[tuple[int, int], GuestUse] = field(default_factory=dict)
+
+
+class Telemetry:
+    """Takes points of any measurement; keeps those of nodes and guests. `by_node` is keyed by the node's name."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, NodeUse] = {}
+
+    def feed(self, line: bytes) -> str | None:
+        """Take one line; return the name of the node that it is about, None for other points and for invalid lines."""
+        if not line.startswith((b"node,", b"guest,")):
+            return None
+        try:
+            point = parse_line(line.decode())
+            numbers = {name: float(value) for name, value in point.fields.items()}
+            name = point.tags["node"]
+            if point.measurement == "guest":
+                key = int(point.tags["job"]), int(point.tags["task"])
+                self._guest(self.by_node.setdefault(name, NodeUse()), key, point.time_ns, numbers)
+            else:
+                self._node(self.by_node.setdefault(name, NodeUse()), point.time_ns, numbers)
+        except (ValueError, KeyError):  # a line of another version: the page goes without it
+            return None
+        return name
+
+    @staticmethod
+    def _node(node: NodeUse, time_ns: int, numbers: Mapping[str, float]) -> None:
+        node.cpu_frac, node.memory_used_mib = numbers["cpu_frac"], numbers["memory_used_mib"]
+        node.time_ns = time_ns
+        gone = [key for key, guest in node.guests.items() if guest.time_ns < time_ns - GUEST_KEPT_NS]
+        for key in gone:
+            del node.guests[key]
+
+    @staticmethod
+    def _guest(node: NodeUse, key: tuple[int, int], time_ns: int, numbers: Mapping[str, float]) -> None:
+        cpu_s = numbers["cpu_s"]
+        now = GuestUse(time_ns, cpu_s, numbers.get("cap_cores"), numbers["rss_mib"])
+        before = node.guests.get(key)
+        if before is not None and time_ns > before.time_ns and cpu_s >= before.cpu_s:
+            now.used_cores = (cpu_s - before.cpu_s) / ((time_ns - before.time_ns) / 1e9)
+        node.guests[key] = now

@@ -1,0 +1,1 @@
+"""One run as facts, stories, schedules and figures."""

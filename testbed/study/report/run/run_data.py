@@ -1,0 +1,65 @@
+"""Everything that a page is made of, loaded from one run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.errors import UserError
+from testbed.measure.rundir import read_json
+from testbed.study.report.run.facts import RunFacts, read_facts
+from testbed.study.report.run.schedule import Schedule
+from testbed.study.report.run.timeline import Timeline
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# Samples of nodes and guests are most of a run's points, and no figure needs them.
+_MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A run: its facts, its schedule, and its points by measurement; `trouble` says what could not be read."""
+
+    facts: RunFacts
+    schedule: Schedule
+    points: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    trouble: tuple[str, ...] = ()
+
+
+def read_record(path: Path) -> RunData:
+    """Read a run directory except its points, in one pass over its journal, whether the run is complete or not.
+
+    Raises `UserError` where `read_facts` does.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run directory")
+    manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
+    timeline = Timeline.of_manifest(manifest) if {"clocks", "nodes"} <= manifest.keys() else Timeline()
+    facts = read_facts(path, timeline.take)
+    return RunData(facts, timeline.schedule())
+
+
+def with_points(record: RunData) -> RunData:
+    """Add the points that figures need to what was read of a run.
+
+    Points that cannot be read are left out, and said so.
+    """
+    from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
+
+    try:
+        points = load_points(record.facts.path, _MEASUREMENTS)
+    except UserError as error:
+        return replace(record, trouble=(f"Figures of points are missing: {error}",))
+    return replace(record, points=points)
+
+
+def load_run_data(path: Path) -> RunData:
+    """Load a run directory, whether the run is complete or not.
+
+    Journal and manifest must be readable (`UserError`).
+    """
+    return with_points(read_record(path))

@@ -1,0 +1,224 @@
+"""The same jobs, nodes and policy in virtual time: what the simulation of [RR 5.2] says of a run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.measure.rundir import read_json
+from testbed.run.events import Decision, Rescheduling, View
+from testbed.run.journal import is_decision, never, read_events
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
+from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.run import Placement, SimulatedRun
+from testbed.scheduling.simulation.simulate import simulate
+from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
+
+_MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longer than the simulation
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDecision:
+    """The jobs that run after one decision, at `time_s` trace seconds: by job id, the nodes of its tasks and its yield.
+
+    Nodes are numbers from 0. Tasks of a job are interchangeable: nodes are a multiset, in no order that means
+    anything. Jobs that do not run are not in it.
+    """
+
+    time_s: float
+    placements: dict[int, tuple[tuple[int, ...], float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulation:
+    """A simulated twin: its results in trace seconds, and its schedule on the run's axis of wall seconds.
+
+    `run` has the arrays by job, in the order of `run.jobs`; `decisions` are all decisions, in order of time, also
+    those that changed nothing (under FCFS and EASY: one an instant of submissions or completions). `overheads` are
+    in trace seconds.
+    """
+
+    run: SimulatedRun
+    schedule: Schedule
+    overheads: Overheads
+    decisions: list[SimulatedDecision]
+
+
+def simulate_schedule(
+    jobs: Sequence[Job],
+    node_names: Sequence[str],
+    policy: Policy,
+    overheads: Overheads,
+    *,
+    node_memory_gb: float,
+    time_scale: float = 1.0,
+    name: str = "",
+) -> Simulation:
+    """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
+
+    `name` is that of the schedule, by default the overheads'. Raises what `simulate` raises.
+    """
+    nodes = len(node_names)
+    compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
+    run = simulate(
+        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True
+    )  # fmt: skip
+    spans = _Spans(jobs, time_scale)
+    decisions: list[SimulatedDecision] = []
+    placed: dict[int, Placement] = {}
+    for time_s, changes in run.decided():
+        for change in changes:
+            spans.take(change)
+            placed[change.row] = change
+        placed = {row: each for row, each in sorted(placed.items()) if each.nodes and run.end_s[row] > time_s}
+        running = {jobs[row].job_id: (each.nodes, each.yield_frac) for row, each in placed.items()}
+        decisions.append(SimulatedDecision(time_s, running))
+    schedule = Schedule(
+        name=name or f"simulated, {overheads.name}",
+        spans=spans.finish(run),
+        jobs=_facts(run, time_scale),
+        nodes=nodes,
+        node_names=tuple(node_names),
+        time_scale=time_scale,
+        end_s=float(run.end_s.max()) / time_scale,
+    )
+    return Simulation(run, schedule, overheads, decisions)
+
+
+def _facts(run: SimulatedRun, time_scale: float) -> dict[int, JobFacts]:
+    return {
+        job.job_id: JobFacts(
+            job=job.job_id,
+            state=DONE,
+            tasks=job.tasks,
+            cpu_need_frac=job.cpu_need_frac,
+            mem_req_frac=job.mem_req_frac,
+            submit_s=job.submit_time_s / time_scale,
+            start_s=float(run.start_s[row]) / time_scale,
+            end_s=float(run.end_s[row]) / time_scale,
+            preemptions=int(run.preemptions[row]),
+            migrations=int(run.migrations[row]),
+            penalty_s=float(run.penalty_s[row]) / time_scale,
+        )
+        for row, job in enumerate(run.jobs)
+    }
+
+
+class _Spans:
+    """Makes spans of placements, as they come."""
+
+    def __init__(self, jobs: Sequence[Job], time_scale: float) -> None:
+        self._jobs = jobs
+        self._scale = time_scale
+        self._spans: list[Span] = []
+        self._now: dict[int, Placement] = {}
+
+    def take(self, new: Placement) -> None:
+        """Apply the changes of a decision: earlier spans of the job end."""
+        now = self._now.get(new.row)
+        if now is not None:
+            self._close(now, new.time_s)
+        if new.nodes:
+            self._now[new.row] = new
+
+    def _close(self, was: Placement, end_s: float) -> None:
+        del self._now[was.row]
+        free_s = min(max(was.free_at_s, was.time_s), end_s)
+        for kind, begin_s, until_s in ((RESTORE, was.time_s, free_s), (RUN, free_s, end_s)):
+            if begin_s < until_s:
+                job, begin_wall_s, until_wall_s = (
+                    self._jobs[was.row].job_id,
+                    begin_s / self._scale,
+                    until_s / self._scale,
+                )
+                self._spans += [
+                    Span(job, task, node, begin_wall_s, until_wall_s, kind, was.yield_frac)
+                    for task, node in enumerate(was.nodes)
+                ]
+
+    def finish(self, run: SimulatedRun) -> list[Span]:
+        """Return all spans: each job's last ones go on until its end."""
+        for now in list(self._now.values()):
+            self._close(now, float(run.end_s[now.row]))
+        return self._spans
+
+
+def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
+    """Simulate the jobs of a run directory on as many nodes under its policy.
+
+    `overheads` default to the mean penalty that the run measured, in trace seconds, for every resume and migration;
+    to none if it measured none. Those of a file are wall seconds of the lab, and taken times the run's time scale;
+    those of other models are trace seconds already. What a model says of tasks that move at once on a node holds for
+    all of the cluster where its nodes are on one machine, as then they share its cores and its disk. Jobs run as long
+    as on dedicated nodes (jobs.csv), and batch policies get the estimates that the run's policy got. Raises `UserError`
+    when a file of the run is missing or broken, and where `simulate_schedule` does.
+    """
+    manifest: Mapping[str, Any] = read_json(run / "manifest.json")
+    try:
+        names = tuple(manifest["nodes"])
+        time_scale = float(manifest["clocks"]["time_scale"])
+        policy = parse(manifest["policy"], manifest["period_s"] or manifest["scenario"]["period_s"])
+        memory_gb = manifest["scenario"]["nodes"][0]["memory_mib"] * 2**20 / 1e9
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
+    penalties_s: list[float] = []
+    estimates: dict[int, float] = {}
+    for event in read_events(run / "events.jsonl", never if policy.needs_estimates else is_decision):
+        if isinstance(event, Rescheduling):
+            penalties_s.append(event.penalty_s)
+        elif isinstance(event, Decision):
+            estimates.update(_estimates(event.view))
+    name = ""
+    if overheads is None:
+        overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
+        name = f"simulated, penalty {float(overheads.resume_s[0, 0]):.3g} s" if penalties_s else "simulated, no penalty"
+    elif overheads.wall_clock:
+        overheads = overheads.scaled(time_scale)
+    if overheads.per_node and _on_one_machine(manifest["nodes"]):
+        overheads = replace(overheads, per_node=False)
+    jobs = read_jobs(run / "jobs.csv", estimates)
+    return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
+
+
+def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether all agents have one address."""
+    addresses = {facts.get("address") for facts in nodes.values()}
+    return len(addresses) == 1 and None not in addresses
+
+
+def _estimates(view: View) -> dict[int, float]:
+    return {job: told for job, told in zip(view.job_id, view.estimate_s, strict=True) if told is not None}
+
+
+def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
+    """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            jobs = [
+                Job(
+                    job_id=int(row["job_id"]),
+                    submit_time_s=float(row["submit_time_s"]),
+                    tasks=int(row["tasks"]),
+                    cpu_need_frac=float(row["cpu_need_frac"]),
+                    mem_req_frac=float(row["mem_req_frac"]),
+                    run_time_s=float(row["run_time_s"]),
+                    estimate_s=estimates.get(int(row["job_id"])),
+                )
+                for row in csv.DictReader(file)
+            ]
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot read: {error.strerror}; expected the jobs of a run that ended or was aborted"
+        ) from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: expected the columns and numbers of a run's jobs: {error!r}") from error
+    if not jobs:
+        raise UserError(f"{path}: no jobs: expected at least one")
+    return sorted(jobs, key=lambda job: job.submit_time_s)

@@ -1,0 +1,233 @@
+"""Buses to test: one in memory, one over amqtt, one over Mosquitto where that is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.live import HANG_S
+from testbed.bus.broker import broker
+from testbed.bus.client import Bus, MqttBus, Presence
+from testbed.bus.memory import MemoryHub
+from testbed.bus.mosquitto import find_mosquitto
+
+
+class Mailbox:
+    """A handler that keeps what it gets, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, bytes]] = []
+        self._news = asyncio.Event()
+
+    async def __call__(self, topic: str, payload: bytes) -> None:
+        self.got.append((topic, payload))
+        self._news.set()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for _, payload in self.got]
+
+    async def until(self, condition: Callable[[list[bytes]], bool]) -> list[bytes]:
+        try:
+            async with asyncio.timeout(HANG_S):
+                while not condition(self.payloads):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"still waiting with {self.payloads[-20:]} ({len(self.got)} messages)") from None
+        return self.payloads
+
+    async def count(self, number: int) -> list[bytes]:
+        return await self.until(lambda got: len(got) >= number)
+
+
+class Wire:
+    """A TCP relay in front of a broker that can be cut, or go dead without a word."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._relays: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self.accepts = True
+        self.port = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Wire]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            await server.wait_closed()
+            self.cut()
+            if self._relays:
+                await asyncio.wait(self._relays)
+
+    def cut(self) -> None:
+        """Break every connection, as a crash or a switch does."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._flows.set()
+
+    def freeze(self) -> None:
+        """Let nothing through any more, in either direction; both ends believe that they are connected."""
+        self._flows.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.accepts:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, far_writer}
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._relay(source, sink))
+            self._relays.add(task)
+            task.add_done_callback(self._relays.discard)
+
+    async def _relay(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await self._flows.wait()
+                sink.write(data)
+                await sink.drain()
+        self._writers.discard(sink)
+        sink.close()
+
+
+async def lost(bus: Bus) -> None:
+    """Wait until a bus has noticed that its connection is gone."""
+    async with asyncio.timeout(HANG_S):
+        while bus.connected.is_set():  # noqa: ASYNC110  an event can be waited for only in the other direction
+            await asyncio.sleep(0)
+
+
+class World:
+    """A bus that tests can break: `cut` ends a client's connection uncleanly, `mend` lets it come back."""
+
+    bus: Callable[..., AbstractAsyncContextManager[Bus]]
+    cut: Callable[[str], Coroutine[Any, Any, None]]
+    mend: Callable[[str], Coroutine[Any, Any, None]]
+
+
+class MemoryWorld(World):
+    def __init__(self) -> None:
+        self._hub = MemoryHub()
+
+    def bus(self, name: str, presence: Presence | None = None, **options: Any) -> Bus:
+        return self._hub.client(name, presence, **options)
+
+    async def cut(self, name: str) -> None:
+        self._hub.drop(name)
+
+    async def mend(self, name: str) -> None:
+        self._hub.resume(name)
+
+
+class MqttWorld(World):
+    """Clients behind wires; they wait for a broker that is slow, unless a test gives them a limit of its own."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+        self.buses: dict[str, MqttBus] = {}
+        self.wires: dict[str, Wire] = {}
+
+    @asynccontextmanager
+    async def bus(self, name: str, presence: Presence | None = None, **options: Any) -> AsyncIterator[Bus]:
+        options = {
+            "connect_timeout_s": HANG_S,
+            "ack_timeout_s": HANG_S,
+            "close_timeout_s": HANG_S,
+            "keepalive_s": 3600,
+            **options,
+        }
+        async with Wire(self.address.host, self.address.port).open() as wire:
+            self.wires[name] = wire
+            async with MqttBus(replace(self.address, port=wire.port), name, presence, **options) as bus:
+                self.buses[name] = bus
+                yield bus
+
+    async def cut(self, name: str) -> None:
+        self.wires[name].accepts = False
+        self.wires[name].cut()
+        await lost(self.buses[name])
+
+    async def mend(self, name: str) -> None:
+        self.wires[name].accepts = True
+        async with asyncio.timeout(HANG_S):
+            await self.buses[name].connected.wait()
+
+
+KINDS = [
+    "memory",
+    "embedded",
+    pytest.param("mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="Mosquitto is not installed")),
+]
+MQTT_KINDS = KINDS[1:]
+
+
+@asynccontextmanager
+async def world(kind: Any, state_dir: Path | None = None) -> AsyncIterator[Any]:
+    if kind == "memory":
+        yield MemoryWorld()
+        return
+    async with broker(kind, state_dir=state_dir) as running:
+        assert running.kind == kind
+        yield MqttWorld(running.address)
+
+
+def run(work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
+    """Run a test; tasks left behind, and errors that only the loop has seen, fail it."""
+    complaints: list[str] = []
+
+    async def watched() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(repr(context)))
+        async with asyncio.timeout(HANG_S):
+            await work
+        for _ in range(5):
+            await asyncio.sleep(0)
+        left = {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}
+        assert not left, f"tasks left behind: {left}"
+        gc.collect()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(watched())
+    gc.collect()
+    assert not complaints, complaints
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Where nothing is ready, time goes on at once to the next timer."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("everything waits, and no timer runs")
+            self.now_s += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop without waiting: `asyncio.sleep(3600)` takes no time, and `time()` says that it did."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now_s

@@ -1,0 +1,91 @@
+"""Rehearsals that something disturbs: bus, nodes or agents go away for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node_agent.agent import Agent
+from node_agent.drivers.null import NullDriver
+from support.control.rehearsal import Watcher, rehearse
+from testbed.bus.memory import MemoryHub
+from testbed.control.snapshot import Snapshot
+from testbed.scheduling.workload.jobs import Job
+
+BEGINS_S = 6.0  # wall seconds of a replay of about a minute
+LONG_TRACE_S = 100_000.0  # virtual: the jobs of a rehearsal are done long before
+
+
+async def at_once(function: Callable[..., object], *arguments: object) -> object:
+    """Do in the loop what an agent does in a thread: threads and virtual time do not go together."""
+    return function(*arguments)
+
+
+class Disturbed:
+    """A rehearsal in which something is done to the bus and the agents; drivers of new agents have `extras`."""
+
+    def __init__(self, disturb: Callable[[Disturbed], None], at_s: float = BEGINS_S, extras: str = "") -> None:
+        self.hub = MemoryHub()
+        self._extras = extras
+        self._disturb = disturb
+        self._at_s = at_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._back_after_s: dict[str, float] = {}
+        self._begun = False
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self.hub._sessions)
+
+    def cut(self, seconds: float, *clients: str) -> None:
+        """Cut clients off the bus for so many seconds."""
+        for client in clients:
+            self.hub.drop(client)
+            asyncio.get_running_loop().call_later(seconds, self.hub.resume, client)
+
+    def kill(self, node: str, seconds: float) -> None:
+        """Kill the agent of a node; another one is there after so many seconds."""
+        self._back_after_s[node] = seconds
+        self.hub.drop(f"agent-{node}")
+        self._tasks[node].cancel()
+
+    async def _run(self, first: Agent, run: Callable[[Agent], object]) -> None:
+        node = first._config.node
+        task = self._tasks[node] = asyncio.current_task()
+        try:
+            await run(first)
+        except asyncio.CancelledError:
+            if node not in self._back_after_s:
+                raise
+            task.uncancel()
+            await asyncio.sleep(self._back_after_s[node])  # the length of the fault, in virtual time
+            second = Agent(first._config, NullDriver(self._extras), first._connect)
+            ends = asyncio.ensure_future(first._stopping.wait())
+            ends.add_done_callback(lambda _done: second.stop())
+            await run(second)
+
+    def run(self, tmp_path: Path, jobs: list[Job], **changes: object):
+        """Return summary and journal of the run."""
+        run = Agent.run
+
+        def look(picture) -> None:
+            if not self._begun and picture.wall_s >= self._at_s:
+                self._begun = True
+                self._disturb(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Agent, "run", lambda agent: self._run(agent, run))
+            patch.setattr("testbed.lab.bring_up.MemoryHub", lambda: self.hub)
+            patch.setattr(asyncio, "to_thread", at_once)
+            result, journal = rehearse(tmp_path, jobs, watcher=Watcher(look), **changes)
+        assert self._begun
+        return result.summary, journal
+
+
+def give_up(picture: Snapshot) -> None:
+    """Cancel a run that does not come to an end."""
+    if picture.trace_s > LONG_TRACE_S:
+        next(task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run_session").cancel()

@@ -1,0 +1,164 @@
+"""`testbed run` as a user calls it, on two nodes of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.deadlines import PATIENT_TOML
+from support.folds import check_directory
+from support.live import HANG_S, wait_until
+from testbed.measure.rundir import read_journal
+
+SCENARIO = """
+name = "live"
+policy = "GreedyPM */per/OPT=MIN/MINVT=600"
+period_s = 60
+time_scale = 60
+[programs]
+units_per_core_s = 50000.0
+iteration_s = 0.03
+[workload]
+trace = "jobs.csv"
+[[nodes]]
+name = "node-a"
+memory_mib = 512
+[[nodes]]
+name = "node-b"
+memory_mib = 512
+"""
+HEADER = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n"
+ENDLESS_S = 10**9  # of trace: a job that runs until something ends it
+JOB_TASKS = {1: 1, 2: 2, 3: 3}  # in all runs but one, which is not asked for job 3
+
+
+class Run:
+    """`testbed run` as a child process, whose output is kept line by line."""
+
+    def __init__(self, folder: Path, room: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.room = room
+        python_path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "testbed", "run", "live.toml", *arguments], cwd=folder, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(room)},
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._heard = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._heard:
+                self.lines.append(line.rstrip())
+                self._heard.notify_all()
+        with self._heard:
+            self._heard.notify_all()
+
+    def wait_for(self, words: str) -> None:
+        """Wait until a line of output holds `words`."""
+
+        def there() -> bool:
+            return any(words in line for line in self.lines) or self.process.poll() is not None
+
+        with self._heard:
+            assert self._heard.wait_for(there, HANG_S), f"never said {words!r}: {self.lines}"
+        assert any(words in line for line in self.lines), self.lines
+
+    def end(self) -> int:
+        code = self.process.wait(HANG_S)
+        self._reader.join(HANG_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        for journal in self.folder.glob("runs/*/events.jsonl"):
+            check_directory(journal.parent)
+        return code
+
+    def until_at_work(self, job: int) -> None:
+        """Wait until all guests of a job have progressed."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, self.lines
+            entries = [entry for path in self.folder.glob("runs/*/events.jsonl") for entry in read_journal(path)]
+            progressed = {e["task"] for e in entries if (e["kind"], e.get("event")) == ("guest", "progress")
+                          and e["job"] == job}  # fmt: skip
+            return progressed == set(range(JOB_TASKS[job]))
+
+        wait_until(there, f"job {job} at work")
+
+    def agents(self) -> list[psutil.Process]:
+        """Agents of the run's nodes, in the order of the nodes."""
+        found = [child for child in psutil.Process(self.process.pid).children() if "--node" in child.cmdline()]
+        return sorted(found, key=lambda agent: agent.cmdline())
+
+    def programs(self) -> list[psutil.Process]:
+        """Programs of guests, each a child of its node's agent."""
+        children = [child for agent in self.agents() for child in agent.children()]
+        return [child for child in children if child.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
+
+    def serial_programs(self) -> list[psutil.Process]:
+        """Programs of jobs of one task."""
+        return [program for program in self.programs() if "PMI_RANK" not in program.environ()]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Ranks of MPI jobs."""
+        return [program for program in self.programs() if "PMI_RANK" in program.environ()]
+
+    def processes(self) -> list[psutil.Process]:
+        """Processes of the run, also of one that was killed: it, its broker, its agents and their programs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                place = Path(process.cwd())
+                mine = place == self.folder or place.is_relative_to(self.room)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    @property
+    def path(self) -> Path:
+        (path,) = (self.folder / "runs").iterdir()
+        return path
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Start runs of the given jobs in a folder of their own; afterwards no process of theirs is left."""
+    (tmp_path / "live.toml").write_text(SCENARIO + PATIENT_TOML)
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="dfrs-t") as room:  # short: names of sockets begin with it
+
+        def begin(jobs: str, *arguments: str) -> Run:
+            (tmp_path / "jobs.csv").write_text(HEADER + jobs)
+            runs.append(Run(tmp_path, Path(room), *arguments))
+            return runs[-1]
+
+        yield begin
+        for run in runs:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.end()
+        wait_until(lambda: not any(run.processes() for run in runs), "the end of all that the runs started")
+    groups = [path for path in Path("/sys/fs/cgroup").glob("*/dfrs-node-*") if (path / "cgroup.procs").read_text()]
+    assert not groups, "a killed agent's groups stay, but empty; the next agent removes them"
+
+
+def checksums(journal: list[dict]) -> dict[tuple[int, int], str]:
+    return {
+        (entry["job"], entry["task"]): entry["detail"]["checksum"]
+        for entry in journal
+        if entry["kind"] == "guest" and entry["event"] == "done"
+    }
