@@ -105,13 +105,13 @@ class CoreConformance(DriverSuite):
 
     def test_an_order_that_comes_too_late_fails_after_the_end_was_told(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:
-            spec = self.spec("a", 1.0)  # for speed: the test is about an order after the end
+            spec = self.spec("a", 1.0)  # speed: the test is about an order after the end
             await node.driver.start(spec, 1.0)
 
             async def go_on() -> None:
                 while True:
                     await node.driver.set_cap("a", 1.0)
-                    await asyncio.sleep(0.001)  # for speed: between orders, of which the last fails
+                    await asyncio.sleep(0.001)  # speed: between orders, of which the last fails
 
             with pytest.raises(DriverError):
                 await asyncio.wait_for(go_on(), HANG_S)
