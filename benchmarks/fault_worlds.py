@@ -32,7 +32,7 @@ lab = "{lab}"
 policy = "GreedyPM */per/OPT=MIN/MINVT=600"
 time_scale = 100
 seed = 1
-on_guest_loss = "{on_guest_loss}"
+on_node_loss = "{on_node_loss}"
 [broker]
 address = "{broker}"
 [programs]
@@ -63,7 +63,7 @@ KVM_SCENARIO = Path(__file__).parents[1] / "scenarios/kvm-two-nodes.toml"
 class World(Protocol):
     """Two nodes, `node-a` and `node-b`, an agent on each, and a broker; they can be disturbed for some seconds."""
 
-    def scenario(self, on_guest_loss: str) -> str:
+    def scenario(self, on_node_loss: str) -> str:
         """Return the scenario of a run here."""
         ...
 
@@ -151,11 +151,9 @@ class ProcessWorld:
         await self.stack.aclose()
         await self._broker.aclose()
 
-    def scenario(self, on_guest_loss: str) -> str:
+    def scenario(self, on_node_loss: str) -> str:
         """Return the scenario of a run here."""
-        return SCENARIO.format(
-            lab=self.lab, broker=self.address.url, on_guest_loss=on_guest_loss, units=UNITS_PER_CORE_S
-        )
+        return SCENARIO.format(lab=self.lab, broker=self.address.url, on_node_loss=on_node_loss, units=UNITS_PER_CORE_S)
 
     async def _begin_broker(self, port: int) -> None:
         program = find_mosquitto()
@@ -206,9 +204,9 @@ def guest_world(folder: Path, lab: str) -> Iterator[GuestWorld]:
         yield GuestWorld(lab, spec, journal)
 
 
-def _guest_scenario(lab: str, on_guest_loss: str) -> str:
+def _guest_scenario(lab: str, on_node_loss: str) -> str:
     text = KVM_SCENARIO.read_text(encoding="utf-8")
-    return text.replace('lab = "kvm"', f'lab = "{lab}"\non_guest_loss = "{on_guest_loss}"')
+    return text.replace('lab = "kvm"', f'lab = "{lab}"\non_node_loss = "{on_node_loss}"')
 
 
 @dataclass
@@ -234,9 +232,9 @@ class GuestWorld:
             os.kill(self._pid(), signal.SIGCONT)
         await self.stack.aclose()
 
-    def scenario(self, on_guest_loss: str) -> str:
+    def scenario(self, on_node_loss: str) -> str:
         """Return the scenario of a run here."""
-        return _guest_scenario(self.lab, on_guest_loss)
+        return _guest_scenario(self.lab, on_node_loss)
 
     def _begin_agent(self) -> None:
         url = self._address.url.replace(f":{self._address.port}", f":{self.relay.port}")

@@ -79,10 +79,10 @@ def run_case(name: str, after_s: float, folder: Path, *, guests: bool) -> dict[s
 
 
 async def _run_case(name: str, after_s: float, folder: Path, lab: AbstractAsyncContextManager[World]) -> dict[str, Any]:
-    _, fault, on_guest_loss = CASES[name]
+    _, fault, on_node_loss = CASES[name]
     async with lab as world:
         path = folder / "faults.toml"
-        path.write_text(world.scenario(on_guest_loss))
+        path.write_text(world.scenario(on_node_loss))
         with (folder / "run.log").open("wb") as log:
             run = await asyncio.create_subprocess_exec(
                 *module_argv("testbed", "run", str(path), "--out", str(folder / "runs")), stdout=log, stderr=log

@@ -8,6 +8,7 @@ from node_agent.drivers.protocol import (
     Driver,
     DriverError,
     DriverFacts,
+    FindsSaves,
     Joins,
     Meter,
     Meters,
@@ -47,6 +48,11 @@ class Abilities:
         if isinstance(self._driver, Saves) and "save" not in self._lacks:
             return self._driver
         raise self._refusal("save")
+
+    @property
+    def finding(self) -> FindsSaves | None:
+        """The driver as one that recognises complete images of a killed agent's saves, None if it does not."""
+        return self._driver if isinstance(self._driver, FindsSaves) and self._has("save") else None
 
     @property
     def migrating(self) -> Migrates:

@@ -8,27 +8,27 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from node_agent.abilities import Abilities, meter_of
+from node_agent.abilities import Abilities
 from node_agent.backlog import Backlog
-from node_agent.bounds import Bounds, bound_own_group
+from node_agent.bounds import Bounds
+from node_agent.config import AgentConfig
 from node_agent.drivers.protocol import (
-    PREFIX,
     Driver,
     DriverError,
+    DriverEvent,
     DriverFacts,
-    Meters,
     MigrationReport,
-    NodeBudget,
     SaveReport,
 )
 from node_agent.facts import node_facts
+from node_agent.fencing import Fencing
 from node_agent.guest_events import GuestEvents
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
@@ -38,24 +38,25 @@ from node_agent.image_tickets import Tickets
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
+from node_agent.measuring import measure
+from node_agent.presence import presence_of
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
+from node_agent.survivors import Survivors
 from node_agent.telemetry import GuestSampler, NodeSampler
 from node_agent.telemetry_sender import Listener, TelemetrySender
 from node_agent.verifier import Verifier
-from node_agent.watch import check, watch
-from testbed import __version__
 from testbed.bus import topics
 from testbed.bus.answers import AnswerJournal
 from testbed.bus.lease import LeaseGuard
 from testbed.bus.messages import (
-    MOST_NATIVE_RANKS,
     Adopt,
     AnyAction,
     Calibrate,
     Cancel,
     Command,
     DropImage,
+    ExpectGuest,
     FetchImage,
     GuestSpec,
     Hold,
@@ -65,17 +66,16 @@ from testbed.bus.messages import (
     MpiPass,
     Native,
     NodeFacts,
-    NodeStatus,
     OfferImage,
     Ping,
     Quit,
     Release,
+    RenewFences,
     Save,
     SetCaps,
     Start,
     Stop,
     Watch,
-    encode,
 )
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
@@ -84,33 +84,11 @@ from testbed.bus.tls import client_context, server_context
 from testbed.errors import FailureCode
 from testbed.host.agents import SERVING
 
+__all__ = ["Agent", "AgentConfig"]
+
 _PAUSE_WITHIN_S = 20.0
+_OF_ITS_CONTROLLER = (Start, MpiJoin, Hold, Watch, Native, Calibrate)  # commands that end with their controller
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """Settings of a node, given when its agent starts."""
-
-    lab: str
-    node: str
-    cpus: float
-    memory_mib: int
-    state_dir: Path
-    image_dir: Path
-    address: str = "127.0.0.1"
-    telemetry_s: float = 1.0
-    tls_dir: Path | None = None  # of this agent's certificate: images travel by TLS then
-    serve_images: bool = True  # over TCP; else `address` is the image folder, which the other nodes can read
-    image_budget_mib: int = 0  # of all images on its disk together; 0: no budget
-    agent_memory_mib: int = 0  # most memory of the agent itself; 0: no bound
-
-    @property
-    def budget(self) -> NodeBudget:
-        """The budget of its driver."""
-        return NodeBudget(
-            self.node, self.cpus, self.memory_mib, self.state_dir, self.image_dir, self.address, PREFIX
-        )  # fmt: skip
 
 
 class Agent:
@@ -124,31 +102,35 @@ class Agent:
         self._boot = uuid.uuid4().hex
         self._stopping = asyncio.Event()
         self._locks: dict[str, asyncio.Lock] = {}
-        self._doing: set[asyncio.Task[Any]] = set()
+        self._doing: dict[asyncio.Task[Any], AnyAction] = {}
         self._memory_mib: dict[str, int] = {}
+        self._runs: dict[str, str] = {}  # of the same guests
         self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
         self._verifies = False
-        self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone)
         self._lease = LeaseGuard(asyncio.get_running_loop().time)
+        self._survivors = Survivors(driver, config.state_dir, self._lease)
+        self._events = GuestEvents(config.lab, config.node, self._verifier, self._gone, self._survivors.settled)
         self._acts = ActLog(self._report_acts, now_s=asyncio.get_running_loop().time)
         self._guest_sampler = GuestSampler(driver.sample)
         self._backlog = Backlog(config.state_dir)
         self._bounds = Bounds(config.agent_memory_mib, self._events.put)
         self._simulated = driver.traits.simulated
-        self._stores = ImageStores(config.image_dir)
-        self._kept_images = KeptImages(self._stores, config.state_dir)
+        now_s = asyncio.get_running_loop().time
+        self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
+        self._stores = ImageStores(config.image_dir, durable=not self._simulated)
+        self._kept_images = KeptImages(self._stores, self._holds)
         self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
         tls_dir = config.tls_dir
         self._tickets = Tickets(asyncio.get_running_loop().time)
         tls = server_context(tls_dir) if tls_dir else None
-        self._server = ImageServer(self._stores.path, self._tickets, tls, self._acts)
+        self._server = ImageServer(self._stores.complete, self._tickets, tls, self._acts)
         fetcher: ImageFetcher | ImageCopier = (
             ImageFetcher(self._stores.disk, client_context(tls_dir, "peers.pem") if tls_dir else None)
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
-        self._images = ImageOrders(self._able, self._stores, self._room, fetcher)
+        self._images = ImageOrders(self._able, self._stores, self._room, fetcher, self._memory_mib.__contains__)
         self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
@@ -160,23 +142,33 @@ class Agent:
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True)
         try:
-            found = await self._driver.open(config.budget, self._events.put)
+            self._survivors.prepare(config.keep_guests_s, self._saved)
+            self._fencing.begin()
+            found = await self._driver.open(config.budget, self._put)
             capabilities = self._able.found(found)
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
+            for spec in self._survivors.found():
+                self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
+                self._verify(spec)
+            if self._survivors.orphaned:
+                await self._abandon("no lease is known")
             if config.serve_images:
                 await self._server.open(config.address)
                 await asyncio.to_thread(self._stores.open_memory, config.node)
-                await asyncio.to_thread(bound_own_group, config.agent_memory_mib, config.memory_mib)
             else:
                 self._stores.rehearse_memory()
             self._kept_images.begin()
             facts = self._facts(found, capabilities)
-            async with self._connect(self._presence(facts)) as bus:
+            presence = presence_of(config.lab, config.node, self._boot, self._fencing.clock, facts)
+            async with self._connect(presence) as bus:
                 await self._serve(bus)
                 await self._driver.close()  # before the bus: the farewell message is then true
         finally:
             await asyncio.shield(self._leave())
+
+    def _put(self, driver_event: DriverEvent) -> None:
+        self._events.put(self._fencing.judged(driver_event))
 
     async def _serve(self, bus: Bus) -> None:
         config = self._config
@@ -186,19 +178,34 @@ class Agent:
 
         async def on_lease(topic: str, payload: bytes) -> None:
             listener.heard()
+            earlier = self._lease.name
             lease.hear(topic, payload)
+            if self._lease.name not in ("", earlier):
+                self._change_controller()
+            self._survivors.keep_lease()
 
         await bus.subscribe(topics.release_topic(config.lab, topics.ANY), on_lease)
         await bus.subscribe(topics.lease_topic(config.lab), on_lease)
         with AnswerJournal(config.state_dir / "replies.jsonl") as journal:
             await self._obey(bus, listener, lease, journal)
 
+    def _change_controller(self) -> None:
+        """Another controller has the lease: it may have missed ends of guests, and waits for nothing ordered before.
+
+        Saves, transfers and migrations go on: they must not be broken off.
+        """
+        self._events.ends.lost()
+        for task, action in self._doing.items():
+            if isinstance(action, _OF_ITS_CONTROLLER):
+                task.cancel()
+
     async def _obey(self, bus: Bus, listener: Listener, lease: LeaseWatch, journal: AnswerJournal) -> None:
         config = self._config
         responder = Responder(
             bus, config.lab, config.node, self.perform, self._refuse, journal=journal, acts=self._acts
         )  # fmt: skip
-        async with responder, self._background(bus, listener, lease, responder):
+        # the end of an earlier agent's lease is acted on before the first command of the next controller
+        async with self._background(bus, listener, lease, responder), responder:
             _log.info(SERVING, config.node, config.lab)
             await self._stopping.wait()
 
@@ -217,30 +224,13 @@ class Agent:
         self._verifier.close()
         await self._server.close()
         await self._driver.close()
+        await self._images.settle()
         leave_images = partial(self._kept_images.leave, in_force=self._lease.live)
         if self._config.serve_images:
             await asyncio.to_thread(leave_images)
             await asyncio.to_thread(self._stores.close)
         else:
             leave_images()
-
-    def _presence(self, facts: NodeFacts) -> Presence:
-        node = self._config.node
-
-        def status(*, online: bool, reason: str = "", left: bool = False) -> bytes:
-            told = facts if online else None
-            return encode(
-                NodeStatus(
-                    node=node, online=online, boot=self._boot, facts=told, reason=reason, left=left, release=__version__
-                )
-            )  # fmt: skip
-
-        return Presence(
-            topic=topics.node_topic(self._config.lab, node, "status"),
-            online=lambda: status(online=True),
-            offline=status(online=False, reason="its agent ended", left=True),
-            lost=status(online=False, reason="its agent vanished"),
-        )
 
     @contextlib.asynccontextmanager
     async def _background(
@@ -256,6 +246,7 @@ class Agent:
             asyncio.create_task(self._events.run(bus, listener), name="guest events"),
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
+            asyncio.create_task(self._fencing.run(), name="fences"),
         ]
         for task in tasks:
             task.add_done_callback(self._background_ended)
@@ -281,7 +272,8 @@ class Agent:
     async def _report(self, sender: TelemetrySender, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         speed = None if self._simulated else SpeedProbe()
-        sampler = NodeSampler(self._config.node, self._boot, loop.time, speed, self._room.free_mib)
+        names = self._config.node, self._boot, self._fencing.clock
+        sampler = NodeSampler(*names, loop.time, speed, self._room.free_mib)
         next_s = loop.time()
         while True:
             next_s = max(next_s + self._config.telemetry_s, loop.time())
@@ -295,9 +287,13 @@ class Agent:
         """See `Guests.held`."""
         return set(self._memory_mib)
 
-    def lost(self, guest: str, why: str) -> None:
+    def _holds(self, run: str) -> bool:
+        """Whether there are guests of a run."""
+        return run in self._runs.values()
+
+    def lost(self, guest: str, why: str, code: FailureCode = FailureCode.LEASE_LOST) -> None:
         """See `Guests.lost`."""
-        self._events.put_failed(guest, why, FailureCode.LEASE_LOST)
+        self._events.put_failed(guest, why, code)
 
     async def _abandon(self, why: str, *, pause: bool = False) -> None:
         """Without a controller, destroy all guests; with `pause`, hold and keep them for inspection.
@@ -312,12 +308,15 @@ class Agent:
             await asyncio.wait(doing)
         self._tickets.clear()
         if not pause:  # before anything slow: the next controller may save soon
-            self._stores.clear()
+            self._kept_images.clear()
         there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
-        guests = sorted(there - self._orphans)
+        kept = {guest for guest, run in self._runs.items() if run == self._kept_images.kept}
+        guests = sorted(there - self._orphans - kept)
         if guests:
             _log.warning("%s: %s %s", why, "pausing" if pause else "destroying", ", ".join(guests))
         await asyncio.gather(*(self._pause(guest) if pause else self._destroy(guest) for guest in guests))
+        if not pause and not kept:
+            self._fencing.clear()
 
     async def _pause(self, guest: str) -> None:
         """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
@@ -331,36 +330,40 @@ class Agent:
 
     async def _destroy(self, guest: str) -> None:
         async with self._locks.setdefault(guest, asyncio.Lock()):
+            certain = False
             try:
                 await self._driver.stop(guest)
+                certain = True
             except DriverError as error:
                 _log.warning("guest %s: %s", guest, error)
-            self._gone(guest)
+            self._gone(guest, certain=certain)
 
     async def perform(self, action: AnyAction) -> dict[str, object]:
         """Do one command; returns plain data for the reply, raises `TestbedError`."""
         task = asyncio.current_task()
         if task is None or isinstance(action, Quit):
             return await self._perform(action)
-        self._doing.add(task)
+        self._doing[task] = action
         try:
             await self._events.ends.again()  # before a reply that a guest is not here
             return await self._perform(action)
         finally:
-            self._doing.discard(task)
+            del self._doing[task]
 
     async def _perform(self, action: AnyAction) -> dict[str, object]:
         guest = action.spec.guest if isinstance(action, Start | Adopt) else getattr(action, "guest", None)
         if guest is None or isinstance(action, MpiPass):  # a join or a save of that guest waits for these actions
-            return await self._on_node(action)
-        lock = self._locks.setdefault(guest, asyncio.Lock())
-        async with lock:
-            return await self._on_guest(action)
+            await self._fencing.admit(action)
+            return {} if isinstance(action, RenewFences) else await self._on_node(action)
+        with self._fencing.doing(guest):
+            async with self._locks.setdefault(guest, asyncio.Lock()):
+                await self._fencing.admit(action)
+                return {} if isinstance(action, ExpectGuest) else await self._on_guest(action)
 
     async def _on_node(self, action: AnyAction) -> dict[str, object]:
         match action:
             case Watch() | Native() | Calibrate():
-                return await self._measure(action)
+                return await measure(action, self._driver, self._able, self._set_cap)
             case SetCaps():
                 return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
             case OfferImage():
@@ -390,20 +393,14 @@ class Agent:
         for guest in action.settled:
             async with self._locks.setdefault(guest, asyncio.Lock()):
                 pass
-        guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
-        return {"guests": guests, "images": self._stores.all()}
-
-    async def _measure(self, action: Watch | Native | Calibrate) -> dict[str, object]:
-        if isinstance(action, Native):
-            if action.program.ranks > MOST_NATIVE_RANKS:
-                raise DriverError(f"native: {action.program.ranks} ranks: expected at most {MOST_NATIVE_RANKS}")
-            return asdict(await self._able.running_native.native(action.program, action.seconds, action.cap_cores))
-        if isinstance(action, Calibrate):
-            return {"units_per_core_s": await self._driver.calibrate(action.cpu_s)}
-        check(action)
-        meters = {guest: meter_of(self._driver, guest) for guest in action.guests}
-        in_loop = self._simulated or not isinstance(self._driver, Meters)
-        return await watch(action, meters, self._set_cap, in_loop=in_loop)
+        left_saved = -1
+        while left_saved != self._images.left_saved:  # else a guest that leaves meanwhile is in neither list
+            left_saved = self._images.left_saved
+            await self._images.find_all()
+            images = await self._stores.do(self._stores.all)
+            guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
+        await self._events.settle()  # a guest that is not here any more has been reported before
+        return {"guests": guests, "images": images, **self._fencing.reading()}
 
     async def _set_cap(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
@@ -416,8 +413,8 @@ class Agent:
             case MpiJoin():
                 await self._able.joining.mpi_join(action.guest, action.session)
             case Hold():
-                at = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
-                return {"at": at, "wall_ns": time.time_ns()}
+                held = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
+                return {"wall_ns": time.time_ns(), **held}
             case Release():
                 self._room.release(action.guest)
                 await self._able.saving.release(action.guest)
@@ -429,6 +426,7 @@ class Agent:
             case Stop():
                 await self._driver.stop(action.guest)
                 self._gone(action.guest)
+                await self._images.drop_partial(action.guest)
             case Cancel() | _:
                 raise DriverError(f"{type(action).__name__} is not a command for a guest")
         return {}
@@ -437,10 +435,24 @@ class Agent:
         report: SaveReport | MigrationReport
         if isinstance(action, Migrate):
             report = await self._able.migrating.migrate(action.guest, action.to, action.budget_s, action.no_progress_s)
+            self._gone(action.guest)
         else:
-            report = await self._images.save(action, self._memory_mib.get(action.guest, 0))
-        self._gone(action.guest)
+            gone = partial(self._gone, action.guest)
+            report = await self._images.save(action, self._memory_mib.get(action.guest, 0), gone)
+        self._survivors.settled(action.guest)
         return asdict(report)
+
+    def _saved(self, guest: str, at: int | None, image: Path, report: SaveReport) -> None:
+        """See `Outlives.on_saved`."""
+        self._gone(guest)
+        self._images.complete(guest, at, image, report).add_done_callback(partial(self._noted, guest))
+
+    def _noted(self, guest: str, noting: asyncio.Task[None]) -> None:
+        error = None if noting.cancelled() else noting.exception()
+        if error is not None:
+            self.lost(guest, f"it was saved, but {error}", FailureCode.SAVE_FAILED)
+        elif not noting.cancelled():
+            self._survivors.settled(guest)
 
     async def _start(self, action: Start) -> dict[str, object]:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
@@ -451,9 +463,10 @@ class Agent:
         try:
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
-            self._gone(spec.guest)
+            self._gone(spec.guest, certain=False)
             with contextlib.suppress(DriverError):
                 await self._driver.stop(spec.guest)
+                self._fencing.gone(spec.guest)
             raise
         if action.verify:
             self._verify(spec)
@@ -468,7 +481,7 @@ class Agent:
         try:
             await self._able.migrating.adopt(spec, action.cap_cores)
         except BaseException:
-            self._gone(spec.guest)  # it is not destroyed: it may be the only copy
+            self._gone(spec.guest, certain=False)  # it is not destroyed: it may be the only copy
             raise
         if action.verify:
             self._verify(spec)
@@ -477,8 +490,11 @@ class Agent:
         if self._verifies and spec.guest in self._memory_mib:  # else it has ended already
             self._verifier.begin(spec)
 
-    def _gone(self, guest: str) -> None:
+    def _gone(self, guest: str, *, certain: bool = True) -> None:
+        if certain:
+            self._fencing.gone(guest)
         self._memory_mib.pop(guest, None)
+        self._runs.pop(guest, None)
         self._events.ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
@@ -492,3 +508,4 @@ class Agent:
                 f"{self._config.memory_mib} MiB are free"
             )
         self._memory_mib[spec.guest] = spec.memory_mib
+        self._runs[spec.guest] = spec.run

@@ -13,12 +13,9 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
-from node_agent.drivers.caps.cgroup import LEAF_ENDING
-from node_agent.drivers.caps.mounts import group_of
 from node_agent.drivers.protocol import DriverEvent
 from node_agent.log_file import MOST_BYTES, turns
 from testbed.bus.messages import ITSELF, Adopt, AnyAction, Calibrate, FetchImage, Native, Start, Watch
@@ -95,31 +92,3 @@ def _give_back() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # of glibc alone
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def bound_own_group(most_mib: int, node_mib: int) -> bool:
-    """Bound the control group that this agent alone is in, and return whether there is one.
-
-    Caps by control groups of version 2 move the agent to a leaf beside the groups of its guests. Its bound leaves room
-    for the page cache of images that the agent copies, which are as large as the node's memory.
-    """
-    try:
-        own = group_of("cgroup2")
-    except OSError:
-        return False
-    return bool(most_mib) and own is not None and bound_leaf(own, most_mib + node_mib)
-
-
-def bound_leaf(own: Path, most_mib: int) -> bool:
-    """Bound the memory of a leaf, if it is one that caps made for an agent; return whether it is."""
-    if not own.name.endswith(LEAF_ENDING):
-        return False
-    try:
-        if "memory" not in (own.parent / "cgroup.controllers").read_text(encoding="ascii").split():
-            return False
-        (own.parent / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
-        (own / "memory.max").write_text(str(most_mib * _MIB), encoding="ascii")
-    except OSError as error:
-        _log.warning("%s: no bound on the agent's memory: %s", own, error.strerror)
-        return False
-    return True

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from testbed.bus.address import BrokerAddress
 
 _PR_SET_PDEATHSIG = 1
+MOST_KEEP_S = 7 * 86400.0
 
 
 def _read_options(given: Iterable[str]) -> dict[str, str]:
@@ -101,6 +102,12 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     help="Most memory of the agent itself, guests apart; beyond it takes no new work. 0: no bound.",
 )
 @click.option(
+    "--keep-guests-s",
+    type=float,
+    default=60.0,
+    help="How many seconds processes go on after this agent was killed, until another agent takes them over.",
+)
+@click.option(
     "--telemetry-s",
     type=click.FloatRange(min=0.2, max=60),
     default=1.0,
@@ -112,6 +119,11 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
     help="End when the process that started this one ends, and remove STATE_DIR and IMAGE_DIR then.",
 )
 @click.option(
+    "--ephemeral",
+    is_flag=True,
+    help="Remove STATE_DIR and IMAGE_DIR at the agent's end, as with --die-with-parent.",
+)
+@click.option(
     "--no-claim",
     is_flag=True,
     help="Let `testbed cleanup` know nothing of this agent: whoever starts it looks after what it may leave.",
@@ -121,8 +133,8 @@ def _read_options(given: Iterable[str]) -> dict[str, str]:
 def cli(
     *, lab: str, node: str, broker: str, broker_from_stdin: bool, cpus: float, memory_mib: int, driver: str,
     options: dict[str, str], tls_dir: Path | None, address: str, state_dir: Path | None, image_dir: Path | None,
-    image_budget_mib: int, agent_memory_mib: int, telemetry_s: float, die_with_parent: bool, no_claim: bool,
-    debug: bool,
+    image_budget_mib: int, agent_memory_mib: int, keep_guests_s: float, telemetry_s: float, die_with_parent: bool,
+    ephemeral: bool, no_claim: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Run the agent of one node until Ctrl-C, SIGTERM, or the controller's word; it leaves nothing behind.
 
@@ -139,10 +151,13 @@ def cli(
     log_to_stderr(logging.DEBUG if debug else logging.INFO)
     if die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ephemeral = ephemeral or die_with_parent
     address_text = sys.stdin.readline().strip() if broker_from_stdin else broker
     check_size(cpus, memory_mib)
     if agent_memory_mib and not LEAST_AGENT_MIB <= agent_memory_mib <= MOST_NODE_MEMORY_MIB:
         raise UserError(f"--agent-memory-mib {agent_memory_mib}: expected 0, or {LEAST_AGENT_MIB} and more")
+    if not 0 <= keep_guests_s <= MOST_KEEP_S:
+        raise UserError(f"--keep-guests-s {keep_guests_s:g}: expected 0 to {MOST_KEEP_S:g} seconds")
     state = (state_dir or Path(f"dfrs-{node}")).absolute()
     images = (image_dir or state / "images").absolute()
     folders = {"--state-dir": state, "--image-dir": images}
@@ -154,12 +169,12 @@ def cli(
         config = AgentConfig(
             check_name("lab", lab), check_name("node", node), cpus, memory_mib, state, images, address,
             telemetry_s=telemetry_s, tls_dir=tls_dir if where.tls else None, image_budget_mib=image_budget_mib,
-            agent_memory_mib=agent_memory_mib,
+            agent_memory_mib=agent_memory_mib, keep_guests_s=keep_guests_s,
         )  # fmt: skip
         agent = _serve(config, where, driver, options)
-        asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=die_with_parent))
+        asyncio.run(agent if no_claim else _claim(agent, config, where, driver, options, ephemeral=ephemeral))
     finally:
-        if die_with_parent:
+        if ephemeral:
             _remove(state, images)
         _remove_empty(made)
 

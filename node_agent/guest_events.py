@@ -23,23 +23,28 @@ from testbed.bus.protocol import Bus, BusError, FullError
 from testbed.errors import FailureCode
 
 AGAIN_AFTER_S = 1.0
+FINAL = ("done", "failed")  # after which nothing more is reported of a guest
 _log = logging.getLogger(__name__)
 
 
 class GuestEvents:
     """Takes events of guests by `put`, and publishes them as events of the node once the bus is open.
 
-    `gone(guest)` is called for a guest that has ended, before its end is published. `refused` counts how often a full
-    outbox refused an event.
+    `gone(guest)` is called for a guest that has ended, before its end is published, `told(guest)` once the broker has
+    acknowledged its end. `refused` counts how often a full outbox refused an event.
     """
 
-    def __init__(self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None]) -> None:
+    def __init__(
+        self, lab: str, node: str, verifier: Verifier, gone: Callable[[str], None],
+        told: Callable[[str], None] = lambda _guest: None,
+    ) -> None:  # fmt: skip
         self.ends = Ends()
         self.refused = 0
         self._node = node
         self._topic = topics.node_topic(lab, node, "event")
         self._verifier = verifier
         self._gone = gone
+        self._told = told
         self._driver_events: asyncio.Queue[DriverEvent] = asyncio.Queue()
 
     def put(self, driver_event: DriverEvent) -> None:
@@ -50,6 +55,10 @@ class GuestEvents:
         """Take the event that the agent itself has ended a guest."""
         detail: dict[str, object] = {"reason": why, "code": code.value}
         self.put(DriverEvent(guest, "failed", time.monotonic_ns(), detail))
+
+    async def settle(self) -> None:
+        """Wait until all events so far have been published, so that no reply overtakes them."""
+        await self._driver_events.join()
 
     def open(self, bus: Bus, listener: Listener) -> None:
         """Note losses of this bus from now on, for the listener as well."""
@@ -73,6 +82,8 @@ class GuestEvents:
                 await listener.ready()
             if driver_event.event in ENDS:
                 await self.ends.tell(encode(event))
+                if driver_event.event in FINAL:
+                    self._told(driver_event.guest)
             elif driver_event.event == MPI_BARRIER:
                 await self.ends.tell_barrier(event.guest, event.detail, encode(event))
             else:
@@ -127,6 +138,7 @@ async def tell(
                 check = asyncio.create_task(publish_checked(driver_event, answer), name=f"check {driver_event.guest}")
                 checks.add(check)
                 check.add_done_callback(checks.discard)
+            driver_events.task_done()
     finally:
         for check in checks:
             check.cancel()

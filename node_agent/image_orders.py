@@ -1,64 +1,169 @@
-"""Commands that write images: each reserves room before it begins, and releases the reservation at its end."""
+"""Commands that write images: each reserves room before it begins, and releases the reservation at its end.
+
+They are idempotent by effect. A hold or a save of a guest that has left, and whose image of that very name is complete
+here, gives the result of the save that wrote it, whether this agent or a killed one carried it out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
 
 from node_agent.abilities import Abilities
 from node_agent.drivers.protocol import DriverError, SaveReport, SuspectError
+from node_agent.image_notes import ImageNote, is_recent
 from node_agent.image_space import ImageSpace, tells_full_disk
 from node_agent.images import ImageCopier, ImageFetcher
 from node_agent.stores import ImageStores
 from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import FetchImage, Hold, Save
 
+_log = logging.getLogger(__name__)
+
 
 class ImageOrders:
     """Holds and saves guests and fetches images; all raise `NoRoomError` for an image that does not fit.
 
-    `memory_mib` is the guest's memory, which its image needs at most. An image in the store `memory` needs no room on
-    the disk.
+    `there(guest)` says whether a guest is on this node. `memory_mib` is the guest's memory, which its image needs at
+    most. An image in the store `memory` needs no room on the disk.
     """
 
     def __init__(
-        self, able: Abilities, stores: ImageStores, room: ImageSpace, fetcher: ImageFetcher | ImageCopier
-    ) -> None:
+        self, able: Abilities, stores: ImageStores, room: ImageSpace, fetcher: ImageFetcher | ImageCopier,
+        there: Callable[[str], bool],
+    ) -> None:  # fmt: skip
         self._able = able
         self._stores = stores
         self._room = room
         self._fetcher = fetcher
+        self._there = there
+        self._noting: dict[str, asyncio.Task[None]] = {}
+        self.left_saved = 0  # guests that have left with a save that no order waited for
+        self._fetching: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def hold(self, action: Hold, memory_mib: int) -> int | None:
-        """Hold a guest; if it is to be saved, reserve room for its image first.
+    async def hold(self, action: Hold, memory_mib: int) -> dict[str, object]:
+        """Hold a guest; if it is to be saved, reserve room for its image first. Returns what the reply of `Hold` has.
 
-        Returns what `Saves.hold` does.
+        That lacks `wall_ns` for a guest that has stopped just now. A guest that was saved to that image already is
+        reported with its iteration then, and as `saved`.
         """
+        if note := await self._saved(action.guest, action.image):
+            return _held(note)
         if action.image:
             self._room.reserve(action.guest, action.image, memory_mib)
         try:
-            return await self._able.saving.hold(action.guest)
-        except BaseException:
+            at = await self._able.saving.hold(action.guest)
+        except BaseException as error:
             self._room.release(action.guest)
-            raise
+            note = await self._saved(action.guest, action.image) if isinstance(error, DriverError) else None
+            if note is None:
+                raise
+            return _held(note)  # an earlier order to save it has ended meanwhile
+        return {"at": at}
 
-    async def save(self, action: Save, memory_mib: int) -> SaveReport:
-        """Save a held guest; without room nothing is written, or a partial image is deleted."""
-        report = await self._save(action, memory_mib)
-        self._stores.note(action.image, report.digest)
-        return report
+    async def save(self, action: Save, memory_mib: int, gone: Callable[[], None]) -> SaveReport:
+        """Save a held guest; without room nothing is written, or a partial image is deleted.
 
-    async def _save(self, action: Save, memory_mib: int) -> SaveReport:
+        `gone` is called once the guest has left. The report is returned when image and note are durable.
+        """
+        if note := await self._saved(action.guest, action.image):
+            return note.report
+        if not self._there(action.guest):
+            raise DriverError(f"guest {action.guest}: not here")
         path = self._stores.place(action.image, action.store, memory_mib)
-        if path.parent != self._stores.disk.folder:
-            return await self._able.saving.save(action.guest, action.at, path)
-        with self._room_for(action.guest, action.image, memory_mib):
+        with self._room_for(action, memory_mib, on_disk=path.parent == self._stores.disk.folder) as written:
+            begun = ImageNote(guest=action.guest, at=action.at, generation=action.generation)
+            await self._stores.do(lambda: self._stores.begin(path, begun))
             report = await self._able.saving.save(action.guest, action.at, path)
-            self._room.written(action.guest, action.image, report.bytes)
+            written(report.bytes)
+        try:
+            await self._stores.do(lambda: self._stores.finish(path, _note(begun, report)))
+        finally:
+            gone()
         return report
+
+    async def _saved(self, guest: str, image: str) -> ImageNote | None:
+        """Return the note of the complete image of a guest that is not here, None if there is no such image.
+
+        An image that a killed agent has written, but not noted, is noted now if it is whole.
+        """
+        if noting := self._noting.get(image):
+            await asyncio.wait((noting,))
+        if not image or self._there(guest):
+            return None
+        note = await self._stores.do(lambda: self._stores.note(image))
+        if note is None:
+            note = await self._find(image)
+        return note if note is not None and note.guest == guest else None
+
+    def complete(self, guest: str, at: int | None, path: Path, report: SaveReport) -> asyncio.Task[None]:
+        """Begin to note the image of a save that no order waits for; see `Outlives.on_saved`.
+
+        The guest must be known as gone by then: who asks for it, or for its image, waits for the note.
+        """
+        self.left_saved += 1
+        noting = asyncio.get_running_loop().create_task(self._complete(guest, at, path, report), name=f"note {path}")
+        self._noting[path.name] = noting
+        noting.add_done_callback(lambda _ended: self._noting.pop(path.name, None))
+        return noting
+
+    async def _complete(self, guest: str, at: int | None, path: Path, report: SaveReport) -> None:
+        begun = (await self._stores.do(self._stores.begun)).get(path.name, ImageNote(guest=guest, at=at))
+        await self._stores.do(lambda: self._stores.finish(path, _note(begun, report)))
+
+    async def find_all(self) -> None:
+        """Note all images that a killed agent has written, but not noted."""
+        await self.settle()
+        for image, begun in (await self._stores.do(self._stores.begun)).items():
+            if not self._there(begun.guest):
+                await self._find(image)
+
+    async def settle(self) -> None:
+        """Wait until the images of all guests that have left are noted."""
+        if self._noting:
+            await asyncio.wait(self._noting.values())
+
+    async def drop_partial(self, guest: str) -> None:
+        """The guest was destroyed: delete images of it that were not completed."""
+        for image, begun in (await self._stores.do(self._stores.begun)).items():
+            if begun.guest == guest:
+                self._stores.drop(image)
+
+    async def _find(self, image: str) -> ImageNote | None:
+        """Complete the note of an image whose save has begun, if the driver finds that it was written to its end.
+
+        That may be asked only during the boot in which it was written: what was not synced by then is lost with it.
+        """
+        begun, path = (await self._stores.do(self._stores.begun)).get(image), self._stores.path(image)
+        finding = self._able.finding
+        if begun is None or not is_recent(begun) or not path.exists() or finding is None:
+            return None
+        report = await finding.finished_save(begun.guest, begun.at, path)
+        if report is None:
+            return None
+        _log.warning("image %s: an earlier agent has written it to its end", image)
+        note = _note(begun, report)
+        await self._stores.do(lambda: self._stores.finish(path, note))
+        return note
 
     @contextlib.contextmanager
-    def _room_for(self, holder: str, image: str, mib: int) -> Iterator[None]:
+    def _room_for(self, action: Save, mib: int, *, on_disk: bool) -> Iterator[Callable[[int], None]]:
+        """Reserve room on the disk for the image of a save."""
+        if not on_disk:
+            yield lambda _bytes: None
+            return
+        with self._reserved(action.guest, action.image, mib):
+            yield lambda size: self._room.written(action.guest, action.image, size)
+
+    @contextlib.contextmanager
+    def _reserved(self, holder: str, image: str, mib: int) -> Iterator[None]:
         """Reserve room for an image while it is written; an image that did not fit despite that is deleted."""
         self._room.reserve(holder, image, mib)
         try:
@@ -79,8 +184,33 @@ class ImageOrders:
             raise SuspectError(f"image {image.image}: it has {image.bytes} bytes: expected at most {most}, "
                                f"as its guest has {action.memory_mib} MiB")  # fmt: skip
         holder = f"fetch of {image.image}"
-        with self._room_for(holder, image.image, -(-image.bytes >> 20)):
+        async with self._fetching.setdefault(image.image, asyncio.Lock()):  # a second fetch would write the same file
+            return await self._fetch(action, holder)
+
+    async def _fetch(self, action: FetchImage, holder: str) -> dict[str, object]:
+        image = action.image
+        with self._reserved(holder, image.image, -(-image.bytes >> 20)):
             fetched = await self._fetcher.fetch(image, action.host, action.port, action.ticket)
             self._room.written(holder, image.image, image.bytes)
-            self._stores.note(image.image, image.digest)
+            path = self._stores.path(image.image)
+            note = await self._stores.do(lambda: self._stores.note(image.image))
+            if note is None or note.digest != image.digest:  # else it was here already, and stays the one of its save
+                note = ImageNote(
+                    bytes=image.bytes, digest=image.digest, generation=image.generation, wall_ns=time.time_ns()
+                )
+                await self._stores.do(lambda: self._stores.finish(path, note))
+            self._stores.compared(image)
         return fetched
+
+
+def _held(note: ImageNote) -> dict[str, object]:
+    """Return what the reply to a hold has for a guest that is saved already."""
+    return {"at": note.at, "wall_ns": note.wall_ns, "saved": True}
+
+
+def _note(begun: ImageNote, report: SaveReport) -> ImageNote:
+    """Return the note of a save that has begun, and is complete."""
+    return msgspec.structs.replace(
+        begun, bytes=report.bytes, digest=report.digest, run_on_s=report.run_on_s, write_s=report.write_s,
+        sync_s=report.sync_s, wall_ns=time.time_ns(),
+    )  # fmt: skip

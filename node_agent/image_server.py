@@ -143,7 +143,7 @@ class ImageServer:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 line = await reader.readline()
-            path, offset, size = self._open(line, peer)
+            path, offset, size = await self._open(line, peer)
         except (DriverError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             lost = isinstance(error, ImageLostError)
             why = f"its line has more than {LONGEST_LINE} bytes" if type(error) is ValueError else str(error)
@@ -162,11 +162,11 @@ class ImageServer:
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.get_running_loop().sendfile(writer.transport, file, begin, _PIECE_BYTES)
 
-    def _open(self, line: bytes, peer: str) -> tuple[Path, int, int]:
+    async def _open(self, line: bytes, peer: str) -> tuple[Path, int, int]:
         """Return the file that a request is for, where it begins, and its size; raises `DriverError` and others."""
         request = msgspec.json.decode(line, type=Request)
         image = self._tickets.take(request, peer)
-        path = self._find(image.image)
+        path = await asyncio.to_thread(self._find, image.image)
         try:
             size = path.stat().st_size
         except OSError as error:

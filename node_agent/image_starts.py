@@ -12,6 +12,7 @@ from pathlib import Path
 
 from node_agent.abilities import Abilities
 from node_agent.drivers.protocol import Driver, DriverError, ImageLostError
+from node_agent.generations import check_image
 from node_agent.stores import ImageStores
 from testbed.bus.messages import GuestSpec, ImageRef
 
@@ -37,8 +38,7 @@ class ImageStarts:
             await self._driver.start(spec, cap_cores)
             return None
         saving = self._able.saving
-        await self._compare(image)
-        path = self._stores.path(image.image)
+        path = await self._compare(image)
         found = await self._cached(path, cold=cold)
         restoring = saving.restore(spec, cap_cores, path)
         if saving.images.verified:
@@ -47,14 +47,17 @@ class ImageStarts:
             await self._restore_and_verify(restoring, image)
         return found
 
-    async def _compare(self, image: ImageRef) -> None:
-        """Raise `ImageLostError` if the image of that name has another digest."""
-        noted = self._stores.noted(image.image)
-        if noted is None:
+    async def _compare(self, image: ImageRef) -> Path:
+        """Return the file of a complete image; raises `ImageLostError` for another one, also if its note says so."""
+        path, note = await self._stores.do(lambda: (self._stores.complete(image.image), self._stores.note(image.image)))
+        check_image(image, 0 if note is None else note.generation)
+        known = self._stores.digest(image.image)
+        if known is None:
             await self._verify(image)
-            self._stores.note(image.image, image.digest)
-        elif noted != image.digest:
-            raise ImageLostError(f"image {image.image}: digest {noted[:12]}…, expected {image.digest[:12]}…")
+            self._stores.compared(image)
+        elif known != image.digest:
+            raise ImageLostError(f"image {image.image}: digest {known[:12]}…, expected {image.digest[:12]}…")
+        return path
 
     async def _restore_and_verify(self, restoring: Awaitable[None], image: ImageRef) -> None:
         """Read the image while the hypervisor restores it, held: a guest from a wrong image never runs."""
@@ -74,10 +77,7 @@ class ImageStarts:
             raise
 
     async def _verify(self, image: ImageRef) -> None:
-        if self._simulated:
-            self._stores.verify(image)
-        else:
-            await asyncio.to_thread(self._stores.verify, image)
+        await self._stores.do(lambda: self._stores.verify(image))
 
     async def _cached(self, path: Path, *, cold: bool) -> float | None:
         """Return the share of an image in the page cache, after it was evicted if it is to be `cold`."""

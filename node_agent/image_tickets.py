@@ -62,7 +62,8 @@ class Tickets:
         if peer and peer != offer.to:
             raise NoTicketError(f"the ticket for {offer.image.image} is node {offer.to}'s")
         offer.used = True
-        if ImageRef(image=request.image, bytes=request.bytes, digest=request.digest) != offer.image:
+        image = offer.image
+        if (request.image, request.bytes, request.digest) != (image.image, image.bytes, image.digest):
             raise NoTicketError(f"the ticket is for {offer.image.image} and no other image")
         return offer.image
 

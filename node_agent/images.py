@@ -7,6 +7,7 @@ existing part, before the image gets its name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -20,12 +21,14 @@ import msgspec
 import xxhash
 
 from node_agent.drivers.protocol import DriverError, ImageLostError, SuspectError
+from node_agent.image_notes import SUFFIX, ImageNote, complete_note, drop_note, read_note
 from node_agent.image_wire import LONGEST_LINE, PATIENCE_S, Answer, Request, line_of, shown_line
 from node_agent.programs.image import new_digest
 from testbed.bus.messages import ImageRef
 from testbed.errors import FailureCode
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,127}\.img")
+_DRAFT = re.compile(r"\.[a-z0-9][a-z0-9.-]{0,127}\.img\.json\.[0-9]+\.part")  # see `write_whole`
 _CHUNK = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -58,23 +61,47 @@ class ImageStore:
             raise ImageLostError(f"image {image.image}: digest {found[:12]}…, expected {image.digest[:12]}…")
 
     def drop(self, image: str) -> None:
-        """Delete an image and its partial transfers."""
+        """Delete an image and its partial transfers; its note first, so that no half of it counts as complete."""
         path = self.path(image)
+        drop_note(path)
         path.unlink(missing_ok=True)
         path.with_name(path.name + ".part").unlink(missing_ok=True)
 
     def all(self) -> list[Path]:
-        """Return every image and every partial transfer."""
+        """Return every image, complete or not, and every partial transfer: all that needs room."""
         return sorted(
             path
             for path in self.folder.iterdir()
             if _NAME.fullmatch(path.name.removesuffix(".part")) and path.is_file()
         )
 
+    def complete(self) -> list[Path]:
+        """Return the images that are complete and durable: those with a note."""
+        return [path for path in self.all() if complete_note(path) is not None]
+
+    def begun(self) -> dict[str, ImageNote]:
+        """Return the notes of images whose saves have begun and not ended, by name of the image."""
+        notes = {
+            path.name.removesuffix(SUFFIX): read_note(path.with_name(path.name.removesuffix(SUFFIX)))
+            for path in self._notes()
+        }
+        return {name: note for name, note in notes.items() if note is not None and not note.digest}
+
     def clear(self) -> None:
-        """Delete every image."""
-        for path in self.all():
+        """Delete every image, its note first."""
+        self.sweep()
+        for path in (*self._notes(), *self.all()):
             path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete the drafts of notes that killed agents have left."""
+        for path in self.folder.iterdir():
+            if _DRAFT.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def _notes(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removesuffix(SUFFIX))
+                and path.name.endswith(SUFFIX)]  # fmt: skip
 
     def free_mib(self) -> int:
         """Free space for images."""
@@ -177,9 +204,15 @@ class ImageCopier:
     async def fetch(self, image: ImageRef, host: str, port: int, ticket: str) -> dict[str, object]:
         """Copy an image here; `host` is the other node's image folder."""
         del port, ticket
+        path = self._store.path(image.image)
+        if complete_note(path) is not None:
+            with contextlib.suppress(ImageLostError):
+                self._store.verify(image)
+                return {"bytes": 0}
+        self._store.drop(image.image)
         source = self._find(Path(host), image.image)
         try:
-            shutil.copyfile(source, self._store.path(image.image))
+            shutil.copyfile(source, path)
         except FileNotFoundError as error:
             raise ImageLostError(f"{source}: cannot copy: {error.strerror}") from error
         except OSError as error:

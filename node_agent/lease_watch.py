@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from testbed.bus.lease import LeaseGuard
+from testbed.bus.messages import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,10 @@ class Abandon(Protocol):
 class LeaseWatch:
     """Takes the records of the lease, and calls `abandon` when it was released or has run out.
 
-    `keep(digest)` is called for each record of a lease in force.
+    `keep(lease)` is called for each record of a lease in force.
     """
 
-    def __init__(self, guard: LeaseGuard, keep: Callable[[str], None], abandon: Abandon, guests: Guests) -> None:
+    def __init__(self, guard: LeaseGuard, keep: Callable[[Lease], None], abandon: Abandon, guests: Guests) -> None:
         self._guard = guard
         self._keep = keep
         self._abandon = abandon
@@ -48,7 +49,7 @@ class LeaseWatch:
         """Take a record of the lease topic."""
         self._released |= self._guard.hear(topic, payload)
         if self._guard.lease is not None:
-            self._keep(self._guard.lease.digest)
+            self._keep(self._guard.lease)
         self._news.set()
 
     async def run(self) -> None:

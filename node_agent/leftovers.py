@@ -14,9 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from node_agent import kept_images
 from node_agent.claims import budget_of
 from node_agent.drivers.caps.left import left_groups, remove_group
 from node_agent.drivers.make import make_driver
+from node_agent.drivers.procs.records import RECORDS, recorded
 from node_agent.images import ImageStore
 from node_agent.stores import sweep, tmpfs
 from testbed.errors import TestbedError
@@ -27,6 +29,7 @@ _DRIVER_S = 120.0
 
 async def remove(claim: Claim, *, dry_run: bool) -> Swept:
     """Remove the leftovers of a dead agent; with `dry_run` only list them."""
+    owners = {claim.pid, *recorded(Path(claim.state_dir) / RECORDS)}  # groups are named after agents, or their keepers
     there: list[str] = []
     failed: list[tuple[str, str]] = []
     try:
@@ -34,7 +37,7 @@ async def remove(claim: Claim, *, dry_run: bool) -> Swept:
             there += await make_driver(claim.driver, claim.options).sweep(budget_of(claim), dry_run=dry_run)
     except (TestbedError, TimeoutError) as error:
         failed.append((f"guests, if there are any (driver {claim.driver})", str(error) or "no answer"))
-    for group in left_groups(claim.node, claim.pid):
+    for group in sorted(found for pid in owners for found in left_groups(claim.node, pid)):
         if dry_run or remove_group(group):
             there.append(f"control group {group}")
         else:
@@ -49,6 +52,8 @@ async def remove(claim: Claim, *, dry_run: bool) -> Swept:
             there.append(f"{kind} {path}")
         except OSError as error:
             failed.append((str(path), error.strerror or str(error)))
+    if not (dry_run or claim.ephemeral):
+        _remove_notes(Path(claim.image_dir))
     return Swept(there, failed)
 
 
@@ -58,6 +63,14 @@ def _files(claim: Claim) -> list[Path]:
     if claim.ephemeral:
         return [path for path in (Path(claim.state_dir), images) if path.is_dir() and not path.is_symlink()]
     return ImageStore(images).all() if images.is_dir() else []
+
+
+def _remove_notes(folder: Path) -> None:
+    """Remove the notes of images, and of whose they were: without the images they mean nothing."""
+    with contextlib.suppress(OSError):
+        if folder.is_dir():
+            ImageStore(folder).clear()
+        (folder / kept_images.FILE).unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, ImageLostError
+from node_agent.image_notes import ImageNote, begin_note, complete_note, finish_note, read_note
 from node_agent.images import ImageStore
 from node_agent.page_cache import cached_frac, drop_cached
 from testbed.bus.messages import ImageRef
@@ -23,6 +27,7 @@ MEMORY = "memory"
 _PREFIX = "dfrs-images-"
 _MARGIN_MIB = 64  # of the machine's memory that a save to memory must leave
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def tmpfs() -> Path | None:
@@ -83,13 +88,32 @@ def _lock(folder: Path) -> int | None:
 
 
 class ImageStores:
-    """The image stores of a node by name; `disk` always exists, `memory` once it is opened."""
+    """The image stores of a node by name; `disk` always exists, `memory` once it is opened.
 
-    def __init__(self, disk: Path) -> None:
+    Images and their notes are made `durable`, but for those of a dry run.
+    """
+
+    def __init__(self, disk: Path, *, durable: bool = True) -> None:
         self.disk = ImageStore(disk)
+        self.disk.sweep()
         self._stores = {DISK: self.disk}
         self._memory: MemoryFolder | None = None
         self._digests: dict[str, str] = {}  # of images that this agent has written or fetched itself
+        self.durable = durable
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """Do something that reads or writes files, in a thread, to its end even if it is cancelled meanwhile.
+
+        In a dry run nothing is synced, and no thread is used, as threads do not work with virtual time.
+        """
+        if not self.durable:
+            return work()
+        doing = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait((doing,))
+            raise
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,13 +168,46 @@ class ImageStores:
         paths = [store.path(image) for store in self._stores.values()]
         return next((path for path in paths if path.exists()), paths[0])
 
-    def note(self, image: str, digest: str) -> None:
-        """Remember the digest of an image that has just been written here, or fetched and checked."""
-        self._digests[image] = digest
+    def begin(self, image: Path, begun: ImageNote) -> None:
+        """Note that a guest is about to be saved to this file; raises `DriverError`."""
+        self._digests.pop(image.name, None)
+        begin_note(image, begun, durable=self.durable)
 
-    def noted(self, image: str) -> str | None:
-        """Return the digest of an image, None for an image older than this agent."""
+    def finish(self, image: Path, note: ImageNote) -> None:
+        """Note that an image which this agent has written, or fetched and checked, is complete.
+
+        It is durable then, and so is the note. Raises `DriverError`.
+        """
+        finish_note(image, note, durable=self.durable)
+        self._digests[image.name] = note.digest
+
+    def compared(self, image: ImageRef) -> None:
+        """An image of an earlier agent was read, and is the one with this digest."""
+        self._digests[image.image] = image.digest
+
+    def digest(self, image: str) -> str | None:
+        """Return the digest of an image that this agent has written, fetched or read, None for an older one."""
         return self._digests.get(image)
+
+    def note(self, image: str) -> ImageNote | None:
+        """Return the note of a complete image, None if there is no such image."""
+        return complete_note(self.path(image))
+
+    def begun(self) -> dict[str, ImageNote]:
+        """Return the notes of images whose saves have begun and not ended, by name of the image."""
+        return {name: note for store in self._stores.values() for name, note in store.begun().items()}
+
+    def complete(self, image: str) -> Path:
+        """Return the file of an image that was complete once; raises `ImageLostError` if there is none.
+
+        Whoever reads it compares its digest, as it may have been damaged since.
+        """
+        path = self.path(image)
+        note = read_note(path)
+        if note is None or not note.digest or not path.exists():
+            reason = "it is not complete" if path.exists() else "No such file or directory"
+            raise ImageLostError(f"image {image}: {reason}")
+        return path
 
     def verify(self, image: ImageRef) -> None:
         """Read an image; raises `ImageLostError` if it is not the saved one."""
@@ -173,7 +230,7 @@ class ImageStores:
 
     def all(self) -> list[str]:
         """Return the names of the complete images."""
-        return sorted({path.name for store in self._stores.values() for path in store.all() if path.suffix == ".img"})
+        return sorted({path.name for store in self._stores.values() for path in store.complete()})
 
     def clear(self) -> None:
         """Delete every image."""

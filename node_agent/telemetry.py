@@ -51,16 +51,18 @@ class GuestSampler:
 class NodeSampler:
     """Reads counters of the machine and of this process; the first sample's `cpu_frac` is since construction.
 
-    `clock_s` is the monotonic clock of the event loop, which is the node's clock, or the virtual one of a dry run.
-    `speed` probes the cores; without it their speed is not reported. `image_free_mib` returns the room for images.
+    `clock_s` is the monotonic clock of the event loop, which is the node's clock, or the virtual one of a dry run;
+    `clock` identifies it. `speed` probes the cores; without it their speed is not reported. `image_free_mib` returns
+    the room for images.
     """
 
     def __init__(
-        self, node: str, boot: str, clock_s: Callable[[], float], speed: SpeedProbe | None = None,
+        self, node: str, boot: str, clock: str, clock_s: Callable[[], float], speed: SpeedProbe | None = None,
         image_free_mib: Callable[[], int | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._node = node
         self._boot = boot
+        self._clock = clock
         self._clock_s = clock_s
         self._speed = speed
         self._image_free_mib = image_free_mib
@@ -86,6 +88,7 @@ class NodeSampler:
             core_units_per_s=0.0 if self._speed is None else self._speed.units_per_s(),
             guests=guests,
             boot=self._boot,
+            clock=self._clock,
             dropped=dropped,
             refused=refused,
             image_free_mib=self._image_free_mib(),

@@ -16,6 +16,8 @@ class FailureCode(StrEnum):
     NODE_LOST = "node-lost"
     AGENT_RESTARTED = "agent-restarted"
     LEASE_LOST = "lease-lost"
+    FENCED = "fenced"
+    OLD_GENERATION = "old-generation"
     IMAGE_LOST = "image-lost"
     DOES_NOT_FIT = "does-not-fit"
     START_FAILED = "start-failed"

@@ -15,6 +15,8 @@ from support.folds import check_directory, folds_compared
 from node_agent.programs.segments import abandoned_segments
 from testbed.testing.accuracy import NOT_JUDGED, Accuracy
 
+pytest.register_assert_rewrite("support.agent.adoption")
+
 _ABANDONED_BEFORE = pytest.StashKey[set[Path]]()
 
 # the same examples at every run and no deadline: a test must not depend on luck or on the machine's load

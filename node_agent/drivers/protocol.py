@@ -4,9 +4,9 @@ A driver is written once per kind of guest and knows nothing of jobs, policies o
 that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
 one guest never overlap: the agent sees to that.
 
-The core is `Driver`. A class that also has the methods of `Saves`, `Migrates`, `Joins`, `Natives` or `Meters`
-implements that protocol; there is nothing to register. The agent refuses commands that need a protocol which its driver
-does not implement (`node_agent.abilities`).
+The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters` or
+`Outlives` implements that protocol; there is nothing to register. The agent refuses commands that need a protocol
+which its driver does not implement (`node_agent.abilities`).
 """
 
 from __future__ import annotations
@@ -63,13 +63,22 @@ class NodeBudget:
     prefix: str
 
 
+@runtime_checkable
+class EnforcesFences(Protocol):
+    """A driver whose guests outlive it, and that has another process destroy them at their fences."""
+
+    async def enforce_fences(self) -> None:
+        """Have that process run; called whenever fences were written, before their guests begin. `DriverError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
     """Facts about the machine, as found when the driver opened.
 
     `capabilities` are those that follow from no protocol: `checksums`: the end of a guest carries the checksum of its
-    task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; how guests
-    are capped (`cap:`), accelerated (`accel:`) and migrated (`migration:`). `lacks` names abilities of the driver's
+    task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; `fences`:
+    guests do not outlive their fences, even if the agent is dead, stopped or stuck; how guests are capped (`cap:`),
+    accelerated (`accel:`) and migrated (`migration:`). `lacks` names abilities of the driver's
     class that are missing on this machine (`save`, `live`, `mpi`, `native`), each with the reason.
     """
 
@@ -248,6 +257,20 @@ class Saves(Protocol):
 
 
 @runtime_checkable
+class FindsSaves(Protocol):
+    """Images that a killed agent has ordered can be told apart from partial ones; else such an image counts as partial.
+
+    This is for drivers that save guests, whose hypervisor or program completes a save without the agent.
+    """
+
+    async def finished_save(self, guest: str, at: int | None, image: Path) -> SaveReport | None:
+        """Return the size and the digest of the image of a guest that is gone, made durable; None if it is not whole.
+
+        It was ordered with `Saves.save` since the machine booted, and no save of it is in progress.
+        """
+
+
+@runtime_checkable
 class Migrates(Protocol):
     """Guests can migrate to another node while they run: capability `live`."""
 
@@ -300,3 +323,28 @@ class Meters(Protocol):
 
     def meter(self, guest: str) -> Meter:
         """Return a function that reads them in about 10 µs and raises `DriverError` once the guest has ended."""
+
+
+OnSaved = Callable[[str, int | None, Path, SaveReport], None]
+
+
+@runtime_checkable
+class Outlives(Protocol):
+    """Guests can outlive a killed agent: `open` takes over those that it finds, in the state that they are in.
+
+    A guest whose start had not returned is destroyed. Orders that had not returned may have had their effect or not, so
+    each may be repeated. A guest that ended without an agent is reported as `done` or `failed` after `open`.
+
+    `keep_s` are the seconds for which guests are kept without an agent; set it before `open`. `on_saved(guest, at,
+    image, report)` is called when a guest leaves after a save whose order nobody waits for, as an earlier agent has
+    given it, also during `open`. No other code runs between the guest's leaving and the call.
+    """
+
+    keep_s: float
+    on_saved: OnSaved
+
+    def taken_over(self) -> list[GuestSpec]:
+        """Return the guests that `open` has taken over."""
+
+    def settled(self, guest: str) -> None:
+        """Forget a guest that has ended: its end has been reported, or its image noted, and no agent needs it again."""

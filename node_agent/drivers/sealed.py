@@ -32,14 +32,14 @@ async def _follow(path: Path) -> None:
     while True:
         await asyncio.sleep(_SYNC_EVERY_S)
         with contextlib.suppress(OSError):  # it may not be there yet
-            await asyncio.to_thread(_sync, path)
+            await asyncio.to_thread(sync, path)
 
 
 async def seal(path: Path, written_s: float) -> SaveReport:
     """Digest an image (XXH3-128, hexadecimal) that was written in `written_s`, and flush all of it to the disk."""
     begin_s = time.monotonic()
     (size, digest), *_ = await asyncio.gather(
-        asyncio.to_thread(_digest, path), asyncio.to_thread(_sync, path), asyncio.to_thread(_sync, path.parent)
+        asyncio.to_thread(_digest, path), asyncio.to_thread(sync, path), asyncio.to_thread(sync, path.parent)
     )
     return SaveReport(size, digest, 0.0, written_s, time.monotonic() - begin_s)
 
@@ -54,7 +54,8 @@ def _digest(path: Path) -> tuple[int, str]:
     return size, state.hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file or folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

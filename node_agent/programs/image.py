@@ -224,6 +224,28 @@ class ImageReader:
                 f"image {self._path}: digest {digest.hexdigest()[:12]}…, expected {trailer.hex()[:12]}…: it is damaged"
             )
 
+    def check(self) -> str:
+        """Read the whole image and return its digest; raises `ImageError` if it is damaged. Closes the file."""
+        digest = new_digest()
+        digest.update(self._prefix)
+        left = sum(self.header["parts"])
+        try:
+            while left:
+                chunk = self._file.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ImageError(f"image {self._path}: ends too early")
+                digest.update(chunk)
+                left -= len(chunk)
+            trailer = self._file.read(DIGEST_BYTES)
+        except OSError as error:
+            raise ImageError(f"image {self._path}: {error.strerror or error}") from error
+        finally:
+            self._file.close()
+        if trailer != digest.digest():
+            raise ImageError(f"image {self._path}: it is damaged")
+        digest.update(trailer)
+        return digest.hexdigest()
+
     def _read_into(self, chunk: memoryview) -> None:
         done = 0
         while done < len(chunk):

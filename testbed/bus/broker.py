@@ -25,12 +25,13 @@ class RunningBroker:
 
 @asynccontextmanager
 async def broker(
-    prefer: Preference = "auto", *, state_dir: Path | None = None, port: int = 0
+    prefer: Preference = "auto", *, state_dir: Path | None = None, port: int = 0, password: str = ""
 ) -> AsyncIterator[RunningBroker]:
     """Serve the bus on the loopback interface, at a free port unless one is given.
 
     `state_dir` is the folder of Mosquitto's files, so that queued messages outlive it; without one they go to a
-    temporary directory. Raises `UserError` if Mosquitto is wanted and missing, `BusError` if it does not start.
+    temporary directory. The embedded broker keeps nothing: for a broker that continues an earlier one, give its
+    `password`. Raises `UserError` if Mosquitto is wanted and missing, `BusError` if it does not start.
     """
     async with AsyncExitStack() as stack:
         if prefer != "embedded":
@@ -47,5 +48,5 @@ async def broker(
                 raise UserError("broker = mosquitto: no such program in PATH or /usr/sbin; install it, or use embedded")
         from testbed.bus.embedded import embedded_broker  # noqa: PLC0415  amqtt takes 0.3 s to load
 
-        address = await stack.enter_async_context(embedded_broker(port))
+        address = await stack.enter_async_context(embedded_broker(port, password))
         yield RunningBroker("embedded", address)

@@ -213,11 +213,11 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt has no type information
 
 
 @asynccontextmanager
-async def embedded_broker(port: int = 0) -> AsyncIterator[BrokerAddress]:
-    """Serve the bus on the loopback interface from this process; the address carries its password."""
+async def embedded_broker(port: int = 0, password: str = "") -> AsyncIterator[BrokerAddress]:
+    """Serve the bus on the loopback interface from this process; the address carries `password`, or a new one."""
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it logs ordinary disconnects as errors
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
-    password = secrets.token_urlsafe(24)
+    password = password or secrets.token_urlsafe(24)
     broker = _Broker(
         {
             "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},

@@ -13,6 +13,8 @@ MEANINGS = {
     FailureCode.NODE_LOST: "a node that held the job's guests or images went away",
     FailureCode.AGENT_RESTARTED: "the agent of such a node restarted, and its guests were lost",
     FailureCode.LEASE_LOST: "the controller's lease ran out at an agent, which then destroyed its guests",
+    FailureCode.FENCED: "a node did not hear from the controller until a guest's fence, and destroyed the guest",
+    FailureCode.OLD_GENERATION: "a command was for an earlier life of a guest than the agent knows",
     FailureCode.IMAGE_LOST: "a saved image is missing, or differs from what was saved",
     FailureCode.DOES_NOT_FIT: "the job does not fit on the nodes that are there",
     FailureCode.START_FAILED: "its guests could not be started",

@@ -8,6 +8,8 @@ The broker lets every controller write the lease topic, so a record there is acc
 
 * A release has the token, which is invalid from then on. Only the holder and the agents know it.
 * A renewal prolongs the lease, and changes none of its terms.
+* The lease of a controller that goes on with a run has the token of the lease before, and replaces it: that is no
+  release.
 * One controller ends the lease of another on a topic of its own, which the broker keeps from all others: so the name of
   that controller is known.
 """
@@ -19,7 +21,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from testbed.bus.messages import BadRecordError, Lease, OnControllerLoss, decode
 from testbed.bus.topics import releaser_of
@@ -38,6 +40,11 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def is_one_of(digest: str, tokens: Iterable[str]) -> bool:
+    """Whether a published digest is that of one of these tokens."""
+    return any(hmac.compare_digest(token_digest(token), digest) for token in tokens)
+
+
 class LeaseGuard:
     """Follows the lease topic.
 
@@ -51,6 +58,7 @@ class LeaseGuard:
         self._unix_s = unix_s
         self._lease: Lease | None = None
         self._ends_s = 0.0
+        self._expected = False  # the lease is one that an earlier agent has heard of, not yet heard again
         self._lapsed = False  # a lease ran out, and another was received before the next query
         self._ended = ""  # digest of the last released lease: a renewal that crossed the release does not revive it
         self.released_by = ""  # the controller that ended the last released lease, if not its holder
@@ -81,6 +89,12 @@ class LeaseGuard:
         lease = self.lease
         return lease is not None and hmac.compare_digest(token_digest(token), lease.digest)
 
+    def expect(self, lease: Lease) -> None:
+        """Take a lease that an earlier agent has heard of: it may be renewed, or runs out. Another one replaces it."""
+        self._lease, self.on_controller_loss = lease, lease.on_controller_loss
+        self._ends_s = self._now_s() + lease.ttl_s
+        self._expected = True
+
     def hear(self, topic: str, payload: bytes) -> bool:
         """Take a record of the lease topic or a release topic; return whether the lease was released or ended."""
         if not payload:  # the retained record was removed: the lease continues while it is renewed
@@ -99,6 +113,13 @@ class LeaseGuard:
 
     def _renewed(self, lease: Lease) -> None:
         held = self.lease
+        if held is not None and lease.digest != held.digest and self._follows(lease, held):
+            self._ended, self._lease, held = held.digest, None, None
+        if held is not None and lease.digest != held.digest and self._expected:
+            if lease.expires_unix_s <= self._unix_s() or lease.digest == self._ended:
+                return
+            held = None  # its holder has released it, or was replaced, while no agent was here
+        self._expected = False
         if held is not None and lease.digest != held.digest:
             _log.warning("lease of %s ignored: %s holds the lab", lease.holder, held.holder)
             return
@@ -109,6 +130,10 @@ class LeaseGuard:
         terms = held or lease
         self._lease, self.on_controller_loss = terms, terms.on_controller_loss
         self._ends_s = self._now_s() + terms.ttl_s
+
+    def _follows(self, lease: Lease, held: Lease) -> bool:
+        """Whether a lease is that of the next controller of the same run, which has the token of the one before."""
+        return bool(lease.run) and lease.run == held.run and is_one_of(held.digest, lease.succeeds)
 
     def _released(self, lease: Lease, by: str) -> bool:
         held = self._lease

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from testbed.bus import records
+from testbed.bus import guest_spec, lives, records
 from testbed.bus.migration import Destination
-from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank, Ranks, Workers
+from testbed.bus.numbers import Cores, Count, Memory, Port, Positive, Rank
 from testbed.bus.traits import DriverTraits
 
 # Re-exported here, because users of records need them.
@@ -23,65 +23,16 @@ OtherProtocolError = records.OtherProtocolError
 encode = records.encode
 decode = records.decode
 convert = records.convert
+Fence = lives.Fence
+Generation = lives.Generation
 make_printable = records.make_printable
-
-
-# --- what runs ---------------------------------------------------------------------------------------------
-
-GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
-ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
-Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
-Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
-
-
-class ProgramSpec(Value, frozen=True):
-    """The workload of one task.
-
-    `work_units` is the job's demand per task; `units_per_iteration` of them are done between two messages (patterns) or
-    two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
-    `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
-    never touched.
-    """
-
-    name: ProgramName
-    work_units: Count
-    units_per_iteration: Count
-    seed: Count
-    workers: Workers = 1
-    rank: Rank = 0
-    ranks: Ranks = 1
-    topology: Topology = "ring"
-    imbalance: Imbalance = "uniform"
-    message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
-    touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-
-
-class GuestSpec(Value, frozen=True):
-    """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
-
-    `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
-    own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
-    ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
-    the value in a command.
-    """
-
-    guest: GuestName
-    run: str
-    job: Count
-    task: Count
-    program: ProgramSpec
-    cpu_cores: Cores
-    memory_mib: Memory
-    address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
-    lease: str = ""
-
-
-class ImageRef(Value, frozen=True):
-    """A saved guest: file name in the image store of the node that holds it."""
-
-    image: str
-    bytes: Count
-    digest: str
+GuestName = guest_spec.GuestName
+ProgramName = guest_spec.ProgramName
+Topology = guest_spec.Topology
+Imbalance = guest_spec.Imbalance
+ProgramSpec = guest_spec.ProgramSpec
+GuestSpec = guest_spec.GuestSpec
+ImageRef = guest_spec.ImageRef
 
 
 # --- commands: the closed set ------------------------------------------------------------------------------
@@ -104,6 +55,8 @@ class Start(Action, frozen=True):
 
     With `verify` the agent computes the guest's expected final checksum in parallel. The time for it is proportional to
     the guest's work, so guests that never end must not be verified.
+
+    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen.
     """
 
     spec: GuestSpec
@@ -111,6 +64,7 @@ class Start(Action, frozen=True):
     image: ImageRef | None = None
     cold: bool = False
     verify: bool = True
+    fence: Fence | None = None
 
 
 class RankKeys(Value, frozen=True):
@@ -132,6 +86,7 @@ class MpiJoin(Action, frozen=True):
 
     guest: GuestName
     session: SessionName
+    generation: Generation = 0
 
 
 class MpiPass(Action, frozen=True):
@@ -145,6 +100,7 @@ class MpiPass(Action, frozen=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     keys: tuple[RankKeys, ...] = ()
     last: bool = True
+    generation: Generation = 0
 
 
 class SetCaps(Action, frozen=True):
@@ -154,6 +110,7 @@ class SetCaps(Action, frozen=True):
     """
 
     caps: dict[GuestName, Cores]
+    generations: dict[GuestName, Generation] = {}
 
 
 class Hold(Action, frozen=True):
@@ -166,12 +123,14 @@ class Hold(Action, frozen=True):
 
     guest: GuestName
     image: str = ""
+    generation: Generation = 0
 
 
 class Release(Action, frozen=True):
     """Let a held guest continue; the reply carries `wall_ns`, Unix time by the node's clock at which it continued."""
 
     guest: GuestName
+    generation: Generation = 0
 
 
 class Save(Action, frozen=True):
@@ -185,6 +144,7 @@ class Save(Action, frozen=True):
     image: str
     at: int | None = None
     store: str = ""
+    generation: Generation = 0
 
 
 class Migrate(Action, frozen=True):
@@ -198,17 +158,37 @@ class Migrate(Action, frozen=True):
     to: Destination
     budget_s: Positive
     no_progress_s: Positive
+    generation: Generation = 0
 
 
 class Adopt(Action, frozen=True):
     """Take over a guest that has arrived by a live migration and set its cap; a second takeover is no error.
 
-    `verify` is as for `Start`.
+    `verify` and `fence` are as for `Start`.
     """
 
     spec: GuestSpec
     cap_cores: Cores
     verify: bool = True
+    fence: Fence | None = None
+
+
+class ExpectGuest(Action, frozen=True):
+    """A guest with a fence is about to arrive by a live migration: destroy it at the fence unless it is renewed.
+
+    It is destroyed also if it arrives after that, until the next life of its task begins here.
+    """
+
+    guest: GuestName
+    generation: Generation
+    fence: Fence
+
+
+class RenewFences(Action, frozen=True):
+    """Move the fences of these guests to a later moment of the node's clock; guests without a fence are left out."""
+
+    fence: Fence
+    guests: tuple[GuestName, ...]
 
 
 class OfferImage(Action, frozen=True):
@@ -243,6 +223,7 @@ class Stop(Action, frozen=True):
     """Destroy a guest; a missing guest is no error."""
 
     guest: GuestName
+    generation: Generation = 0
 
 
 class Calibrate(Action, frozen=True):
@@ -313,8 +294,8 @@ class Quit(Action, frozen=True):
 
 
 AnyAction = (
-    Start | MpiJoin | MpiPass | SetCaps | Hold | Release | Save | Migrate | Adopt | OfferImage | FetchImage | DropImage
-    | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
+    Start | MpiJoin | MpiPass | SetCaps | Hold | Release | Save | Migrate | Adopt | ExpectGuest | RenewFences
+    | OfferImage | FetchImage | DropImage | Stop | Calibrate | Watch | Native | ListGuests | Ping | Cancel | Quit
 )  # fmt: skip
 
 
@@ -398,7 +379,11 @@ class NodeFacts(Value, frozen=True):
 
 
 class NodeStatus(Record, frozen=True):
-    """Retained presence of a node: online with facts, or offline by its own message (`left`) or by its last will."""
+    """Retained presence of a node: online with facts, or offline by its own message (`left`) or by its last will.
+
+    `clock` identifies the node's monotonic clock: it differs after each boot of the machine. Agents without it, of
+    earlier releases, cannot enforce fences.
+    """
 
     node: str
     online: bool
@@ -407,10 +392,11 @@ class NodeStatus(Record, frozen=True):
     reason: str = ""
     left: bool = False
     release: str = ""  # of the agent
+    clock: str = ""
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""
-        make_printable(self, "node", "boot", "reason", "release")
+        make_printable(self, "node", "boot", "reason", "release", "clock")
 
 
 MPI_BARRIER = "mpi-barrier"
@@ -459,6 +445,10 @@ class Lease(Record, frozen=True):
     destroy their guests when the lease is released, and apply `on_controller_loss` when it runs out. `since_unix_s` is
     when it was taken. A holder that releases it proves its identity by the `token`. Another controller ends a lease on
     its own topic (`testbed.bus.topics.release_topic`), with its name in `released_by`.
+
+    `run` is the tag of the run that the holder drives, if it is one: guests and images of a run outlive the lease of a
+    lost controller where `on_controller_loss` is `keep`, and belong to the next holder that drives the same run. A
+    holder that proves by a token in `succeeds` that it follows the last one replaces its lease at once.
     """
 
     digest: str
@@ -471,7 +461,9 @@ class Lease(Record, frozen=True):
     released_by: str = ""
     token: str = ""  # published with the release, and invalid from then on
     release: str = ""  # of the holder's testbed
+    run: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    succeeds: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()  # tokens of leases before, then invalid
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""
-        make_printable(self, "holder", "released_by", "release")
+        make_printable(self, "holder", "released_by", "release", "run")

@@ -50,6 +50,16 @@ class Barriers:
         self._repeats = [0] * ranks
 
     @property
+    def inside(self) -> tuple[int, ...]:
+        """Ranks that wait in the next barrier."""
+        return tuple(sorted(self._inside))
+
+    def go_on_at(self, number: int) -> None:
+        """The barriers before this one were released by an earlier controller."""
+        if 0 < number <= MOST_BARRIERS:
+            self.released = number - 1
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Ranks that have not entered the next barrier."""
         return tuple(rank for rank in range(self._ranks) if rank not in self._inside)

@@ -65,7 +65,7 @@ class Telemetry(Record, frozen=True):
     again, and events, which are sent later. `core_units_per_s` is the speed of a core, by a short probe; 0 if that was
     not measured. `image_free_mib` is the room for images where the node keeps them, or the rest of its budget if that
     is less; saves in progress count once they are complete. None if nothing limits it, or if the agent does not report
-    it.
+    it. `clock` identifies that monotonic clock, as in `NodeStatus`.
     """
 
     node: str
@@ -85,7 +85,8 @@ class Telemetry(Record, frozen=True):
     refused: Count = 0
     core_units_per_s: Amount = 0.0
     image_free_mib: DiskSpace | None = None
+    clock: str = ""
 
     def __post_init__(self) -> None:
         """Make what a person reads printable."""
-        make_printable(self, "node", "boot")
+        make_printable(self, "node", "boot", "clock")

@@ -13,6 +13,7 @@ from testbed.errors import TestbedError, nearest, printable_lines
 
 _COMMANDS = {
     "run": ("testbed.cli.run", "Replay a trace segment on live nodes, and measure it."),
+    "resume": ("testbed.cli.resume", "Go on with a run whose controller was lost."),
     "control": ("testbed.cli.control", "Pause, continue or stop a run from another terminal."),
     "report": ("testbed.cli.report", "Print the tables of runs, and write a page of figures."),
     "why": ("testbed.cli.why", "Say what happened to one job of a run, and why."),

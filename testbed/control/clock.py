@@ -20,6 +20,11 @@ class ReplayClock:
         """Let trace second 0 be now."""
         self._zero_wall_s = asyncio.get_running_loop().time()
 
+    def start_at(self, trace_s: float) -> None:
+        """Let it be this trace second, and trace time stand still."""
+        self._stopped_s = asyncio.get_running_loop().time()
+        self._zero_wall_s = self._stopped_s - trace_s / self.time_scale
+
     @property
     def stands(self) -> bool:
         """Whether trace time is stopped."""

@@ -67,6 +67,17 @@ class LiveJob(JobGuests):
             progress=Progress([0] * len(prepared.specs)),
         )  # fmt: skip
 
+    @classmethod
+    def resumed(cls, prepared: PreparedJob, state: JobHistory, now_s: float) -> LiveJob:
+        """Return a job of a run that another controller has begun, with its progress as far as the journal has it."""
+        live = cls.of(prepared, state)
+        if state.begun:
+            live.rename(state.begun)
+        live.progress.units = [state.units_done.get(task, 0) for task in range(len(prepared.specs))]
+        live.progress.at_s, live.progress.highest_s = now_s, state.virtual_time_s
+        live.progress.ended |= state.finished_tasks
+        return live
+
     @property
     def job_id(self) -> int:
         """The id in the trace."""
@@ -90,7 +101,10 @@ class LiveJob(JobGuests):
     def images(self) -> tuple[ImageRef, ...]:
         """Return the images of its last save, by task."""
         return tuple(
-            [ImageRef(image=image.name, bytes=image.bytes, digest=image.digest) for image in self.state.images]
+            [
+                ImageRef(image=image.name, bytes=image.bytes, digest=image.digest, generation=image.generation)
+                for image in self.state.images
+            ]
         )
 
     def image_copies(self) -> list[set[int]]:
@@ -128,10 +142,13 @@ class LiveJob(JobGuests):
         """
         self.progress.restart()
         if self.state.begun == self.state.restarts:
-            self.specs = tuple(
-                msgspec.structs.replace(spec, guest=f"{spec.guest.partition('-r')[0]}-r{self.state.begun}")
-                for spec in self.specs
-            )
+            self.rename(self.state.begun)
+
+    def rename(self, life: int) -> None:
+        """Give its guests the names of their life of this number, after so many restarts from the beginning."""
+        self.specs = tuple(
+            msgspec.structs.replace(spec, guest=f"{spec.guest.partition('-r')[0]}-r{life}") for spec in self.specs
+        )
 
     def status(self) -> JobStatus:
         """The job's state after its operation in flight, for the planner."""

@@ -18,6 +18,7 @@ from testbed.control.planner import LiveNodes, Target, plan
 from testbed.control.recorder import Recorder
 from testbed.control.tracker import Tracker
 from testbed.lab.ended_by import ended_by_error_of
+from testbed.lab.fences import FenceBook
 from testbed.lab.fleet import Node
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.operations import Operations
@@ -50,6 +51,8 @@ class Conductor:
         live_nodes: frozenset[int] = frozenset(),
         *,
         restarts: bool = False,
+        book: FenceBook | None = None,
+        replicas: int = 0,
     ) -> None:
         self.cluster = cluster
         self.policy = policy
@@ -58,9 +61,11 @@ class Conductor:
         self._operations = operations
         self._wake = asyncio.Event()
         self._live = LiveNodes(live_nodes, tuple(memory_mib))
-        self.executor = Executor(cluster, operations, migration, recorder, memory_mib, deadlines.tries)
+        self.executor = Executor(
+            cluster, operations, migration, recorder, memory_mib, deadlines.tries, replicas, restarts=restarts
+        )
         self.tracker = Tracker(cluster, recorder)
-        self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts)
+        self.losses = Losses(cluster, operations, self.executor, recorder, restarts=restarts, book=book)
         self.orders = Orders(cluster, clock, recorder, self.executor, self._live, self._wake.set)
         for hear in (self.tracker.hear, self.losses.hear, self.executor.hear, self._hear, self.orders.hear):
             recorder.ledger.listen(hear)
@@ -71,6 +76,20 @@ class Conductor:
         self._checked = asyncio.Event()
         self._next_pass = 0
         self._collected_s = 0.0  # trace time of the last collection of events
+
+    def take_over(self) -> None:
+        """Continue the replay of a lost controller: report unreported jobs to the policy, and cause a new decision.
+
+        Trace time goes on, unless the operator has paused the run.
+        """
+        trace_s = self.clock.trace_s()
+        if self.policy.period_s is not None:
+            self._next_pass = math.floor((trace_s + 1e-9) / self.policy.period_s) + 1
+        self._collected_s = trace_s
+        self._unknown = [live for live in self.cluster.placeable() if live.state.decisions == 0]
+        if not self.orders.take_over():
+            self.clock.go_on()
+        self._change()
 
     def telemetry(self, node: Node, record: Telemetry, taken_ns: int) -> None:
         """Take a node's sample of the second; see `Tracker.telemetry`."""
@@ -96,6 +115,7 @@ class Conductor:
 
     async def close(self) -> None:
         """Cancel all operations in progress, and wait until they have ended."""
+        self.losses.close()
         await self.executor.close()
 
     async def _until_checked(self) -> None:

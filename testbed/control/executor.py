@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from testbed.bus.failure_codes import Failure
 from testbed.bus.guest_details import Done, Progress
 from testbed.bus.messages import ImageRef
+from testbed.control.action_facts import images_of, then_to, touched
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.image_room import RoomLedger, Shortage, image_needs
 from testbed.control.planner import PlannedAction, Verb
 from testbed.control.recorder import Recorder
+from testbed.control.replicas import Replicas
 from testbed.errors import FailureCode, TestbedError
+from testbed.lab.job_commands import NoRoomThereError
 from testbed.lab.live_migration import LiveMigration, LostError, StaysError
-from testbed.lab.operations import NoRoomThereError, Operations, SaveError
+from testbed.lab.operations import Operations
+from testbed.lab.saving import SaveError
 from testbed.run import events
 from testbed.run.interruptions import MIGRATION, PAUSE, PREEMPTION, Interruption
 from testbed.run.phases import Phase
@@ -29,6 +34,7 @@ _CODES = {
     Verb.RESTORE: FailureCode.RESTORE_FAILED,
     Verb.MIGRATE: FailureCode.MIGRATE_FAILED,
 }  # of failures without a more specific cause
+_LOST = "the controller was lost"
 _ARRIVES = (Verb.START, Verb.TRANSFER, Verb.RESTORE, Verb.MIGRATE)
 
 
@@ -80,6 +86,9 @@ class Executor:
         recorder: Recorder,
         memory_mib: Sequence[int],
         tries: int,
+        replicas: int = 0,
+        *,
+        restarts: bool = False,
     ) -> None:
         self._cluster = cluster
         self._operations = operations
@@ -91,9 +100,10 @@ class Executor:
         self._flights: dict[int, Flight] = {}
         self._aside: set[asyncio.Task[None]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._number = 0
+        self._number = cluster.history.last_action
         self._room = RoomLedger(len(self._memory_mib))
         self._short: dict[int, tuple[Verb, tuple[tuple[int, int], ...]]] = {}  # by job: the recorded lack of room
+        self.replicas = Replicas(cluster, operations, recorder, self._room, replicas, self.aside, keeps=restarts)
 
     @property
     def flights(self) -> tuple[Flight, ...]:
@@ -110,28 +120,61 @@ class Executor:
         return len(self._pending)
 
     def busy(self, job_id: int) -> bool:
-        """Whether an operation on the job is in progress."""
-        return job_id in self._flights
+        """Whether an operation on the job is in progress, or was when a lost controller had it."""
+        return self._cluster.jobs[job_id].state.flight is not None
+
+    def flight(self, job_id: int) -> Flight | None:
+        """Return the operation in progress on a job."""
+        return self._flights.get(job_id)
 
     def free_mib(self, node: int) -> int:
         """Memory of a node that no guest holds; a guest holds it from its start's first command to its end."""
         return self._memory_mib[node] - sum(live.held_mib(node) for live in self._cluster.jobs.values())
 
     def hear(self, event: events.Event) -> None:
-        """Act on events of guests and on jobs that failed: see `Ledger.listen`."""
+        """Act on events of guests, and on jobs that were saved or failed: see `Ledger.listen`."""
         match event:
             case events.Guest() if isinstance(event.typed, Progress | Done):
                 self._settle(self._cluster.jobs[event.job])
+            case events.Outcome(verb="save", ok=True):
+                self._drop_older(self._cluster.jobs[event.job])
+                self.replicas.begin(self._cluster.jobs[event.job])
             case events.Job(state="failed"):
                 live = self._cluster.jobs[event.job]
                 if not live.state.was_done:  # else a late check failed its result: no guests are left
                     self.aside(self._bury(live), f"bury job {live.job_id}")
 
+    def carry_on(self) -> tuple[int, ...]:
+        """Carry on the operations that a lost controller had under way; return their numbers.
+
+        Every operation has the same effect when it is performed again. The clean-up of failed jobs is carried on, too.
+        """
+        flights = self._cluster.history.flights
+        carried_on = tuple(number for number, state in flights.items() if state.active and not state.withdrawn)
+        for number, state in flights.items():
+            flight, live = state.flight, self._cluster.jobs[state.job]
+            if flight is None:
+                continue
+            action = PlannedAction(Verb(flight.verb), state.job, flight.nodes, flight.yield_frac)
+            if state.ended or state.withdrawn:
+                self._recorder.outcome(
+                    number, action, elapsed_s=0.0, waited_s=0.0, moved=0, error=_LOST, code=events.CANCELLED, phases={}
+                )
+                continue
+            self._room.order(number, image_needs(action, live.memory_mib, live.image_copies()))
+            self._begin(number, live, _Pending(action, self._recorder.now_s(), ()), again=True)
+        for live in self._cluster.jobs.values():
+            state = live.state
+            failed = state.phase is Phase.FAILED and not state.was_done
+            if failed and (state.running_on is not None or state.image_holders):
+                self.aside(self._bury(live), f"bury job {live.job_id}")
+        return carried_on
+
     def submit(self, actions: Sequence[PlannedAction]) -> None:
         """Take a new plan. Operations in flight continue; actions planned before that have not begun are dropped."""
         now_s = self._recorder.now_s()
         self._pending = [
-            _Pending(action, now_s, tuple(actions[before] for before in action.after), _then_to(actions, place))
+            _Pending(action, now_s, tuple(actions[before] for before in action.after), then_to(actions, place))
             for place, action in enumerate(actions)
         ]
         wanted = {(action.job_id, action.verb) for action in actions}
@@ -157,7 +200,7 @@ class Executor:
                 or self.busy(action.job_id)
                 or any(id(earlier) in waiting for earlier in pending.waits_for)
                 or any(self.free_mib(node) < mib for node, mib in action.needs_mib)
-                or not all(self._cluster.reachable(node) for node in _touched(live, action))
+                or not all(self._cluster.reachable(node) for node in touched(live, action))
                 or (action.verb in _ARRIVES and not self._cluster.takes_guests(action.nodes))
             )
             if blocked:
@@ -183,6 +226,8 @@ class Executor:
             self._short[live.job_id] = key
             for each in short:
                 self._recorder.no_room(live.job_id, action.verb, each)
+        for other in self.replicas.kept_at(frozenset(each.node for each in short)):
+            self.aside(self.drop_images(other), f"drop kept images of job {other.job_id}")
         return True
 
     def _resume_where_saved(self, transfer: _Pending) -> None:
@@ -207,12 +252,18 @@ class Executor:
         action = pending.action
         self._short.pop(live.job_id, None)
         self._room.order(number, image_needs(action, live.memory_mib, live.image_copies()))
-        self._recorder.intent(number, action, live.guests, _images(live, action))
-        task = asyncio.create_task(self._fly(number, live, pending), name=f"{action.verb} job {action.job_id}")
+        self._recorder.intent(number, action, live.guests, images_of(live, action))
+        self._begin(number, live, pending)
+
+    def _begin(self, number: int, live: LiveJob, pending: _Pending, *, again: bool = False) -> None:
+        action = pending.action
+        task = asyncio.create_task(
+            self._fly(number, live, pending, again=again), name=f"{action.verb} job {action.job_id}"
+        )
         task.add_done_callback(self._over)
         self._flights[action.job_id] = Flight(action, self._recorder.now_s(), task)
 
-    async def _fly(self, number: int, live: LiveJob, pending: _Pending) -> None:
+    async def _fly(self, number: int, live: LiveJob, pending: _Pending, *, again: bool) -> None:
         action = pending.action
         begin_s, result = self._recorder.now_s(), _Result()
         error: str | None = None
@@ -220,12 +271,13 @@ class Executor:
         ended_by: str | None = None  # as a code of the outcome
         stays = lost = False
         full: NoRoomThereError | None = None
+        repaired: set[str] = set()
         try:
             if action.verb is not Verb.CAP:  # a cap creates nothing, and must not wait for a disk
                 await self._recorder.durable()
-            for attempt in range(1, self._tries + 1):
+            for attempt in itertools.count(1):
                 try:
-                    result = await self._do(live, action)
+                    result = await (self._do_again(number, live, action) if again else self._do(live, action))
                     error = ended_by = None
                     break
                 except TestbedError as failure:
@@ -233,15 +285,10 @@ class Executor:
                     stays, lost = isinstance(failure, StaysError), isinstance(failure, LostError)
                     full = failure if isinstance(failure, NoRoomThereError) else None
                     ended_by = events.STAYS if stays else events.NO_ROOM if full else code.value
-                    hopeless = isinstance(failure, SaveError) or stays or lost or full or attempt == self._tries
-                    if live.state.finished_tasks or live.state.failure_code is not None or hopeless:
+                    hopeless = isinstance(failure, SaveError) or stays or lost or full is not None
+                    if hopeless or not await self._may_retry(live, action, failure, attempt, repaired):
                         break
-                    self._recorder.journal(
-                        events.Retry(
-                            *self._recorder.times(), action=number, job=live.job_id, attempt=attempt, error=error
-                        )
-                    )
-                    await asyncio.sleep(0.2 * 2**attempt)
+                    await self._retry(number, action, attempt, error)
         except asyncio.CancelledError:
             error = ended_by = events.CANCELLED
             raise
@@ -265,6 +312,22 @@ class Executor:
         self._settle(live)
         self.pump()
 
+    async def _retry(self, number: int, action: PlannedAction, attempt: int, error: str) -> None:
+        """Record that an attempt failed, and wait until the next one may begin."""
+        retry = events.Retry(*self._recorder.times(), action=number, job=action.job_id, attempt=attempt, error=error)
+        self._recorder.journal(retry)
+        if action.verb is not Verb.CAP:  # a retry begins a new generation, as an intent does
+            await self._recorder.durable()
+        await asyncio.sleep(0.2 * 2**attempt)
+
+    async def _may_retry(
+        self, live: LiveJob, action: PlannedAction, failure: TestbedError, attempt: int, repaired: set[str]
+    ) -> bool:  # fmt: skip
+        """Return whether an operation is repeated after a failure; a damaged image is fetched again before."""
+        if live.state.finished_tasks or live.state.failure_code is not None:
+            return False
+        return await self.replicas.repair(live, action, failure, repaired) or attempt < self._tries
+
     def _refused(self, live: LiveJob, action: PlannedAction, full: NoRoomThereError) -> None:
         """A node has no room contrary to its report: the job stays unchanged until the node reports more."""
         self._room.refused(full.node, full.room)
@@ -282,6 +345,18 @@ class Executor:
             self._recorder.job(live, "done")
             self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
+    async def _do_again(self, number: int, live: LiveJob, action: PlannedAction) -> _Result:
+        """Perform an action of which a lost controller may have done a part, or all."""
+        if action.verb in (Verb.START, Verb.RESTORE):
+            there = await self._operations.samples(live, action.nodes)
+            at_work = {spec.task for spec in live.specs if spec.guest in there and there[spec.guest].units_done > 0}
+            if at_work | live.state.finished_tasks == set(range(len(live.specs))):
+                await self._operations.adopt(live, there, action.yield_frac)
+                return _Result(sum(image.bytes for image in live.images()) if action.verb is Verb.RESTORE else 0)
+            await self._operations.stop(live, action.nodes)
+        await self._retry(number, action, 1, _LOST)
+        return await self._do(live, action)
+
     async def _do(self, live: LiveJob, action: PlannedAction) -> _Result:
         """Perform one action once; return what it did."""
         match action.verb:
@@ -293,7 +368,8 @@ class Executor:
             case Verb.SAVE:
                 return await self._save(live, action)
             case Verb.TRANSFER:
-                return _Result(await self._operations.transfer(live, live.images(), action.nodes))
+                sources = self.replicas.sources(live, action.nodes)
+                return _Result(await self._operations.transfer(live, live.images(), action.nodes, sources))
             case Verb.RESTORE:
                 images = live.images()
                 told = await self._operations.start(live, action.nodes, action.yield_frac, images)
@@ -319,7 +395,7 @@ class Executor:
         reason = self._why_saved(live)
         begin_s, before = self._recorder.now_s(), _back(live)
         phases: dict[str, float] = {}
-        names = _images(live, action)
+        names = images_of(live, action)
         images = await self._operations.save(live, names, lambda _name, times: phases.update(times))
         self._cut_off(live, before, begin_s)
         return _Result(sum(image.bytes for image in images), reason, images, phases=phases)
@@ -342,7 +418,8 @@ class Executor:
             self._recorder.rescheduling(present.account(events.Rescheduling, times, live.job_id, end_s))
         else:
             self._recorder.journal(present.account(events.Suspension, times, live.job_id, end_s))
-        self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
+        if not self.replicas.keeps:
+            self.aside(self.drop_images(live), f"drop images of job {live.job_id}")
 
     def _cut_off(self, live: LiveJob, present: Interruption | None, at_s: float) -> None:
         """The job was interrupted again before it had progressed."""
@@ -369,8 +446,11 @@ class Executor:
         await self.drop_images(live)
         self.pump()
 
-    async def withdraw(self, live: LiveJob) -> None:
-        """Cancel the operations in flight or planned for a job, and destroy its guests; its images stay."""
+    async def withdraw(self, live: LiveJob, clear: Callable[[LiveJob], Awaitable[None]] | None = None) -> None:
+        """Cancel the operations in flight or planned for a job, and destroy its guests; its images stay.
+
+        With `clear` that destroys them, and returns when they have certainly ended; without, nodes may not answer.
+        """
         self._pending = [pending for pending in self._pending if pending.action.job_id != live.job_id]
         flight = self._flights.get(live.job_id)
         if flight is not None:
@@ -378,49 +458,39 @@ class Executor:
             await asyncio.wait([flight.task])
         state = live.state
         self._cut_off(live, state.present, self._recorder.now_s())
-        if state.running_on is not None:
+        if state.running_on is not None and clear is not None:
+            await clear(live)
+        elif state.running_on is not None:
             await self._operations.stop(live, state.running_on)
             if state.migrating_to is not None:  # after the source, so that none arrives later
                 await self._operations.stop(live, state.migrating_to)
+        if state.running_on is not None:
             self._recorder.journal(events.Cleared(*self._recorder.times(), job=live.job_id))
 
     def drop_images(self, live: LiveJob) -> Coroutine[None, None, None]:
         """Count the copies of a job's images as gone from now on; the returned coroutine deletes them."""
+        self.replicas.cancel(live)
         holders = frozenset(live.state.image_holders)
         if holders:
             self._recorder.journal(events.ImagesDropped(*self._recorder.times(), job=live.job_id))
         return self._operations.drop_images(holders)
 
+    def _drop_older(self, live: LiveJob) -> None:
+        """Delete the images of earlier saves of a job that has been saved again."""
+        names = self.replicas.older(live)
+        holders = frozenset(holder for holder in live.state.image_holders if holder[1] in names)
+        if holders:
+            self._recorder.journal(events.ImagesDropped(*self._recorder.times(), job=live.job_id, images=names))
+            self.aside(self._operations.drop_images(holders), f"drop older images of job {live.job_id}")
+
     async def close(self) -> None:
         """Cancel everything in flight and wait for its end."""
         self._pending = []
+        self.replicas.close()
         under_way = [flight.task for flight in self._flights.values()]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, *self._aside, return_exceptions=True)
-
-
-def _then_to(actions: Sequence[PlannedAction], index: int) -> tuple[int, ...] | None:
-    """Return the nodes to which a plan's save at this index transfers its images, None if they stay."""
-    moves = (action.nodes for action in actions if action.verb is Verb.TRANSFER and index in action.after)
-    return next(moves, None)
-
-
-def _images(live: LiveJob, action: PlannedAction) -> tuple[str, ...]:
-    """Return the names of the images that an action writes, copies or reads, by task."""
-    match action.verb:
-        case Verb.SAVE:
-            return live.image_names(len(live.state.interruptions) + 1)
-        case Verb.TRANSFER | Verb.RESTORE:
-            return tuple(image.name for image in live.state.images)
-    return ()
-
-
-def _touched(live: LiveJob, action: PlannedAction) -> set[int]:
-    """Return the nodes that an action commands, or takes images or guests from."""
-    state = live.state
-    sources = state.saved_on if action.verb in (Verb.TRANSFER, Verb.RESTORE) else state.running_on
-    return {*action.nodes, *(sources or ())}
 
 
 def _back(live: LiveJob) -> Interruption | None:

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from testbed.bus.failure_codes import Failure, known_code
 from testbed.bus.guest_details import Failed
+from testbed.control.clearing import Clearing, UnclearError
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.executor import Executor
+from testbed.control.planner import Verb
 from testbed.control.recorder import Recorder
 from testbed.errors import FailureCode, TestbedError
+from testbed.lab.fences import FenceBook
 from testbed.lab.fleet import Node
 from testbed.lab.liveness import Change, Standing
 from testbed.lab.operations import Operations
 from testbed.run import events
 from testbed.run.phases import Phase
 
+_UNENFORCED = "nothing destroys its guests there while its agent does not work"
+_MAKES = (Verb.START, Verb.RESTORE, Verb.MIGRATE)  # guests, on a node where they were not before
+
 
 class Losses:
-    """Jobs on a suspect node wait. Jobs that ran on a lost node, or under an agent that is gone, fail or start again.
+    """Jobs on a suspect node wait. Jobs that ran on a lost node fail or start again.
 
+    They fail if nothing destroys their guests there at their fences while the agent does not work. Jobs whose guests a
+    restarted agent has not taken over fail or start again, too.
     A saved job waits for a node with its images for as long as other work is left. `hear` listens to the ledger.
     """
 
     def __init__(
-        self, cluster: Cluster, operations: Operations, executor: Executor, recorder: Recorder, *, restarts: bool
-    ) -> None:
+        self, cluster: Cluster, operations: Operations, executor: Executor, recorder: Recorder, *, restarts: bool,
+        book: FenceBook | None = None,
+    ) -> None:  # fmt: skip
         self._cluster = cluster
         self._operations = operations
         self._executor = executor
         self._recorder = recorder
         self._restarts = restarts
-        self._names = {guest for live in cluster.jobs.values() for guest in live.guests}  # of all lives
+        self._book = book
+        self._clearing = Clearing(operations, recorder, book, self._unclear)
+        self._names = {guest: live for live in cluster.jobs.values() for guest in live.guests}  # of all lives
 
     def hear(self, event: events.Event) -> None:
         """Act on a guest that failed, and on a job that runs again: see `Ledger.listen`."""
@@ -40,19 +52,28 @@ class Losses:
             case events.Guest() if isinstance(event.typed, Failed):
                 self._task_failed(self._cluster.jobs[event.job], _failure(event.task, event.typed))
             case events.Job(state="again"):
-                self._names |= set(self._cluster.jobs[event.job].guests)
+                live = self._cluster.jobs[event.job]
+                self._names |= dict.fromkeys(live.guests, live)
 
     def node_changed(self, node: Node, change: Change) -> None:
         """A node left, returned, or has another agent."""
         self._recorder.node(node.name, change.after, change.reason)
-        if change.after is Standing.LOST or change.restarted:
-            restarted = Failure(FailureCode.AGENT_RESTARTED, f"node {node.name}: {change.reason}")
-            why = self._lost().get(node.index, restarted)
+        if change.after is Standing.LOST:
+            why, unclear = self._lost()[node.index], self._unclear([node.index])
+            for live in self._cluster.active():
+                if live.state.on_node(node.index) and unclear is not None:
+                    self._recorder.fail(live, unclear)  # a withdrawn job fails at the end of its wait
+                elif live.state.on_node(node.index):
+                    self._lose_guests(live, why)
+            self._clearing.wake()
+        if change.after is Standing.ONLINE:
+            self._clearing.wake()
+            self._executor.aside(self._welcome(node), f"welcome node {node.name}")
+        if change.restarted:
+            why = Failure(FailureCode.AGENT_RESTARTED, f"node {node.name}: {change.reason}")
             for live in self._cluster.active():
                 if live.state.on_node(node.index):
-                    self._lose_guests(live, why)
-        if change.after is Standing.ONLINE:
-            self._executor.aside(self._welcome(node), f"welcome node {node.name}")
+                    self._executor.aside(self._look_for(live, node.index, why), f"guests of job {live.job_id}")
 
     def _lost(self) -> dict[int, Failure]:
         """Return the nodes that are lost, with the reason."""
@@ -63,11 +84,21 @@ class Losses:
             if node.lost
         }
 
+    def _unclear(self, nodes: Sequence[int]) -> Failure | None:
+        """Return why guests on these nodes may run for as long as nobody hears of them, None if they do not."""
+        lost = self._lost()
+        if self._book is None or not (found := sorted(lost.keys() & set(nodes) & self._book.unenforced)):
+            return None
+        why = lost[found[0]]
+        return Failure(why.code, f"{why.text}: not started elsewhere, as {_UNENFORCED}")
+
     async def _welcome(self, node: Node) -> None:
         """A node has returned: remove guests that should not run there, and check which images it still has."""
         try:
             guests, images = await self._operations.guests_at(node.index)
-            await self._operations.stop_guests(node.index, self._strangers(node.index, guests))
+            strangers = self._strangers(node.index, guests)
+            generations = {guest: self._names[guest].generation for guest in strangers}
+            await self._operations.stop_guests([(node.index, guest) for guest in strangers], generations)
         except TestbedError as error:
             self._recorder.journal(events.Welcome(*self._recorder.times(), node=node.name, error=str(error)))
             missing: set[str] = set()
@@ -84,6 +115,26 @@ class Losses:
         if node.online:
             self._executor.pump()
 
+    async def _look_for(self, live: LiveJob, node: int, why: Failure) -> None:
+        """Lose a job unless a restarted agent has its guests.
+
+        Guests that an operation in progress makes or moves are looked for after its end: it fails, or is repeated.
+        """
+        while (flight := self._executor.flight(live.job_id)) is not None and flight.action.verb in _MAKES:
+            await asyncio.wait([flight.task])
+        life = live.state.restarts
+        with contextlib.suppress(TestbedError):  # if it does not answer, silence or another agent decides
+            guests, images = await self._operations.guests_at(node)
+            state, flight = live.state, self._executor.flight(live.job_id)
+            if state.restarts != life or (flight is not None and flight.action.verb in _MAKES):
+                return
+            saved = live.image_names(len(state.interruptions) + 1)
+            for task in state.on_node(node):
+                done = task in state.finished_tasks or (flight is not None and saved[task] in images)
+                if live.guests[task] not in guests and not done and not state.ended and not state.withdrawn:
+                    self._lose_guests(live, why)
+                    return
+
     def _strangers(self, node: int, guests: frozenset[str]) -> frozenset[str]:
         """Return guests of this run that should not be there: their jobs have ended, failed or moved meanwhile."""
         expected = {
@@ -92,7 +143,7 @@ class Losses:
             for spec in live.specs
             if node in live.state.places(spec.task) and not live.state.withdrawn
         }
-        return (guests & self._names) - expected
+        return (guests & self._names.keys()) - expected
 
     def _miss_images(self, live: LiveJob, node: Node, missing: set[str]) -> None:
         state = live.state
@@ -101,6 +152,10 @@ class Losses:
         images = zip(state.saved_on, state.images, strict=True)
         if any(where == node.index and image.name in missing for where, image in images):
             self._lose_guests(live, Failure(FailureCode.IMAGE_LOST, f"node {node.name} has its image no more"))
+
+    def lose(self, live: LiveJob, why: Failure) -> None:
+        """The guests or the images of a job are gone."""
+        self._lose_guests(live, why)
 
     def _lose_guests(self, live: LiveJob, why: Failure) -> None:
         if not self._restarts:
@@ -112,7 +167,9 @@ class Losses:
     def _task_failed(self, live: LiveJob, why: Failure) -> None:
         """A task reports a failure, possibly because of the loss of another task's node that is detected only later."""
         nodes = {node for task in range(len(live.specs)) for node in live.state.places(task)}
-        if len(nodes) > 1:
+        if why.code is FailureCode.FENCED:
+            self._lose_guests(live, why)
+        elif len(nodes) > 1:
             self._executor.aside(self._judge(live, live.state.restarts, nodes, why), f"why did job {live.job_id} fail")
         else:
             self._recorder.fail(live, why)
@@ -124,19 +181,43 @@ class Losses:
         if live.state.restarts == life and not live.state.ended:
             self._recorder.fail(live, why)
 
+    def take_over(self, taken_over_s: float) -> None:
+        """A resumed run: account for fences of earlier controllers, and go on to clear withdrawn jobs away.
+
+        `taken_over_s` is when the lease was taken, by the loop's clock. Jobs are not withdrawn before this call.
+        """
+        for live in self._cluster.active():
+            for spec in live.specs:
+                for node in live.state.places(spec.task):
+                    self._clearing.inherit(node, spec.guest, taken_over_s)
+            if live.state.withdrawn:
+                self._executor.aside(self._begin_again(live), f"clear away job {live.job_id}")
+
+    def close(self) -> None:
+        """End all waits, as the run ends."""
+        self._clearing.close()
+
     async def _begin_again(self, live: LiveJob) -> None:
-        await self._executor.withdraw(live)
+        try:
+            await self._executor.withdraw(live, self._clearing.clear)
+        except UnclearError as error:
+            self._recorder.fail(live, error.why, withdrawn=True)
+            return
         images_on = self._whole_images(live)
         if images_on is None:
             await self._executor.drop_images(live)
         self._recorder.job(live, "again", "from its last image" if images_on else "from the beginning", images_on or ())
 
     def _whole_images(self, live: LiveJob) -> tuple[int, ...] | None:
-        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has none."""
+        """Return nodes, by task, that hold the job's last images and are not lost; None if an image has none.
+
+        A node that certainly has a complete copy comes before one to which it was being copied.
+        """
         found, nodes = [], self._cluster.history.nodes
         for image in live.state.images:
+            whole = [node for node, name in sorted(live.state.whole_copies) if name == image.name]
             holders = [node for node, name in sorted(live.state.image_holders) if name == image.name]
-            there = [node for node in holders if not nodes[node].lost]
+            there = [node for node in (*whole, *holders) if not nodes[node].lost]
             if not there:
                 return None
             found.append(there[0])
@@ -159,6 +240,7 @@ class Losses:
         They fail when no other work is left, and no node is suspect or drained, as such a node may return. `more`: jobs
         are still to be submitted.
         """
+        self._executor.replicas.go_on_from_copies()
         nodes = self._cluster.history.nodes
         there, lost = sum(node.available for node in nodes), self._lost()
         may_return = any(node.standing == Standing.SUSPECT or node.drained for node in nodes)

@@ -157,7 +157,8 @@ def send(run: Path, request: Request) -> Answer:
     with _connect(run) as client:
         client.settimeout(request.wait_s + _REQUEST_S + _CLOSE_S)
         try:
-            client.sendall(msgspec.json.encode(request) + b"\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have refused this user already
+                client.sendall(msgspec.json.encode(request) + b"\n")
             with client.makefile("rb") as answers:
                 line = answers.readline(MOST_BYTES)
         except OSError as error:
@@ -208,6 +209,8 @@ def _listen(run: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with _directory(run) as place:
+            if (run / SOCKET).is_socket():  # of a controller that was killed: only one has the lock of a run
+                (run / SOCKET).unlink()
             listener.bind(f"{place}/{SOCKET}")
             (run / SOCKET).chmod(0o600)
         listener.listen(_MOST_CLIENTS)

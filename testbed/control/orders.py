@@ -70,6 +70,15 @@ class Orders:
             )
         return self._standstill.hold is not Hold.NONE
 
+    def take_over(self) -> bool:
+        """Carry on the order that a lost controller was given; return whether trace time stands still for it."""
+        hold = self._standstill.hold
+        if hold is Hold.RESUMING:
+            self._plan({job for job, target in self._cluster.targets().items() if self._is_open(target.nodes)})
+        elif hold is not Hold.NONE:
+            self._plan(())
+        return hold is not Hold.NONE
+
     async def carry_out(self, request: Request, by: str) -> Answer:
         """Execute an order, wait until its effect is in place, and return the outcome.
 

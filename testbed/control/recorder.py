@@ -53,7 +53,8 @@ class Recorder:
     """Writes to the run directory, and keeps the ledger of the run: what is in the journal is in its history, too.
 
     `now_s` is wall seconds since the run began, `anchor_ns` the Unix time of that moment; `watch(trace_s, text)` gets
-    one line for each event of interest to the user. `tau_s` bounds the stretch from below.
+    one line for each event of interest to the user. `tau_s` bounds the stretch from below. `past` is the state of a run
+    that another controller has begun.
 
     A point that does not fit the schema is a bug, but no reason to lose a run: it is left out, reported once for each
     measurement and field, and counted in `refused`. A dry run, whose loss costs little, fails for it at its end.
@@ -70,6 +71,7 @@ class Recorder:
     tau_s: float = 10.0
     refused: Counter[str] = field(default_factory=Counter)
     first_refusal: PointError | None = None
+    past: History | None = None
     acts: ActLog = field(init=False)
     ledger: Ledger = field(init=False)
     _lines: PacedLines = field(init=False)
@@ -77,7 +79,7 @@ class Recorder:
     def __post_init__(self) -> None:
         """Report suspicious acts to the journal and the display."""
         self.acts = ActLog(self._suspicious, now_s=self.now_s)
-        self.ledger = Ledger(self.directory.journal)
+        self.ledger = Ledger(self.directory.journal, self.past)
         self._lines = PacedLines(self.say, self.now_s)
 
     def _suspicious(self, acts: Sequence[Act]) -> None:
@@ -194,9 +196,12 @@ class Recorder:
         self._job(live, state, detail=text or None, images_on=images_on)
         self.say(f"job {live.job_id} {state}{': ' + text if text else ''}")
 
-    def fail(self, live: LiveJob, why: Failure) -> None:
-        """A job fails, unless it has failed already, or is to run again; its entry always has a code."""
-        if live.state.failure_code is not None or live.state.withdrawn:
+    def fail(self, live: LiveJob, why: Failure, *, withdrawn: bool = False) -> None:
+        """A job fails, unless it has failed already; its entry always has a code.
+
+        A withdrawn job is to run again, and fails only if that is what `withdrawn` means: it cannot.
+        """
+        if live.state.failure_code is not None or (live.state.withdrawn and not withdrawn):
             return
         self._job(live, "failed", code=why.code.value, detail=why.text)
         self.say(f"job {live.job_id} failed ({why.code}): {why.text}")
@@ -280,7 +285,7 @@ class Recorder:
             events.Outcome(
                 *self.times(), action=number, verb=action.verb.value, job=action.job_id, nodes=action.nodes,
                 ok=error is None, error=error, code=code, reason=reason,
-                images=tuple([events.Image(name=each.image, bytes=each.bytes, digest=each.digest) for each in images]),
+                images=tuple(map(_image, images)),
                 elapsed_s=round(elapsed_s, 6), waited_s=round(waited_s, 6), bytes=moved,
                 caps_cores=tuple([round(cores, 6) for cores in caps_cores]), **_rounded(phases),
             )
@@ -356,3 +361,7 @@ def _rates(record: events.Penalty) -> dict[str, float]:
         "live": (record.migrated_bytes, record.live_s),
     }
     return {f"{name}_mib_per_s": amount / _MIB / s for name, (amount, s) in moved.items() if amount and s > 0}
+
+
+def _image(image: ImageRef) -> events.Image:
+    return events.Image(name=image.image, bytes=image.bytes, digest=image.digest, generation=image.generation)

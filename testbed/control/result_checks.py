@@ -34,6 +34,12 @@ def results_event(verdicts: Verdicts, times: tuple[float, float]) -> Results:
     return Results(*times, right=verdicts.right, wrong=verdicts.reasons(), unchecked=unchecked)
 
 
+def verdicts_of(event: Results) -> Verdicts:
+    """Return the verdicts that the journal has."""
+    wrong = {int(job): reason for job, reason in event.wrong.items()}
+    return Verdicts(event.right, wrong, {job: reason for reason, jobs in event.unchecked.items() for job in jobs})
+
+
 def claims_of(jobs: Iterable[LiveJob]) -> list[Claim]:
     """Return the claims of the jobs that are done and whose results are to be verified."""
     return [

@@ -62,10 +62,20 @@ def _pauses(cluster: Cluster, recorder: Recorder) -> dict[str, object]:
     costs = [each.so_far_s for each in saves if each.complete]
     return {
         "count": cluster.history.standstill.pauses,
-        "stood_still_s": round(cluster.history.standstill.within_s(0.0, recorder.now_s()), 6),
+        "stood_still_s": round(cluster.history.standstill.paused_s(recorder.now_s()), 6),
         "saves": len(saves),
         "bytes_moved": sum(each.bytes_moved for each in saves),
         "cost_total_s": round(sum(costs), 6),
+    }
+
+
+def _blind(cluster: Cluster) -> dict[str, object]:
+    """Return the times without a controller, which are no part of the metrics."""
+    standstill = cluster.history.standstill
+    return {
+        "resumes": cluster.history.resumes,
+        "blind_s": round(standstill.blind_s, 6),
+        "spans_s": [[round(since_s, 6), round(until_s, 6)] for since_s, until_s in standstill.blind],
     }
 
 
@@ -142,6 +152,7 @@ def summarize(
         "failure_codes": {str(live.job_id): live.state.failure_code for live in failed},
         **({"doubts": doubts} if doubts else {}),
         **({"pauses": _pauses(cluster, recorder)} if cluster.history.standstill.pauses else {}),
+        **({"without_controller": _blind(cluster)} if cluster.history.resumes else {}),
         "points_refused": dict(recorder.refused),
         "stretch_bound_s": bound_table.tau_s,
         "bound_kind": bound_table.kind,

@@ -6,20 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
-import msgspec
-
-from testbed import __version__
 from testbed.bus.drivers import traits_in
 from testbed.bus.failure_codes import Failure
-from testbed.bus.messages import NodeFacts
+from testbed.bus.messages import NodeFacts, OnControllerLoss
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.results import Verdicts
@@ -28,8 +25,12 @@ from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
 from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.fence_renewals import FenceRenewals
+from testbed.control.lost_run import LostRun
+from testbed.control.manifest import by_name, manifest_of, trace_job
 from testbed.control.order_socket import taking_orders
 from testbed.control.recorder import Recorder
+from testbed.control.recovery import Recovery
 from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
@@ -38,15 +39,19 @@ from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.bring_up import BringUp, dry_lab
 from testbed.lab.core_speed import measure_core
 from testbed.lab.ended_by import ended_by, ended_by_error_of
+from testbed.lab.fences import FenceBook, check_clocks, note_unenforced
 from testbed.lab.fleet import Fleet, limit_text
 from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
 from testbed.lab.lab import Lab, addresses_of
-from testbed.lab.leased import lease_scenario
+from testbed.lab.lab_record import LabRecord
+from testbed.lab.lease import holder_name
+from testbed.lab.leased import LeasedLab, lease_scenario
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.migration_targets import migration_targets
 from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
 from testbed.measure.recorders import Recorders, make_recorders
+from testbed.measure.run_lock import RunLock
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.scenario.schema import Scenario
@@ -54,6 +59,7 @@ from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
+KEPT_FROM_S = 600.0  # guests of longer runs outlive their controller, unless the scenario says otherwise
 _log = logging.getLogger(__name__)
 
 
@@ -77,14 +83,11 @@ async def run_session(
     schema.
     """
     check_jobs(jobs, policy, scenario)
+    scenario = with_loss_rule(scenario, jobs)
     run_tag = os.urandom(3).hex()
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
-    tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
-    directory = RunDirectory(
-        path, tags, Recorders(make_recorders(scenario.recorders)), part_bytes=scenario.run.part_mib << 20,
-        is_dry=open_lab is dry_lab,
-    )  # fmt: skip
+    directory = _directory(path, scenario, policy, is_dry=open_lab is dry_lab)
     directory.open()
     clock = ReplayClock(scenario.time_scale)
     recorder = Recorder(
@@ -101,20 +104,101 @@ async def run_session(
         f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
     )
     session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline)
+    return await _drive(session, open_lab)
+
+
+async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, display: Display) -> RunResult:
+    """Go on with a run whose controller was lost; this process holds the `lock` of its directory.
+
+    What `run_session` says of data, cancellation and errors holds. If the run had ended, only its results are written.
+    """
+    scenario, path = lost.scenario, lost.path
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time() - lost.now_s()
+    directory = _directory(path, scenario, lost.policy, is_dry=open_lab is dry_lab)
+    directory.go_on(lock)
+    clock = ReplayClock(scenario.time_scale)
+    clock.start_at(lost.trace_s)
+    recorder = Recorder(
+        directory, lambda: loop.time() - begin_s, clock.trace_s, anchor_ns=lost.anchor_ns, watch=display.line,
+        node_names=[node.name for node in scenario.nodes], tau_s=scenario.bound.tau_s, past=lost.history,
+        decide_s=list(lost.decide_s), cap_windows=list(lost.cap_windows), refused=Counter(lost.refused),
+    )  # fmt: skip
+    for torn in lost.torn:
+        recorder.say(str(torn))
+    active = len(lost.history.active)
+    headline = f"going on with {path.name} under {lost.policy.name}: {active} jobs are in the system"
+    session = _Session(
+        scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost
+    )  # fmt: skip
+    if lost.history.ended:
+        return _write_results(session, lost)
+    recorder.journal(
+        events.Resumed(
+            *recorder.times(), since_s=round(lost.since_s, 6), by=holder_name(),
+            torn_bytes=sum(torn.bytes for torn in lost.torn),
+        )
+    )  # fmt: skip
+    if scenario.on_controller_loss == "keep":
+        LabRecord.open(path).take_over()
+    return await _drive(session, open_lab)
+
+
+def _write_results(session: _Session, lost: LostRun) -> RunResult:
+    """Write the results of a run whose controller was lost between the end of the run and its results."""
+    recorder = session.recorder
     try:
-        if open_lab is not dry_lab:  # whose guests have no memory, and whose images are a few bytes
-            check_disk(path, scenario)
-        async with open_lab(scenario, path, f"controller-{run_tag}") as bus:
+        recorder.say("the run had ended: only its results are written")
+        session.end_with(lost)
+        result = session.finish(complete=not lost.history.aborted)
+    finally:
+        LabRecord.of(lost.path).remove()
+        recorder.close()
+    if recorder.directory.failure is not None:
+        raise recorder.directory.failure
+    return result
+
+
+def with_loss_rule(scenario: Scenario, jobs: Sequence[Job]) -> Scenario:
+    """Return the scenario with what agents are to do without a controller, by the length of the run if it says nothing.
+
+    The length is the least that the trace takes: the last end of a job that runs alone, at once and at full speed.
+    """
+    if scenario.on_controller_loss is not None:
+        return scenario
+    least_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
+    rule: OnControllerLoss = "keep" if least_s > KEPT_FROM_S else "remove"
+    return scenario.model_copy(update={"on_controller_loss": rule})
+
+
+def _directory(path: Path, scenario: Scenario, policy: Policy, *, is_dry: bool = False) -> RunDirectory:
+    """Return the run directory of a run, not open."""
+    tags = {"run": path.name, "lab": scenario.lab, "policy": policy.name}
+    recorders = Recorders(make_recorders(scenario.recorders))
+    return RunDirectory(path, tags, recorders, part_bytes=scenario.run.part_mib << 20, is_dry=is_dry)
+
+
+async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
+    """Drive a session on its lab, and write its results; see `run_session`."""
+    recorder, display, path = session.recorder, session.display, session.path
+    directory, loop = recorder.directory, asyncio.get_running_loop()
+    try:
+        if not directory.is_dry:  # else guests have no memory, and images are a few bytes
+            check_disk(path, session.scenario)
+        async with open_lab(session.scenario, path, session.client) as bus:
             await session.drive(bus)
             teardown_s = loop.time()
         elapsed_s = loop.time() - teardown_s
         recorder.journal(events.Teardown(*recorder.times(), elapsed_s=round(elapsed_s, 6)))
-        if open_lab is not dry_lab:  # compared with the anchor it shows whether the wall clock was set
+        if not directory.is_dry:  # compared with the anchor it shows whether the wall clock was set
             recorder.journal(events.Clock(*recorder.times(), unix_ns=time.time_ns()))
         recorder.stage("teardown", elapsed_s)
         directory.sync()
         result = session.finish(complete=True)
     except BaseException as error:
+        if session.takes_over:  # agents and guests wait for the next controller
+            recorder.say("the run was not taken over: it can be resumed again")
+            raise
         directory.begin_results()
         recorder.journal(events.Aborted(*recorder.times(), reason=str(error) or type(error).__name__))
         if not session.replays and isinstance(error, TestbedError):
@@ -123,12 +207,14 @@ async def run_session(
             session.keep(error)
         raise
     finally:
+        if not session.takes_over:
+            LabRecord.of(path).remove()
         recorder.close()
     if directory.failure is not None:  # only the end of the journal: the rest was durable before the results
         raise directory.failure
     if recorder.first_refusal is not None:
-        display.line(clock.trace_s(), f"points left out, by field: {dict(recorder.refused)}; see the journal")
-        if open_lab is dry_lab:
+        display.line(recorder.trace_s(), f"points left out, by field: {dict(recorder.refused)}; see the journal")
+        if directory.is_dry:
             raise recorder.first_refusal
     return result
 
@@ -154,38 +240,55 @@ class _Session:
 
     def __init__(
         self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
-        recorder: Recorder, display: Display, headline: str,
+        recorder: Recorder, display: Display, headline: str, lost: LostRun | None = None,
     ) -> None:  # fmt: skip
-        self._scenario = scenario
+        self.scenario = scenario
         self._policy = policy
         self._jobs = jobs
-        self._path = path
+        self.path = path
+        self.client = f"controller-{run_tag}"
         self._run_tag = run_tag
         self._clock = clock
-        self._recorder = recorder
-        self._display = display
+        self.recorder = recorder
+        self.display = display
         self._headline = headline
-        self._addresses = addresses_of(scenario)
+        self._lost = lost
+        self.takes_over = lost is not None  # and has not done so yet
+        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
+        self._more_addresses = addresses_of(scenario)
+        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
         self.cluster: Cluster | None = None
-        self.replays = False  # whether data is being measured
-        self._measured: MeasuredRates | None = None
+        self.replays = lost is not None  # whether data is being measured
+        self._measured: MeasuredRates | None = None if lost is None else lost.measured
         self._verdicts: Verdicts | None = None
+        self._leased_s = 0.0
+        restarts = scenario.on_node_loss == "restart"
+        self._book = FenceBook(scenario.deadlines.fence_for_s) if restarts else None
 
     async def drive(self, bus: Bus) -> None:
         """Take the lab and replay the jobs."""
-        scenario = self._scenario
-        client = f"controller-{self._run_tag}"
+        scenario = self.scenario
+        record = LabRecord.open(self.path) if scenario.on_controller_loss == "keep" else None
         async with (
-            lease_scenario(bus, scenario, client, acts=self._recorder.acts) as leased,
-            _ended_by_failure(self._recorder.directory),
+            lease_scenario(
+                bus, scenario, self.client, acts=self.recorder.acts, run=self._run_tag, record=record
+            ) as leased,
+            _ended_by_failure(self.recorder.directory),
         ):
-            fleet = leased.fleet
-            leased.requester.on_round_trip = lambda node, round_trip_s: self._recorder.point(
+            fleet, self._leased_s = leased.fleet, asyncio.get_running_loop().time()
+            leased.requester.on_round_trip = lambda node, round_trip_s: self.recorder.point(
                 "bus", {"node": node}, {"round_trip_s": round_trip_s}
             )
-            fleet.on_limit = lambda node, limit: self._recorder.limit(node.name, limit, limit_text(node.name, limit))
-            await leased.ready(self._path)
+            fleet.on_limit = lambda node, limit: self.recorder.limit(node.name, limit, limit_text(node.name, limit))
+            if self._book is not None:
+                fleet.on_clock = self._book.hear
+            if self._lost is not None:
+                self.display.line(self._clock.trace_s(), self._headline)
+                await self._replay(leased, self._lost.rates)
+                return
+            await leased.ready(self.path)
             names = [node.name for node in fleet.nodes]
+            check_clocks(names, self._book)
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_alike(dict(zip(names, facts, strict=True)))
             for name, fact in zip(names, facts, strict=True):
@@ -193,22 +296,22 @@ class _Session:
             check_images(dict(zip(names, facts, strict=True)))
             self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
-            self._display.line(0.0, self._headline)
-            self._display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
+            self.display.line(0.0, self._headline)
+            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
             rates = await self._rates(fleet)
-            await self._replay(fleet, rates)
+            await self._replay(leased, rates)
 
     async def _rates(self, fleet: Fleet) -> dict[Shape, float]:
         """Work units per second of a core for each kind of job of this run, measured unless given in the scenario."""
-        programs = self._scenario.programs
+        programs = self.scenario.programs
         kinds = representatives(self._jobs, len(fleet.nodes))
         if programs.units_per_core_s is not None:
             rates = dict.fromkeys(kinds, programs.units_per_core_s)
-            self._recorder.calibration(_by_name(rates))
+            self.recorder.calibration(by_name(rates))
             return rates
-        self._display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
-        core_units_per_s = await measure_core(fleet, self._scenario.deadlines.command_s)
-        lab = Lab(self._scenario, fleet, self._run_tag, core_units_per_s, self._addresses)
+        self.display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
+        core_units_per_s = await measure_core(fleet, self.scenario.deadlines.command_s)
+        lab = Lab(self.scenario, fleet, self._run_tag, core_units_per_s, self._more_addresses)
         speeds: list[float] = []
         fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
         rates = await measure(lab, kinds)
@@ -216,47 +319,38 @@ class _Session:
         probed_units_per_s = sum(told) / len(told) if told else None
         by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
         self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
-        self._recorder.journal(
+        self.recorder.journal(
             events.Calibration(
-                *self._recorder.times(),
+                *self.recorder.times(),
                 core_units_per_s=core_units_per_s,
                 probed_units_per_s=probed_units_per_s,
-                units_per_core_s=_by_name(rates),
+                units_per_core_s=by_name(rates),
             )
         )
-        self._recorder.calibration(_by_name(rates))
+        self.recorder.calibration(by_name(rates))
         return rates
 
-    async def _replay(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
-        scenario, clock, recorder = self._scenario, self._clock, self._recorder
-        facts = [fleet.facts(node.index) for node in fleet.nodes]
-        jobs = prepare_jobs(
-            self._jobs, scenario, self._run_tag, facts[0].cpus, facts[0].memory_mib, lambda job: rates[Shape.of(job)],
-            self._addresses,
-        )  # fmt: skip
+    async def _replay(self, leased: LeasedLab, rates: Mapping[Shape, float]) -> None:
+        scenario, clock, recorder = self.scenario, self._clock, self.recorder
+        fleet = leased.fleet
+        facts = self._facts(fleet)
+        jobs = self._prepared(facts[0], rates)
+        note_unenforced([fact.capabilities for fact in facts], self._book)
         targets = self._targets(facts)
         begin_s = recorder.now_s()
         self.replays = True
-        clock.start()
-        self._write_manifest(fleet, rates)
-        recorder.journal(
-            events.Replay(
-                *recorder.times(),
-                jobs=len(jobs),
-                trace=tuple(map(_trace_job, jobs)),
-                nodes=tuple(recorder.node_names),
-            )
-        )
-        history = recorder.history
-        self.cluster = Cluster([LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs], history)
-        operations = Operations(fleet, scenario.deadlines)
+        self.cluster = Cluster(self._live_jobs(fleet, rates, jobs), recorder.history)
+        operations = Operations(fleet, scenario.deadlines, self._book)
+        for live in self.cluster.active():
+            if live.state.running_on is not None:
+                operations.take_over(live)
         migration = LiveMigration(
             fleet, operations, scenario.deadlines, scenario.migration, targets, recorder.migration
         )
         conductor = Conductor(
             self.cluster, self._policy, clock, operations, recorder, [fact.memory_mib for fact in facts],
             scenario.deadlines, migration, frozenset(targets),
-            restarts=scenario.on_guest_loss == "restart",
+            restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
         )  # fmt: skip
         conductor.tracker.work_rates = WorkRates(
             self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
@@ -267,12 +361,25 @@ class _Session:
         recorder.stage("prepare", begin_s)
         watching = asyncio.create_task(fleet.watch(), name="watch nodes")
         beside = [watching, asyncio.create_task(self._show(conductor, fleet), name="display")]
+        names = ["watch nodes", "display"]
+        if self._book is not None:
+            renewals = FenceRenewals(self.cluster, fleet, self._book)
+            beside.append(asyncio.create_task(renewals.run(), name="renew fences"))
+            names.append("renew fences")
         try:
             try:
                 async with (
-                    taking_orders(conductor.orders, self._path, dry=self._recorder.directory.is_dry),
+                    taking_orders(conductor.orders, self.path, dry=self.recorder.directory.is_dry),
                     ended_by_error_of(watching),
                 ):
+                    if self._lost is not None:
+                        await leased.any_announced()  # not before all that nodes report is heard
+                        await Recovery(
+                            self.cluster, fleet, operations, conductor.executor, conductor.losses, recorder,
+                            self._run_tag, self._leased_s,
+                        ).run()  # fmt: skip
+                        self._taken_over()
+                        conductor.take_over()
                     await conductor.run()
             finally:
                 fleet.resign()
@@ -283,34 +390,79 @@ class _Session:
             fleet.on_node_change = lambda _node, _change: None  # from here on agents end because the run stops them
             for task in beside:
                 task.cancel()
-            for name, ended in zip(
-                ("watch nodes", "display"), await asyncio.gather(*beside, return_exceptions=True), strict=True
-            ):
+            for name, ended in zip(names, await asyncio.gather(*beside, return_exceptions=True), strict=True):
                 if isinstance(ended, Exception):
                     _log.error("%s failed", name, exc_info=ended)
+
+    def _prepared(self, fact: NodeFacts, rates: Mapping[Shape, float]) -> list[PreparedJob]:
+        """Return the jobs with their guests; all nodes are alike."""
+        return prepare_jobs(
+            self._jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
+            iter(self._addresses),
+        )  # fmt: skip
+
+    def end_with(self, lost: LostRun) -> None:
+        """Take the end of a run from its journal."""
+        fact = lost.facts[self.scenario.nodes[0].name]
+        jobs = [LiveJob.resumed(job, lost.history.jobs[job.job.job_id], lost.since_s) for job in
+                self._prepared(fact, lost.rates)]  # fmt: skip
+        self.cluster = Cluster(jobs, lost.history)
+        self._verdicts = lost.verdicts
+
+    def _live_jobs(self, fleet: Fleet, rates: Mapping[Shape, float], jobs: Sequence[PreparedJob]) -> list[LiveJob]:
+        """Begin the replay, unless a lost controller did; return its jobs."""
+        recorder, history = self.recorder, self.recorder.history
+        if self._lost is not None:
+            now_s = recorder.now_s()
+            return [LiveJob.resumed(job, history.jobs[job.job.job_id], now_s) for job in jobs]
+        self._clock.start()
+        recorder.directory.write_manifest(
+            manifest_of(self.path.name, self._run_tag, self.scenario, self._policy, fleet, rates, recorder)
+        )
+        recorder.journal(
+            events.Replay(
+                *recorder.times(),
+                jobs=len(jobs),
+                trace=tuple(map(trace_job, jobs)),
+                nodes=tuple(recorder.node_names),
+            )
+        )
+        return [LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs]
+
+    def _taken_over(self) -> None:
+        """Every node was asked: from here on the run ends with this controller."""
+        self.takes_over = False
+        if self.scenario.on_controller_loss == "keep":
+            LabRecord.open(self.path).taken_over()
 
     async def _check_results(self, conductor: Conductor, facts: Sequence[NodeFacts]) -> None:
         """Compare results now that no job is measured any more; jobs whose result is wrong fail."""
         jobs = conductor.cluster.jobs
         verdicts = await check_results(
-            jobs.values(), [fact.capabilities for fact in facts], self._scenario.programs.check_results_s
+            jobs.values(), [fact.capabilities for fact in facts], self.scenario.programs.check_results_s
         )
         for job_id, reason in verdicts.wrong.items():
-            self._recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
+            self.recorder.fail(jobs[job_id], Failure(FailureCode.WRONG_RESULT, reason))
         self._verdicts = verdicts
-        self._recorder.journal(results_event(verdicts, self._recorder.times()))
+        self.recorder.journal(results_event(verdicts, self.recorder.times()))
+
+    def _facts(self, fleet: Fleet) -> list[NodeFacts]:
+        """Return the facts of all nodes: of a resumed run those with which it began, which size its guests."""
+        if self._lost is None:
+            return [fleet.facts(node.index) for node in fleet.nodes]
+        return [self._lost.facts[node.name] for node in fleet.nodes]
 
     def _targets(self, facts: Sequence[NodeFacts]) -> Mapping[int, Destination]:
         """Return the destinations of live migrations."""
-        if self._scenario.migration.mechanism != "live":
+        if self.scenario.migration.mechanism != "live":
             return {}
-        names = [node.name for node in self._scenario.nodes]
-        return migration_targets(self._scenario, dict(zip(names, facts, strict=True)))
+        names = [node.name for node in self.scenario.nodes]
+        return migration_targets(self.scenario, dict(zip(names, facts, strict=True)))
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
         meter = UseMeter()
         while True:
-            self._display.show(
+            self.display.show(
                 take_snapshot(
                     conductor.cluster,
                     conductor.executor,
@@ -322,64 +474,37 @@ class _Session:
             )
             await asyncio.sleep(SNAPSHOT_S)
 
-    def _write_manifest(self, fleet: Fleet, rates: Mapping[Shape, float]) -> None:
-        scenario = self._scenario
-        self._recorder.directory.write_manifest(
-            {
-                "run": self._path.name,
-                "run_tag": self._run_tag,
-                "policy": self._policy.name,
-                "period_s": self._policy.period_s,
-                "seed": scenario.seed,
-                "scenario": scenario.model_dump(mode="json"),
-                "versions": {
-                    "testbed": __version__,
-                    "python": platform.python_version(),
-                    **{name: version(name) for name in ("numpy", "aiomqtt", "mpi4py", "mpich", "psutil")},
-                },
-                "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
-                "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
-                "units_per_core_s": _by_name(rates),
-                "clocks": {
-                    "anchor_unix_ns": self._recorder.anchor_ns,
-                    "replay_begin_s": self._recorder.now_s(),
-                    "time_scale": scenario.time_scale,
-                    "note": "t_s counts from the anchor; trace second 0 is at replay_begin_s",
-                },
-            }
-        )
-
     def finish(self, *, complete: bool) -> RunResult:
         """Write jobs.csv and summary.json from the present state; raises `RunError` if the write fails."""
-        self._recorder.directory.begin_results()
-        cluster = self.cluster or Cluster([], self._recorder.history)
-        tau_s = self._scenario.bound.tau_s
-        self._recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
+        self.recorder.directory.begin_results()
+        cluster = self.cluster or Cluster([], self.recorder.history)
+        tau_s = self.scenario.bound.tau_s
+        self.recorder.directory.write_jobs(job_row(live, tau_s) for live in cluster.jobs.values())
         ends = [live.state.end_trace_s for live in cluster.jobs.values()]
         trace_s = max((end_s for end_s in ends if end_s is not None), default=0.0)
         summary = {
-            "scenario": self._scenario.name,
+            "scenario": self.scenario.name,
             **summarize(
                 cluster,
-                self._recorder,
-                self._scenario.bound,
-                nodes=len(self._scenario.nodes),
+                self.recorder,
+                self.scenario.bound,
+                nodes=len(self.scenario.nodes),
                 policy=self._policy.name,
                 complete=complete,
-                wall_s=trace_s / self._scenario.time_scale,
+                wall_s=trace_s / self.scenario.time_scale,
                 trace_s=trace_s,
             ),
             **({"results": self._verdicts.summary()} if self._verdicts is not None else {}),
         }
-        self._recorder.directory.write_summary(summary)
-        return RunResult(self._path, summary)
+        self.recorder.directory.write_summary(summary)
+        return RunResult(self.path, summary)
 
     def keep(self, error: BaseException) -> None:
         """The run was ended by `error`: write the results so far, as far as they fit.
 
         Raises `RunError` if they or earlier data could not be written, with a list of the kept data.
         """
-        directory = self._recorder.directory
+        directory = self.recorder.directory
         unwritten: RunError | None = None
         try:
             self.finish(complete=False)
@@ -388,27 +513,8 @@ class _Session:
         failure = directory.failure or unwritten
         if failure is None:
             return
-        results = ", ".join(name for name in ("jobs.csv", "summary.json") if (self._path / name).exists())
+        results = ", ".join(name for name in ("jobs.csv", "summary.json") if (self.path / name).exists())
         raise RunError(
-            f"{failure}: the run was ended and its guests destroyed; kept in {self._path}: {directory.kept()}, "
+            f"{failure}: the run was ended and its guests destroyed; kept in {self.path}: {directory.kept()}, "
             + (results or "no results: there was no room for them")
         ) from error
-
-
-def _trace_job(prepared: PreparedJob) -> events.TraceJob:
-    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
-    job, spec = prepared.job, prepared.specs[0]
-    return events.TraceJob(
-        job=job.job_id,
-        submit_time_s=job.submit_time_s,
-        tasks=job.tasks,
-        cpu_need_frac=job.cpu_need_frac,
-        mem_req_frac=job.mem_req_frac,
-        run_time_s=job.run_time_s,
-        memory_mib=spec.memory_mib,
-        cpu_cores=spec.cpu_cores,
-    )
-
-
-def _by_name(rates: Mapping[Shape, float]) -> dict[str, float]:
-    return {str(shape): rate for shape, rate in rates.items()}

@@ -73,6 +73,7 @@ class Snapshot:
     penalty_max_s: float
     nodes: tuple[NodePicture, ...]
     hold: str = ""
+    recovering: bool = False  # a resumed run, until its nodes were asked
 
 
 class Display(Protocol):
@@ -167,4 +168,5 @@ def take_snapshot(
         penalty_max_s=max(penalties, default=0.0),
         nodes=tuple(nodes),
         hold=cluster.history.standstill.hold,
+        recovering=cluster.history.standstill.blind_since_s is not None,
     )

@@ -124,6 +124,9 @@ class Tracker:
         match event:
             case events.Guest():
                 self._take(self._cluster.jobs[event.job], event)
+            case events.Retry():
+                live = self._cluster.jobs[event.job]
+                live.progress.ended &= live.state.finished_tasks
             case events.Job(state="again"):
                 live = self._cluster.jobs[event.job]
                 live.begin_again()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
 from testbed.bus.address import BrokerAddress
-from testbed.bus.broker import broker
+from testbed.bus.broker import Preference, broker
 from testbed.bus.client import MqttBus
 from testbed.bus.memory import MemoryHub
 from testbed.bus.protocol import Bus, BusError
@@ -20,9 +21,11 @@ from testbed.errors import UserError
 from testbed.lab.box.control_group import joined
 from testbed.lab.box.state import find
 from testbed.lab.boxes import spec_of
-from testbed.lab.local_agents import local_agents
+from testbed.lab.lab_record import LabRecord
+from testbed.lab.local_agents import local_agents, remove_empty
 from testbed.scenario.schema import Scenario
 
+_BROKER = "broker"  # its folder
 _AFTER_LEASE_S = 30.0  # a disconnected controller returns while its lease lasts
 
 BringUp = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
@@ -31,12 +34,15 @@ BringUp = Callable[[Scenario, Path, str], AbstractAsyncContextManager[Bus]]
 @contextlib.asynccontextmanager
 async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncIterator[Bus]:
     """Bring up the scenario's broker and agents; yields the controller's bus."""
+    own = [node for node in scenario.nodes if node.spawn]
     async with contextlib.AsyncExitStack() as stack:
+        record = LabRecord.open(run_path) if scenario.on_controller_loss == "keep" else None
+        folder = stack.enter_context(_state_folder(record))
         if scenario.box is not None:
             address = await asyncio.to_thread(_box_broker, scenario)
             stack.enter_context(joined(scenario.lab))
         elif scenario.broker.kind is not None:
-            address = (await stack.enter_async_context(broker(scenario.broker.kind))).address
+            address = await stack.enter_async_context(_own_broker(scenario.broker.kind, folder, record))
         else:
             address = BrokerAddress.parse(scenario.broker.address, scenario.broker.tls_dir)
         try:
@@ -45,9 +51,37 @@ async def live_lab(scenario: Scenario, run_path: Path, client_id: str) -> AsyncI
             await stack.enter_async_context(bus)
         except BusError as error:
             raise UserError(str(error)) from error
-        own = [node for node in scenario.nodes if node.spawn]
-        await stack.enter_async_context(local_agents(own, scenario.lab, address.url, run_path))
+        agents = local_agents(own, scenario.lab, address.url, run_path, folder=folder, record=record)
+        await stack.enter_async_context(agents)
         yield bus
+
+
+@contextlib.contextmanager
+def _state_folder(record: LabRecord | None) -> Iterator[Path]:
+    """Yield the folder with the state of broker and agents: that of an earlier controller's, if there is one."""
+    known = None if record is None else record.folder
+    folder = known or Path(tempfile.mkdtemp(prefix="dfrs-"))  # short: socket names have at most 107 bytes
+    try:
+        yield folder
+    finally:
+        if record is None or not record.taking_over:
+            shutil.rmtree(folder / _BROKER, ignore_errors=True)
+            remove_empty(folder)
+
+
+@contextlib.asynccontextmanager
+async def _own_broker(kind: Preference, folder: Path, record: LabRecord | None) -> AsyncIterator[BrokerAddress]:
+    """Run a broker inside the block; one that follows that of a lost controller has its port and its password.
+
+    Agents that outlive their controller then connect again by themselves.
+    """
+    known = BrokerAddress.parse(record.broker) if record is not None and record.broker else None
+    state_dir = None if record is None else folder / _BROKER  # else agents of a killed controller remove their folder
+    port, password = (0, "") if known is None else (known.port, known.password or "")
+    async with broker(kind, state_dir=state_dir, port=port, password=password) as running:
+        if record is not None:
+            record.note_lab(folder, running.address.url)
+        yield running.address
 
 
 def _box_broker(scenario: Scenario) -> BrokerAddress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,7 +105,8 @@ class Node:
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     clocks: dict[str, SampleClock] = field(default_factory=dict)  # by boot
     limits_s: dict[tuple[str, str], float] = field(default_factory=dict)  # times of its agent's reports of its bounds
-    boots: list[str] = field(default_factory=list)  # in the order of their announcements
+    boots: list[str] = field(default_factory=list)  # the newest, in the order of their announcements
+    unread: tuple[str, bytes] | None = None  # topic and newest status, if that was over the quota
 
     @property
     def online(self) -> bool:
@@ -118,7 +120,8 @@ class Fleet:
     Callbacks run in the event loop: `on_guest_event(node index, event)`, but for ranks in barriers of MPI, which are
     for `on_mpi_barrier(node index, event)`; `on_telemetry(node, record, taken_ns)`, `on_node_change(node, change)` when
     a known node leaves, returns, or has another agent (see `liveness`), `on_limit(node, limit)` when its agent has
-    reached a bound of its own. `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each
+    reached a bound of its own, `on_clock(node index, clock, mono_ns, heard_s)` for a reading of a node's clock that was
+    received at `heard_s`. `taken_ns` is when the sample was taken, by the loop's clock (see `SampleClock`); each
     sample is delivered once, in its node's order, and marked `late` if it was delayed at its agent or elsewhere.
 
     While it watches, it is the requester's `Reach`: commands to a suspect node wait until it is online again, or lost.
@@ -145,6 +148,7 @@ class Fleet:
         self.on_telemetry: Callable[[Node, Telemetry, int], None] = lambda _node, _record, _taken_ns: None
         self.on_node_change: Callable[[Node, Change], None] = lambda _node, _change: None
         self.on_limit: Callable[[Node, AgentLimit], None] = _log_limit
+        self.on_clock: Callable[[int, str, int, float], None] = lambda _node, _clock, _mono_ns, _heard_s: None
 
     async def open(self) -> None:
         """Subscribe."""
@@ -181,17 +185,32 @@ class Fleet:
         while held := await self._held(timeout_s):
             if loop.time() >= ends_s:
                 raise UserError(
-                    f"{'; '.join(held)}: guests of a run whose controller died; remove them with `testbed lab take`"
+                    f"{'; '.join(held)}: guests and images of a run whose controller died: go on with it by `testbed "
+                    "resume`, or remove them by `testbed lab take`"
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _held(self, timeout_s: float) -> list[str]:
         held = await asyncio.gather(*(ask(self, node.index, ListGuests(), Guests, timeout_s) for node in self.nodes))
+        for node, there in zip(self.nodes, held, strict=True):
+            self.on_clock(node.index, there.clock, there.mono_ns, asyncio.get_running_loop().time())
         return [
-            f"node {node.name} holds {', '.join(sample.guest for sample in there.guests)}"
+            f"node {node.name} holds {', '.join([*(sample.guest for sample in there.guests), *there.images])}"
             for node, there in zip(self.nodes, held, strict=True)
-            if there.guests
+            if there.guests or there.images
         ]
+
+    async def wait_for_any(self, timeout_s: float) -> None:
+        """Wait until every node has announced itself, at most so long; those that have not are suspect from then on."""
+        with contextlib.suppress(UserError):
+            await self.wait_for_all(timeout_s)
+        lives = [
+            replace(life, standing=Standing.SUSPECT) if life.standing is Standing.UNKNOWN else life
+            for life in self._life.nodes
+        ]
+        self._life = replace(self._life, nodes=tuple(lives))
+        for node, life in zip(self.nodes, lives, strict=True):
+            node.standing = life.standing
 
     def facts(self, node: int) -> NodeFacts:
         """Return the facts of a node that has announced itself."""
@@ -266,14 +285,18 @@ class Fleet:
         node = self._node(topic)
         if node is None or not payload:
             return
+        again, node.unread = node.unread == (topic, payload), None
         try:
             status = self._gates[node.index].read(NodeStatus, topic, payload)
         except OtherProtocolError as error:
             self._refuse(node, UserError(other_agent(node.name, error.protocol, error.release)))
             return
         except SuspiciousError as error:
-            self._suspect(node, error)
-            if error.kind is not ActKind.FLOOD:
+            if not again:
+                self._suspect(node, error)
+            if error.kind is ActKind.FLOOD:
+                node.unread = topic, payload
+            else:
                 node.reason = str(error)
             return
         self._note_boot(node, status)
@@ -309,6 +332,8 @@ class Fleet:
         node = self._node(topic)
         if node is None:
             return
+        if node.unread is not None:  # an agent that works sends no other status
+            await self._status(*node.unread)
         try:
             record = self._gates[node.index].telemetry(topic, payload)
         except OtherProtocolError:  # its status says so
@@ -316,7 +341,9 @@ class Fleet:
         except SuspiciousError as error:
             self._suspect(node, error)
             return
-        heard_ns = int(asyncio.get_running_loop().time() * 1e9)
+        heard_s = asyncio.get_running_loop().time()
+        heard_ns = int(heard_s * 1e9)
+        self.on_clock(node.index, record.clock, record.mono_ns, heard_s)
         clock = node.clocks.setdefault(record.boot, SampleClock())
         if len(node.clocks) > _MOST_BOOTS:
             del node.clocks[next(iter(node.clocks))]

@@ -6,6 +6,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from testbed.bus.messages import GuestSpec
 
 
@@ -33,6 +35,10 @@ class Whereabouts(Protocol):
         """Tasks with the nodes that they were ever ordered to, as (node, task)."""
 
     @property
+    def generation(self) -> int:
+        """The number of the present life of its guests; 0 is not checked by agents."""
+
+    @property
     def ended(self) -> bool:
         """Whether the job is done or failed."""
 
@@ -53,6 +59,7 @@ class Unrecorded:
     yield_frac: float = 0.0
     finished_tasks: set[int] = field(default_factory=set)
     been: set[tuple[int, int]] = field(default_factory=set)
+    generation: int = 0
     ended: bool = False
     moving: bool = False
 
@@ -78,6 +85,16 @@ class JobGuests:
     def job_id(self) -> int:
         """The id of the job."""
         return self.specs[0].job
+
+    @property
+    def generation(self) -> int:
+        """The number of the present life of its guests."""
+        return self.state.generation
+
+    @property
+    def present_specs(self) -> tuple[GuestSpec, ...]:
+        """The specs with the present generation, by task, for commands."""
+        return tuple(msgspec.structs.replace(spec, generation=self.generation) for spec in self.specs)
 
     @property
     def guests(self) -> tuple[str, ...]:

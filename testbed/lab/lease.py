@@ -15,7 +15,7 @@ import msgspec
 
 from testbed import __version__
 from testbed.bus import topics
-from testbed.bus.lease import LeaseGuard, token_digest
+from testbed.bus.lease import LeaseGuard, is_one_of, token_digest
 from testbed.bus.messages import Lease, OnControllerLoss, encode
 from testbed.bus.protocol import Bus, BusError
 from testbed.errors import RunError, UserError
@@ -55,15 +55,19 @@ async def hold_lease(
     on_controller_loss: OnControllerLoss = "remove",
     force: bool = False,
     party: str = "",
+    run: str = "",
+    succeeds: tuple[str, ...] = (),
+    stays: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[None]:
     """Hold the lab's lease inside the block; raises `UserError` if another controller holds it, unless `force`.
 
     With `force` the other's lease is ended first, in the name of the controller `party` of our certificate, whereupon
-    agents destroy its guests. A lease of a dead controller is taken over once it has expired. The lease is renewed at
-    every third of its time, and after each loss of the connection; `bus.on_lost` is taken for that. `LeaseTakenError`
-    ends the block when another controller takes the lab.
+    agents destroy its guests. A lease of a dead controller is taken over once it has expired, or at once with its token
+    (one of `succeeds`) by a controller that goes on with the same `run`. The lease is renewed at every third of its
+    time, and after each loss of the connection; `bus.on_lost` is taken for that. At the end it is released, unless it
+    `stays` for the next controller of the run. `LeaseTakenError` ends the block when another controller takes the lab.
     """
-    own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY)
+    own = _Own(bus, lab, token, ttl_s, on_controller_loss, party or _NOBODY, run, succeeds)
     guard = LeaseGuard(asyncio.get_running_loop().time)
     news, away = asyncio.Event(), asyncio.Event()
     lost = False
@@ -111,7 +115,7 @@ async def hold_lease(
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
-            if not lost:
+            if not lost and not stays():
                 held = False
                 with contextlib.suppress(Exception):
                     async with asyncio.timeout(2):
@@ -122,8 +126,9 @@ class _Own:
     """Our own lease, and our messages about it and about other leases."""
 
     def __init__(
-        self, bus: Bus, lab: str, token: str, ttl_s: float, on_controller_loss: OnControllerLoss, party: str
-    ) -> None:
+        self, bus: Bus, lab: str, token: str, ttl_s: float, on_controller_loss: OnControllerLoss, party: str,
+        run: str, succeeds: tuple[str, ...],
+    ) -> None:  # fmt: skip
         self.lab = lab
         self.digest = token_digest(token)
         self._bus = bus
@@ -131,6 +136,8 @@ class _Own:
         self._ttl_s = ttl_s
         self._on_controller_loss: OnControllerLoss = on_controller_loss
         self._party = party
+        self._run = run
+        self._succeeds = succeeds
         self._holder = holder_name()
         self._since_unix_s = time.time()
 
@@ -139,9 +146,13 @@ class _Own:
         record = Lease(
             digest=self.digest, holder=self._holder, ttl_s=self._ttl_s, expires_unix_s=time.time() + self._ttl_s,
             since_unix_s=self._since_unix_s, on_controller_loss=self._on_controller_loss, released=released,
-            token=self._token if released else "", release=__version__,
+            token=self._token if released else "", release=__version__, run=self._run, succeeds=self._succeeds,
         )  # fmt: skip
         await self._bus.publish(topics.lease_topic(self.lab), encode(record), qos=1, retain=True)
+
+    def follows(self, other: Lease) -> bool:
+        """Whether this lease may replace another one at once."""
+        return bool(self._run) and other.run == self._run and is_one_of(other.digest, self._succeeds)
 
     async def end_other(self, other: Lease) -> None:
         """End the lease of another controller, in our own name."""
@@ -155,12 +166,13 @@ async def _take(own: _Own, guard: LeaseGuard, news: asyncio.Event, *, force: boo
     if other is not None:
         await own.end_other(other)
         await _heard(lab, news, lambda: guard.lease is None or guard.lease.digest != other.digest)
-    _check_free(lab, guard)
+    if guard.lease is None or not own.follows(guard.lease):
+        _check_free(lab, guard)
     await own.publish()
     if other is not None:  # for an agent that connected in between, and received only the other's retained record
         await own.end_other(other)
         await own.publish()
-    await _heard(lab, news, lambda: guard.lease is not None)
+    await _heard(lab, news, lambda: guard.lease is not None and not own.follows(guard.lease))
     _check_free(lab, guard, own.digest)
 
 

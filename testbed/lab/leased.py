@@ -14,6 +14,7 @@ from testbed.bus.requests import Requester
 from testbed.bus.suspicious_acts import ActLog
 from testbed.errors import UserError
 from testbed.lab.fleet import Fleet, rule_of
+from testbed.lab.lab_record import LabRecord
 from testbed.lab.lease import hold_lease
 from testbed.lab.local_agents import last_words
 from testbed.scenario.schema import DeadlinesTable, NodeTable, Scenario
@@ -41,6 +42,11 @@ class LeasedLab:
                 raise
             raise UserError(f"{error}{last_words(folder)}") from error
 
+    async def any_announced(self) -> None:
+        """Listen, and wait for every node, but no longer than a node may take; silent ones are suspect from then on."""
+        await self.fleet.open()
+        await self.fleet.wait_for_any(self.deadlines.announce_s)
+
     async def ready(self, folder: Path | None = None) -> None:
         """Do the same, then wait until no node holds a guest of an earlier controller; raises `UserError`."""
         await self.announced(folder)
@@ -59,31 +65,46 @@ async def lease_lab(
     on_controller_loss: OnControllerLoss = "remove",
     force: bool = False,
     party: str = "",
+    run: str = "",
+    record: LabRecord | None = None,
     acts: ActLog | None = None,
 ) -> AsyncIterator[LeasedLab]:
     """Hold the lease of a lab inside the block, with the nodes of these names as a fleet.
 
-    `client` is this controller's name on the bus; `tables` are the nodes' expected properties; for `force` and `party`
-    see `hold_lease`. At the end the lease is released, whereupon agents destroy every guest that is left. Raises
-    `UserError` when another controller drives the lab.
+    `client` is this controller's name on the bus; `tables` are the nodes' expected properties; for `force`, `party` and
+    `run` see `hold_lease`; `record` keeps the token for the next controller of the run. At the end the lease is
+    released, whereupon agents destroy every guest that is left. Raises `UserError` when another controller drives the
+    lab.
     """
     token = new_token()
+    succeeds = () if record is None else record.begin(token)
     requester = Requester(bus, lab, client, lambda: token)
     fleet = Fleet(bus, lab, names, requester, rule_of(deadlines), tables, acts)
     if acts is not None:
         requester.on_bad_reply = acts.note
     holding = hold_lease(
-        bus, lab, token, deadlines.lease_ttl_s, on_controller_loss=on_controller_loss, force=force, party=party
-    )
+        bus, lab, token, deadlines.lease_ttl_s, on_controller_loss=on_controller_loss, force=force, party=party,
+        run=run, succeeds=succeeds, stays=lambda: record is not None and record.taking_over,
+    )  # fmt: skip
     async with holding, requester:
+        if record is not None:
+            record.taken()
         yield LeasedLab(fleet, requester, deadlines, token)
 
 
 def lease_scenario(
-    bus: Bus, scenario: Scenario, client: str, *, names: Sequence[str] = (), acts: ActLog | None = None
+    bus: Bus,
+    scenario: Scenario,
+    client: str,
+    *,
+    names: Sequence[str] = (),
+    acts: ActLog | None = None,
+    run: str = "",
+    record: LabRecord | None = None,
 ) -> contextlib.AbstractAsyncContextManager[LeasedLab]:
     """Lease the lab of a scenario, with the nodes of these names, by default all."""
     return lease_lab(
         bus, scenario.lab, names or [node.name for node in scenario.nodes], client, deadlines=scenario.deadlines,
-        tables=scenario.nodes, on_controller_loss=scenario.on_controller_loss, acts=acts,
+        tables=scenario.nodes, on_controller_loss=scenario.on_controller_loss or "remove", acts=acts, run=run,
+        record=record,
     )  # fmt: skip

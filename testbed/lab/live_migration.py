@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.bus.messages import Adopt, Migrate, Stop
+from testbed.bus.messages import Adopt, ExpectGuest, Migrate, Stop
 from testbed.bus.migration import Destination
 from testbed.bus.numbers import Bytes, Count, Seconds
 from testbed.errors import FailureCode, RunError, TestbedError
@@ -108,8 +108,10 @@ class LiveMigration:
                 to=self._target(target),
                 budget_s=budget_s,
                 no_progress_s=self.limits.no_progress_s,
+                generation=live.generation,
             )
             try:
+                await self._announce(target, spec.guest, live.generation)
                 moved = await ask(self.nodes, source, action, Moved, budget_s + self.deadlines.command_s)
             except TestbedError as error:
                 failure = error
@@ -127,6 +129,13 @@ class LiveMigration:
             **msgspec.structs.asdict(moved),
         )  # fmt: skip
         return moved
+
+    async def _announce(self, target: int, guest: str, generation: int) -> None:
+        """Have the target enforce a fence of a guest before it can arrive, if guests have fences."""
+        fence = self.operations.fence(target, guest)
+        if fence is not None:
+            expected = ExpectGuest(guest=guest, generation=generation, fence=fence)
+            await self.nodes.call(target, expected, self.deadlines.command_s)
 
     def _target(self, node: int) -> Destination:
         if node not in self.targets:
@@ -147,7 +156,7 @@ class LiveMigration:
         if not here:
             return
         try:
-            await self.nodes.call(target, Stop(guest=guest), self.deadlines.command_s)
+            await self.nodes.call(target, Stop(guest=guest, generation=live.generation), self.deadlines.command_s)
         except TestbedError as resists:
             if there:
                 raise LostError(f"{guest}: a copy at the target of its migration resists: {resists}") from resists
@@ -171,7 +180,9 @@ class LiveMigration:
                 return None
             live.taken_over(task)
             try:
-                action = Adopt(spec=live.specs[task], cap_cores=cap_cores, verify=live.verified)
+                spec = live.present_specs[task]
+                fence = self.operations.fence(target, spec.guest)
+                action = Adopt(spec=spec, cap_cores=cap_cores, verify=live.verified, fence=fence)
                 await self.nodes.call(target, action, self.deadlines.command_s)
             except TestbedError as failure:
                 error = failure

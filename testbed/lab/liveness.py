@@ -116,7 +116,7 @@ Noticed = Passed | BusLost | BusBack | Heard | Announced | Vanished | Left
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The presumed state of a node changed; `restarted` if it has a new agent, which runs none of its guests."""
+    """The presumed state of a node changed; `restarted` if it has a new agent, which may have taken over its guests."""
 
     node: int
     before: Standing

@@ -46,7 +46,8 @@ class _AtBarrier(msgspec.Struct, frozen=True):
 class MpiSession:
     """One life of a job's processes; it continues over whole saves, restores and migrations.
 
-    `failure` is set when a node breaks the rules while the job starts.
+    `failure` is set when a node breaks the rules while the job starts. The `name` of a session that an earlier
+    controller has begun is empty until a rank reports it.
     """
 
     live: JobGuests
@@ -55,6 +56,7 @@ class MpiSession:
     failure: asyncio.Future[None]
     said_by: dict[int, int] = field(default_factory=dict)  # the node that reported each rank's last barrier
     starting: bool = True
+    taken_over: bool = False
 
     def missing(self) -> list[str]:
         """Return the guests of ranks for which the next barrier waits."""
@@ -85,6 +87,21 @@ class MpiExchange:
             session.starting = False
             if not failure.cancel():
                 failure.exception()  # retrieved, so that asyncio does not log it: the start may have failed by another
+
+    def take_over(self, live: JobGuests) -> None:
+        """Go on with the session of a job that runs, which an earlier controller has begun."""
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failure.cancel()
+        session = MpiSession(live, "", Barriers(len(live.specs)), failure, starting=False, taken_over=True)
+        self._by_guest |= {spec.guest: (session, spec.task) for spec in live.specs}
+
+    def let_pass(self) -> None:
+        """Let ranks pass a barrier that an earlier controller has let all others pass, which have ended since."""
+        for session in {session for session, _ in self._by_guest.values() if session.taken_over}:
+            barriers = session.barriers
+            if barriers.inside and session.live.state.finished_tasks >= set(barriers.missing):
+                for task in barriers.inside:
+                    self._beside(session, task, barriers.released + 1)
 
     def hear(self, node: int, event: GuestReport) -> None:
         """Take the report that a rank waits in a barrier; reports of other nodes or sessions are ignored."""
@@ -127,6 +144,9 @@ class MpiExchange:
         except (msgspec.ValidationError, OverflowError) as error:
             what = str(error)
             raise MpiError(f"its MPI barrier is {shown(detail, _SHOWN_CHARS)}: {what[:1].lower()}{what[1:]}") from error
+        if session.taken_over and not session.name:
+            session.name = there.session
+            session.barriers.go_on_at(there.number)
         if there.session != session.name:
             return  # a late event of an earlier life
         session.said_by[task] = node
@@ -183,7 +203,8 @@ class MpiExchange:
                 order = MpiPass(guest=guest, session=session.name, number=number, keys=part, last=part is parts[-1])
                 await self._nodes.call(node, order, self._deadline_s)
         except TestbedError as error:
-            return error
+            restarted = error.failure_code is FailureCode.AGENT_RESTARTED  # then the new agent reports the barrier
+            return None if restarted else error
         return None
 
     def _fail(self, session: MpiSession, task: int, reason: str) -> None:

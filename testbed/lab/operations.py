@@ -3,128 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from testbed.bus.caps import same_cap
 from testbed.bus.lease import new_token, token_digest
-from testbed.bus.limits import most_image_bytes
 from testbed.bus.messages import (
-    AnyAction,
+    Adopt,
     DropImage,
+    Fence,
     FetchImage,
     GuestSpec,
-    Hold,
     ImageRef,
     ListGuests,
     MpiJoin,
     OfferImage,
     Release,
-    Save,
     SetCaps,
     Start,
     Stop,
 )
-from testbed.bus.no_room import NoRoom, no_room_in
-from testbed.bus.numbers import Bytes, Cores, Count, Fraction, Seconds
-from testbed.bus.requests import CommandError, CommandFailedError, DeadlineError
-from testbed.bus.suspicious_acts import ActKind
+from testbed.bus.numbers import Cores, Count, Fraction
+from testbed.bus.requests import CommandError, DeadlineError
+from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, TestbedError
+from testbed.lab.fences import FenceBook, Place
 from testbed.lab.guest_specs import cap_at
+from testbed.lab.job_commands import JobCommands, in_parallel, release_of, skew_s
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.mpi_exchange import MpiExchange
 from testbed.lab.node_facts import check_fetch
-from testbed.lab.replies import Guests, Nodes, ReplyError, ask
+from testbed.lab.replies import Guests, Nodes, ReplyError
+from testbed.lab.saving import Saving
 from testbed.scenario.schema import DeadlinesTable
 
-DISK = "disk"  # the image store that a budget limits
-T = TypeVar("T")
-
-
-class SaveError(RunError):
-    """Guests could not be saved despite retries; a further retry would not help."""
-
-    def __init__(self, text: str, cause: TestbedError) -> None:
-        super().__init__(text)
-        self.cause = cause
-        self.failure_code = cause.failure_code
-
-
-class NoRoomThereError(RunError):
-    """A node has no room for an image. Nothing was saved or moved; a running job continues."""
-
-    def __init__(self, node: int, room: NoRoom, reason: str) -> None:
-        self.node = node
-        self.room = room
-        super().__init__(reason)
+_HELD = "held"  # the state of a guest in samples of all drivers
 
 
 class _Started(msgspec.Struct):
     cached_frac: Fraction | None = None
 
 
-class _Held(msgspec.Struct):
-    at: Count | None = None
-    wall_ns: Count = 0
-
-
 class _Released(msgspec.Struct):
     wall_ns: Count = 0
-
-
-class _Saved(msgspec.Struct):
-    bytes: Bytes
-    digest: Annotated[str, msgspec.Meta(max_length=128)]
-    run_on_s: Seconds = 0.0
-    write_s: Seconds = 0.0
-    sync_s: Seconds = 0.0
 
 
 class _Caps(msgspec.Struct):
     caps: dict[str, Cores]
 
 
-async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Run commands in parallel; the first failure cancels the others, waits for them, and is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def _skew_s(wall_ns: Sequence[int]) -> float:
-    """Return the time between the first and the last member's action, by the clocks of their nodes."""
-    return (max(wall_ns) - min(wall_ns)) / 1e9
-
-
 class Operations:
-    """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger."""
+    """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger.
 
-    def __init__(self, nodes: Nodes, deadlines: DeadlinesTable) -> None:
+    With `fences` guests have fences, which must be renewed.
+    """
+
+    def __init__(self, nodes: Nodes, deadlines: DeadlinesTable, fences: FenceBook | None = None) -> None:
+        self._commands = JobCommands(nodes, deadlines)
+        self._saving = Saving(self._commands, self._all_there, self.drop_images)
         self._nodes = nodes
+        self._fences = fences
         self._deadlines = deadlines
         self._mpi = MpiExchange(nodes, deadlines.command_s)
         nodes.on_mpi_barrier = self._mpi.hear
 
-    async def _ask(self, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:
-        """Command a node; raises `NoRoomThereError` if it has no room for an image."""
-        try:
-            return await ask(self._nodes, node, action, kind, deadline_s)
-        except CommandFailedError as error:
-            room = None if error.reply is None else no_room_in(error.reply.result)
-            if room is None:
-                raise
-            raise NoRoomThereError(node, room, str(error)) from error
+    def take_over(self, live: JobGuests) -> None:
+        """A job runs that an earlier controller has started: serve the barriers of its ranks."""
+        if live.specs[0].program.ranks > 1:
+            self._mpi.take_over(live)
 
-    def _bulk_s(self, memory_mib: int) -> float:
-        """Deadline of a command that reads or writes a guest's memory."""
-        return self._deadlines.command_s + memory_mib / self._deadlines.slowest_mib_per_s
+    def let_pass(self) -> None:
+        """See `MpiExchange.let_pass`."""
+        self._mpi.let_pass()
+
+    def fence(self, node: int, guest: str) -> Fence | None:
+        """Return the first fence of a guest on a node, None if guests have no fences. Raises `RunError`."""
+        if self._fences is None:
+            return None
+        fence = self._fences.grant(node, [guest])
+        if fence is None:
+            raise RunError(f"node {self._nodes.name(node)}: no reading of its clock is known, which a fence needs")
+        return fence
 
     async def start(
         self,
@@ -149,10 +109,10 @@ class Operations:
     async def _start(
         self, live: JobGuests, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
     ) -> dict[str, float]:
-        deadline_s = self._bulk_s(live.memory_mib)
-        replies = await _all(
+        deadline_s = self._commands.bulk_s(live.memory_mib)
+        replies = await in_parallel(
             [
-                self._ask(
+                self._commands.ask(
                     node,
                     Start(
                         spec=spec,
@@ -160,25 +120,27 @@ class Operations:
                         image=images[spec.task] if images else None,
                         cold=cold,
                         verify=live.verified,
+                        fence=self.fence(node, spec.guest),
                     ),
                     _Started,
                     deadline_s,
                 )
-                for node, spec in zip(nodes, live.specs, strict=True)
+                for node, spec in zip(nodes, live.present_specs, strict=True)
             ]
         )
         cached = [reply.cached_frac for reply in replies if reply.cached_frac is not None]
         told = {"cached_frac": min(cached)} if cached else {}
         lead = live.specs[0]
         if images and all("whole" in self._nodes.facts(node).capabilities for node in nodes):
-            released = await _all(
+            released = await in_parallel(
                 [
-                    self._ask(node, Release(guest=guest), _Released, self._deadlines.command_s)
+                    self._commands.ask(
+                        node, Release(guest=guest, generation=live.generation), _Released, self._deadlines.command_s
+                    )
                     for node, guest in zip(nodes, live.guests, strict=True)
                 ]
             )
-            skew_s = _skew_s([reply.wall_ns for reply in released])
-            return {"release_skew_s": skew_s, **told}
+            return {"release_skew_s": skew_s([reply.wall_ns for reply in released]), **told}
         if lead.program.ranks > 1:
             await self._join(live, nodes, deadline_s)
         return told
@@ -187,9 +149,11 @@ class Operations:
         """Start the ranks of an MPI job; raises `MpiError` for a node that breaks the rules of its barriers."""
         with self._mpi.start(live) as session:
             joins = asyncio.ensure_future(
-                _all(
+                in_parallel(
                     [
-                        self._nodes.call(node, MpiJoin(guest=guest, session=session.name), deadline_s)
+                        self._nodes.call(
+                            node, MpiJoin(guest=guest, session=session.name, generation=live.generation), deadline_s
+                        )
                         for node, guest in zip(nodes, live.guests, strict=True)
                     ]
                 )
@@ -218,9 +182,11 @@ class Operations:
         by_node: dict[int, dict[str, float]] = {}
         for node, spec in self._placed(live):
             by_node.setdefault(node, {})[spec.guest] = cap_at(spec, yield_frac)
-        orders = {node: SetCaps(caps=caps) for node, caps in by_node.items()}
-        replies = await _all(
-            [self._ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
+        orders = {
+            node: SetCaps(caps=caps, generations=dict.fromkeys(caps, live.generation)) for node, caps in by_node.items()
+        }
+        replies = await in_parallel(
+            [self._commands.ask(node, order, _Caps, self._deadlines.command_s) for node, order in orders.items()]
         )
         read_back: dict[str, float] = {}  # of each guest, by its own node
         for (node, order), reply in zip(orders.items(), replies, strict=True):
@@ -243,42 +209,45 @@ class Operations:
                 )
         return caps
 
+    async def samples(self, live: JobGuests, nodes: Iterable[int]) -> dict[str, GuestSample]:
+        """Return the last samples of those guests of a job that are on some nodes, by name."""
+        asked = await in_parallel([self.there(node) for node in sorted(set(nodes))])
+        names = set(live.guests)
+        return {sample.guest: sample for there in asked for sample in there.guests if sample.guest in names}
+
+    async def adopt(self, live: JobGuests, samples: Mapping[str, GuestSample], yield_frac: float) -> None:
+        """Take over the guests of a job that an earlier controller has started, as far as they are in `samples`.
+
+        Their caps are set, and held guests continue.
+        """
+        placed = [(node, spec) for node, spec in self._placed(live) if spec.guest in samples]
+        await in_parallel([self._adopt(live, node, spec, yield_frac) for node, spec in placed])
+        held = [(node, spec) for node, spec in placed if samples[spec.guest].state == _HELD]
+        await in_parallel([self._nodes.call(node, release_of(spec), self._deadlines.command_s) for node, spec in held])
+
+    async def _adopt(self, live: JobGuests, node: int, spec: GuestSpec, yield_frac: float) -> None:
+        order = Adopt(
+            spec=spec, cap_cores=cap_at(spec, yield_frac), verify=live.verified, fence=self.fence(node, spec.guest)
+        )
+        try:
+            await self._nodes.call(node, order, self._deadlines.command_s)
+        except CommandError:
+            if spec.task not in live.state.finished_tasks:  # else it has ended well meanwhile, which came before this
+                raise
+
     async def hold(self, live: JobGuests) -> float:
         """Hold all guests of a running job; return the time between the first and the last stop, in seconds."""
-        return _skew_s([held.wall_ns for held in await self._hold(self._placed(live))])
+        return skew_s([held.wall_ns for held in await self._saving.hold(self._placed(live))])
 
     async def release(self, live: JobGuests) -> None:
         """Release all held guests."""
-        placed = self._placed(live)
-        await _all(
-            [self._nodes.call(node, Release(guest=spec.guest), self._deadlines.command_s) for node, spec in placed]
-        )
+        orders = [(node, release_of(spec)) for node, spec in self._placed(live)]
+        await in_parallel([self._nodes.call(*order, self._deadlines.command_s) for order in orders])
 
     def _placed(self, live: JobGuests) -> list[tuple[int, GuestSpec]]:
         if live.state.running_on is None:
             raise RunError(f"job {live.job_id} does not run")
-        return list(zip(live.state.running_on, live.specs, strict=True))
-
-    async def _hold(self, placed: Sequence[tuple[int, GuestSpec]], images: Sequence[str] = ()) -> list[_Held]:
-        """Hold guests, with room for these images by task, if any; after a failure all continue."""
-        deadline_s = self._bulk_s(placed[0][1].memory_mib)
-        try:
-            return await _all(
-                [self._hold_one(node, spec, images[spec.task] if images else "", deadline_s) for node, spec in placed]
-            )
-        except BaseException:
-            await asyncio.shield(self._release(placed))
-            raise
-
-    async def _hold_one(self, node: int, spec: GuestSpec, image: str, deadline_s: float) -> _Held:
-        order = Hold(guest=spec.guest, image=image)
-        held = await self._ask(node, order, _Held, deadline_s)
-        most = -(-spec.program.work_units // max(1, spec.program.units_per_iteration))
-        if held.at is not None and held.at > most:
-            raise ReplyError(
-                self._nodes.name(node), order, "at", held.at, f"expected at most {most}, all its iterations"
-            )
-        return held
+        return list(zip(live.state.running_on, live.present_specs, strict=True))
 
     async def save(
         self,
@@ -291,109 +260,11 @@ class Operations:
 
         The images have these names, by task, and go to each node's image store of the name `store`, the default one
         without a name. Raises `NoRoomThereError` if a node has no room and no guest was saved: then all continue.
+
+        A save that broke off is carried on by a save with the same names: guests that were saved by it count, and the
+        others are saved at the same point.
         """
-        placed = self._placed(live)
-        deadline_s = self._bulk_s(live.memory_mib)
-        begin_s = asyncio.get_running_loop().time()
-        held = await self._hold(placed, names if store in ("", DISK) else ())
-        hold_s = asyncio.get_running_loop().time() - begin_s
-        points = [hold.at for hold in held]
-        coordinated = live.specs[0].program.ranks > 1
-        together = max((point for point in points if point is not None), default=None)
-        saved = await self._save_all(
-            {
-                spec.task: (
-                    node,
-                    Save(guest=spec.guest, image=names[spec.task], at=together if coordinated else own, store=store),
-                )
-                for (node, spec), own in zip(placed, points, strict=True)
-            },
-            placed,
-            deadline_s,
-        )
-        on_phase(
-            "saved",
-            {
-                "hold_s": hold_s,
-                "hold_skew_s": _skew_s([hold.wall_ns for hold in held]),
-                **{
-                    name: max(float(getattr(report, name)) for report in saved)
-                    for name in ("run_on_s", "write_s", "sync_s")
-                },
-            },
-        )
-        return tuple(
-            ImageRef(image=names[spec.task], bytes=report.bytes, digest=report.digest)
-            for (_, spec), report in zip(placed, saved, strict=True)
-        )
-
-    async def _save_all(
-        self, orders: dict[int, tuple[int, Save]], placed: Sequence[tuple[int, GuestSpec]], deadline_s: float
-    ) -> list[_Saved]:
-        """Save held guests; a failed member is retried alone, as saved ones are gone already.
-
-        Without room a retry does not help: then no member waits for the others. If none is gone all continue, with
-        `NoRoomThereError`; else the save has failed.
-        """
-        saved: dict[int, _Saved] = {}
-        failures: list[TestbedError] = []
-        for attempt in range(self._deadlines.tries):
-            if attempt:
-                await asyncio.sleep(0.2 * 2**attempt)
-            failures = await self._save_each(orders, saved, placed[0][1].memory_mib, deadline_s)
-            if not failures:
-                return [saved[task] for task in sorted(saved)]
-            if isinstance(failures[0], ReplyError):
-                break  # that guest is gone by now: another order would only hide what its node replied
-            full = next((failure for failure in failures if isinstance(failure, NoRoomThereError)), None)
-            if full is None:
-                continue
-            if not saved and await self._all_there(placed):
-                await self.drop_images((node, save.image) for node, save in orders.values())
-                await self._release(placed)
-                raise full
-            raise SaveError(f"{len(orders) - len(saved)} of {len(orders)} tasks: {full}", full) from full
-        if not saved:
-            await self._release(placed)
-        raise SaveError(f"{len(failures)} of {len(orders)} tasks: {failures[0]}", failures[0]) from failures[0]
-
-    async def _save_each(
-        self, orders: Mapping[int, tuple[int, Save]], saved: dict[int, _Saved], memory_mib: int, deadline_s: float
-    ) -> list[TestbedError]:
-        """Save the members that are not in `saved` in parallel, and add them; return failures.
-
-        A node without room ends it: the saves of the other members are cancelled.
-        """
-        calls = {
-            asyncio.ensure_future(self._save_one(*orders[task], memory_mib, deadline_s)): task
-            for task in orders
-            if task not in saved
-        }
-        waiting = set(calls)
-        failures: list[TestbedError] = []
-        try:
-            while waiting and not any(isinstance(failure, NoRoomThereError) for failure in failures):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for call in done:
-                    try:
-                        saved[calls[call]] = call.result()
-                    except TestbedError as failure:
-                        failures.insert(0 if isinstance(failure, ReplyError) else len(failures), failure)
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-        return failures
-
-    async def _save_one(self, node: int, order: Save, memory_mib: int, deadline_s: float) -> _Saved:
-        """Save a guest; raises `ReplyError` for a size that is impossible for its memory."""
-        report, most = await self._ask(node, order, _Saved, deadline_s), most_image_bytes(memory_mib)
-        if report.bytes <= most:
-            return report
-        name, expected = self._nodes.name(node), f"expected at most {most}, as the guest has {memory_mib} MiB"
-        error = ReplyError(name, order, "bytes", report.bytes, expected)
-        self._nodes.suspect(node, ActKind.FALSE_REPORT, error)
-        raise error
+        return await self._saving.save(live, self._placed(live), names, on_phase, store)
 
     async def _all_there(self, placed: Sequence[tuple[int, GuestSpec]]) -> bool:
         """Return whether all guests certainly still exist, after cancelled saves have ended."""
@@ -401,55 +272,63 @@ class Operations:
         for node, spec in placed:
             by_node.setdefault(node, []).append(spec.guest)
         try:
-            held = await _all([self.guests_at(node, tuple(guests)) for node, guests in by_node.items()])
+            held = await in_parallel([self.guests_at(node, tuple(guests)) for node, guests in by_node.items()])
         except TestbedError:
             return False
         there = {guest for guests, _ in held for guest in guests}
         return there.issuperset(spec.guest for _, spec in placed)
 
-    async def _release(self, placed: Sequence[tuple[int, GuestSpec]]) -> None:
-        """Release guests, best effort: a guest that does not answer does not stop the others from being released."""
-        await self._try((node, Release(guest=spec.guest)) for node, spec in placed)
-
-    async def transfer(self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int]) -> int:
+    async def transfer(
+        self, live: JobGuests, images: Sequence[ImageRef], nodes: Sequence[int], sources: Sequence[int] = ()
+    ) -> int:  # fmt: skip
         """Copy the images of tasks that move to their new nodes; return the bytes sent. The sources stay.
 
-        Raises `NoRoomThereError` if a node has no room for them.
+        They are copied from `sources`, by default from where they are restored; no copy is made where a node is its own
+        source. Raises `NoRoomThereError` if a node has no room for them.
         """
         if live.state.saved_on is None:
             raise RunError(f"job {live.job_id} has no images")
-        moves = zip(live.state.saved_on, nodes, images, strict=True)
+        moves = zip(sources or live.state.saved_on, nodes, images, strict=True)
         moving = [(source, target, image) for source, target, image in moves if source != target]
-        await _all([self._send_image(*each, live.memory_mib) for each in moving])
+        await in_parallel([self.send_image(*each, live.memory_mib) for each in moving])
         return sum(image.bytes for _, _, image in moving)
 
-    async def _send_image(self, source: int, target: int, image: ImageRef, memory_mib: int) -> None:
+    async def send_image(self, source: int, target: int, image: ImageRef, memory_mib: int) -> None:
         """Have `target` fetch the image of a guest; `source` serves it only to the holder of a ticket for it."""
-        there, name, deadline_s = self._nodes.facts(source), self._nodes.name(target), self._bulk_s(memory_mib)
-        check_fetch(self._nodes.name(source), there.address, name, self._nodes.facts(target).address)
-        ticket = new_token()
+        name, deadline_s, ticket = self._nodes.name(target), self._commands.bulk_s(memory_mib), new_token()
         offer = OfferImage(image=image, ticket_digest=token_digest(ticket), to=name, for_s=deadline_s)
         await self._nodes.call(source, offer, self._deadlines.command_s)
+        there = self._nodes.facts(source)  # only now: the offer may have waited for an agent that was restarted
+        check_fetch(self._nodes.name(source), there.address, name, self._nodes.facts(target).address)
         fetch = FetchImage(image=image, host=there.address, port=there.image_port, ticket=ticket, memory_mib=memory_mib)
-        await self._ask(target, fetch, dict[str, object], deadline_s)
+        await self._commands.ask(target, fetch, dict[str, object], deadline_s)
 
     async def guests_at(self, node: int, settled: tuple[str, ...] = ()) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the guests and of the images that a node holds; see `ListGuests` for `settled`."""
-        there = await self._ask(node, ListGuests(settled=settled), Guests, self._deadlines.command_s)
+        there = await self.there(node, settled)
         return frozenset(sample.guest for sample in there.guests), frozenset(there.images)
 
-    async def stop_guests(self, node: int, guests: Iterable[str]) -> None:
-        """Destroy guests of a node, best effort: a failure does not stop the others."""
-        await self._try((node, Stop(guest=guest)) for guest in sorted(guests))
+    async def there(self, node: int, settled: tuple[str, ...] = ()) -> Guests:
+        """Return the guests with their last samples, and the images, that a node holds; see `ListGuests`."""
+        there = await self._commands.ask(node, ListGuests(settled=settled), Guests, self._deadlines.command_s)
+        if self._fences is not None:
+            self._fences.hear(node, there.clock, there.mono_ns, asyncio.get_running_loop().time())
+        return there
+
+    async def stop_guests(self, guests: Iterable[tuple[int, str]], generations: Mapping[str, int]) -> list[Place]:
+        """Destroy guests, by node and name, best effort; return those whose node has answered that they are gone."""
+        orders = [(node, Stop(guest=guest, generation=generations[guest])) for node, guest in sorted(guests)]
+        results = await self._commands.attempt(orders)
+        return [
+            (node, order.guest)
+            for (node, order), result in zip(orders, results, strict=True)
+            if not isinstance(result, BaseException)
+        ]
 
     async def drop_images(self, holders: Iterable[tuple[int, str]]) -> None:
         """Delete images, by node and name; a node that is away keeps its copies until its agent cleans up."""
-        await self._try((node, DropImage(image=image)) for node, image in sorted(holders))
+        await self._commands.attempt((node, DropImage(image=image)) for node, image in sorted(holders))
 
     async def stop(self, live: JobGuests, nodes: Sequence[int]) -> None:
         """Destroy the job's guests on these nodes, best effort: a failure does not stop the others."""
-        await self._try((node, Stop(guest=guest)) for node, guest in zip(nodes, live.guests, strict=True))
-
-    async def _try(self, orders: Iterable[tuple[int, AnyAction]]) -> None:
-        calls = (self._nodes.call(node, order, self._deadlines.command_s) for node, order in orders)
-        await asyncio.gather(*calls, return_exceptions=True)
+        await self.stop_guests(zip(nodes, live.guests, strict=True), dict.fromkeys(live.guests, live.generation))

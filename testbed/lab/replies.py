@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
 from testbed.bus.guest_details import GuestReport
 from testbed.bus.messages import AnyAction, NodeFacts
+from testbed.bus.numbers import Count
 from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import GuestSample
 from testbed.errors import RunError, printable, shown
@@ -54,10 +55,12 @@ class ReplyError(RunError):
 
 
 class Guests(msgspec.Struct, frozen=True):
-    """The reply to `ListGuests`: the guests of a node, and the names of its images."""
+    """The reply to `ListGuests`: the guests of a node, the names of its images, and a reading of its clock."""
 
     guests: list[GuestSample]
     images: list[str] = []
+    clock: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    mono_ns: Count = 0
 
 
 async def ask(nodes: Nodes, node: int, action: AnyAction, kind: type[T], deadline_s: float) -> T:

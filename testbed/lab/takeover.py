@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from testbed.bus.address import BrokerAddress
 from testbed.bus.certificate import own_name
 from testbed.bus.client import MqttBus
-from testbed.bus.messages import ListGuests, Stop
+from testbed.bus.messages import DropImage, ListGuests, Stop
 from testbed.bus.requests import CommandError
-from testbed.bus.telemetry import guests_in
+from testbed.errors import TestbedError
 from testbed.lab.fleet import Fleet
 from testbed.lab.inventory import Survey
 from testbed.lab.leased import lease_lab
+from testbed.lab.replies import Guests, ask
 from testbed.scenario.schema import DeadlinesTable
 
 _DEADLINES = DeadlinesTable(lease_ttl_s=15.0)
@@ -49,13 +50,16 @@ async def take(address: BrokerAddress, lab: str, found: Survey, *, force: bool, 
 
 
 async def _clear(fleet: Fleet, node: int, say: Callable[[str], None]) -> tuple[set[str], str]:
-    """Stop the guests of a node until it has none; some may be ending already."""
+    """Stop the guests of a node until it has none, and delete its images; some guests may be ending already."""
     gone: set[str] = set()
     name, why = fleet.name(node), ""
     for _ in range(_ROUNDS):
         try:
-            there = {sample.guest for sample in guests_in(await fleet.call(node, ListGuests(), _CALL_S))}
-        except CommandError as error:
+            found = await ask(fleet, node, ListGuests(), Guests, _CALL_S)
+            there = {sample.guest for sample in found.guests}
+            for image in found.images:
+                await fleet.call(node, DropImage(image=image), _CALL_S)
+        except TestbedError as error:
             return gone, str(error)
         if not there:
             return gone, ""

@@ -1,4 +1,4 @@
-"""A new file to which whole lines are appended, and that never ends in half a line."""
+"""A file to which whole lines are appended, and that never ends in half a line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 class AppendFile:
     """Appends by write(2): written lines survive the process, and after `sync` also the machine.
 
-    Raises `OSError`, as `os.open` and `os.write` do. Only `sync` may be called by another thread than the rest.
+    The file is new, or with `continues` one that ends in a whole line. Raises `OSError`, as `os.open` and `os.write`
+    do. Only `sync` may be called by another thread than the rest.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, continues: bool = False) -> None:
         self.path = path
-        self.size_bytes = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._unsynced = False
+        way = os.O_EXCL if not continues else 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | way | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.size_bytes = os.fstat(self._fd).st_size
+        self._unsynced = continues  # what a killed process wrote may not be durable
 
     @property
     def closed(self) -> bool:

@@ -39,7 +39,9 @@ class _Waiter(NamedTuple):
 
 
 class JournalWriter:
-    """Writes the journal of a run directory that has none. `append` and `durable` are for one thread.
+    """Writes the journal of a run directory that has none, or with `continues` goes on with the one that it has.
+
+    `append` and `durable` are for one thread.
 
     When the journal cannot be written or made durable, `on_failure` is called once, in any thread; `failure`
     keeps it. From then on entries are not appended, but counted in `lost`, until `go_on` is called. `on_full` is
@@ -47,7 +49,7 @@ class JournalWriter:
     """
 
     def __init__(
-        self, path: Path, *, part_bytes: int, every_s: float = EVERY_S,
+        self, path: Path, *, part_bytes: int, every_s: float = EVERY_S, continues: bool = False,
         on_failure: Callable[[OSError], None] = lambda _error: None,
         on_full: Callable[[Path], None] = lambda _part: None,
     ) -> None:  # fmt: skip
@@ -64,8 +66,8 @@ class JournalWriter:
         self._next_sync_s = 0.0
         self._new_name = True
         self._file_lock = threading.Lock()  # taken before the next; of these two
-        self._file = AppendFile(path)
-        self._number = 1
+        self._file = AppendFile(path, continues=continues)
+        self._number = 1 + max(self._parts.numbers(), default=0)
         self._lock = threading.Lock()  # of all below, `written` and `lost`
         self._waiting = bytearray()
         self._appended = 0  # entries, the lost ones included

@@ -27,11 +27,12 @@ from testbed.measure.journal_writer import JournalWriter
 from testbed.measure.packer import Packer
 from testbed.measure.points import Value, to_line
 from testbed.measure.recorders import Recorders
+from testbed.measure.run_lock import RunLock
 from testbed.measure.schema import MEASUREMENTS
 from testbed.measure.spool import SEGMENT_BYTES, Spool
 from testbed.measure.tables import JOBS
-from testbed.run.events import Event, Intent
-from testbed.run.journal import BadEntryError, encode, read_lines
+from testbed.run.events import Event, Intent, Replay
+from testbed.run.journal import BadEntryError, encode, read_lines, seal
 
 RESERVE_BYTES = 1 << 20
 _STATES = frozenset(measurement.name for measurement in MEASUREMENTS.values() if measurement.state)
@@ -62,6 +63,7 @@ class RunDirectory:
         self._entries_left_out = 0  # after a failure
         self._ending = False
         self._parents: list[Path] = []  # made for this run, the innermost first
+        self._lock: RunLock | None = None
 
     def open(self) -> None:
         """Create the directory, which must not be there yet, and its files."""
@@ -72,24 +74,45 @@ class RunDirectory:
             self.path.mkdir()
             made = True
             sync_directory(self.path.parent)
-            with (self.path / ".reserve").open("xb") as reserve:
-                os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
-            self._points = Spool(
-                self.path,
-                on_failure=self._tell,
-                on_full=self._packer.put,
-                segment_bytes=self._part_bytes,
-            )
-            journal = self.path / "events.jsonl"
-            self._events = JournalWriter(
-                journal,
-                part_bytes=self._part_bytes,
-                on_failure=partial(self._points.fail, journal),
-                on_full=self._packer.put,
-            )
+            self._lock = RunLock(self.path)
+            self._open_files()
         except OSError as error:
             self.discard(made=made)
             raise UserError(f"{self.path}: cannot create the run directory: {error.strerror}") from error
+
+    def go_on(self, lock: RunLock) -> None:
+        """Open the directory of a run whose controller was lost, to go on with it, with its lock.
+
+        The last line of each file must be whole (`testbed.measure.torn_lines`).
+        """
+        self._lock = lock
+        try:
+            (self.path / ".reserve").unlink(missing_ok=True)
+            (self.path / "events.jsonl.next").unlink(missing_ok=True)
+            self._open_files(continues=True)
+            self.recorders.open(self.path, (self.path / "manifest.json").read_text(encoding="utf-8"))
+        except OSError as error:
+            self.close()
+            raise UserError(f"{self.path}: cannot go on with the run directory: {error.strerror}") from error
+
+    def _open_files(self, *, continues: bool = False) -> None:
+        """Make the reserve, and open journal and points; raises `OSError`."""
+        with (self.path / ".reserve").open("xb") as reserve:
+            os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
+        self._points = Spool(
+            self.path,
+            on_failure=self._tell,
+            on_full=self._packer.put,
+            segment_bytes=self._part_bytes,
+        )
+        journal = self.path / "events.jsonl"
+        self._events = JournalWriter(
+            journal,
+            part_bytes=self._part_bytes,
+            on_failure=partial(self._points.fail, journal),
+            on_full=self._packer.put,
+            continues=continues,
+        )
 
     def discard(self, *, made: bool = True) -> None:
         """Close the directory and remove it, with the folders above it that were made for it and hold nothing else."""
@@ -130,6 +153,8 @@ class RunDirectory:
         if self._points is not None:
             self._points.close()
         self._packer.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def begin_results(self) -> None:
         """Free the reserve: from now on results are written, and the end of the journal even if that had failed."""
@@ -141,8 +166,8 @@ class RunDirectory:
     def journal(self, event: Event) -> int:
         """Append one event to the journal; return its number, for `durable`.
 
-        The intent of an operation that creates or moves something is written by this call, so that the end of this
-        process cannot take it; other entries, and a cap, by a thread.
+        The begin of the replay, and the intent of an operation that creates or moves something, are written by this
+        call, so that the end of this process cannot take them; other entries, and a cap, by a thread.
         """
         if self._events is None or self._events.closed:
             raise RunError(f"{self.path}: the journal is not open")
@@ -150,8 +175,8 @@ class RunDirectory:
             self._entries_left_out += 1
             return 0
         line = encode(event)
-        creates = isinstance(event, Intent) and event.verb != "cap"
-        number = self._events.append(line, at_once=creates or self.is_dry)
+        creates = isinstance(event, Replay) or (isinstance(event, Intent) and event.verb != "cap")
+        number = self._events.append(seal(line), at_once=creates or self.is_dry)
         if self.failure is None or self._ending:
             self.recorders.journal(line)
         return number
@@ -195,6 +220,7 @@ class RunDirectory:
         path = self.path / name
         try:
             write_whole(path, text)
+            sync_directory(self.path)
         except OSError as error:
             raise RunError(f"{path}: cannot write: {error.strerror}") from error
 
@@ -220,7 +246,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def journal_entries(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, as they stand there.
+    """Yield the entries of the journal that grows at `path`, the file events.jsonl, as data, without checksums.
 
     What `testbed.run.journal.read_events` says of lines and errors holds.
     """
@@ -234,6 +260,8 @@ def read_journal(path: Path) -> list[dict[str, object]]:
 
 def _entry(line: bytes) -> dict[str, object]:
     try:
-        return cast("dict[str, object]", json.loads(line))
+        entry = cast("dict[str, object]", json.loads(line))
     except ValueError as error:
         raise BadEntryError(f"not JSON: {error}") from None
+    entry.pop("crc", None)
+    return entry

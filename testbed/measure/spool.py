@@ -82,7 +82,9 @@ def read_lines(run: Path, position: tuple[int, int] = START) -> Iterator[tuple[s
 
 
 class Spool:
-    """Appends points to a run directory that has none, from any thread, and makes them durable in one of its own.
+    """Appends points to a run directory, from any thread, and makes them durable in one of its own.
+
+    They begin in a new segment, after those that the run directory has.
 
     When a file cannot be written or made durable, `on_failure` is called once, in the thread in which that failed;
     `failure` keeps it, and nothing is appended any more: what is in the segments then are whole lines, in order,
@@ -109,8 +111,8 @@ class Spool:
         self._one_round = threading.Lock()  # of making durable; taken before the other
         self._lock = threading.Lock()  # of all below
         self._waiting = bytearray()
-        self._number = 1
-        self._last = AppendFile(segment_path(run, 1))
+        self._number = 1 + max(point_parts(run).numbers(), default=0)
+        self._last = AppendFile(segment_path(run, self._number))
         self._full: list[AppendFile] = []
         self._new_names = True
         self._ends = False

@@ -15,6 +15,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from testbed.bus.guest_details import GuestDetail, known_detail
+from testbed.run.controller_entries import Recovered as Recovered  # noqa: PLC0414  # one of the names of this module
+from testbed.run.controller_entries import Resumed as Resumed  # noqa: PLC0414  # one of the names of this module
 from testbed.run.decision_entry import Choice as Choice  # noqa: PLC0414  # one of the names of this module
 from testbed.run.decision_entry import Decision as Decision  # noqa: PLC0414  # one of the names of this module
 from testbed.run.decision_entry import Trigger as Trigger  # noqa: PLC0414  # one of the names of this module
@@ -34,12 +36,14 @@ from testbed.run.entry import (
     about,
 )
 from testbed.run.entry import Entry as Entry  # noqa: PLC0414  # one of the names of this module
+from testbed.run.image_entries import ImagesDropped as ImagesDropped  # noqa: PLC0414  # one of the names of this module
+from testbed.run.image_entries import Replicated as Replicated  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import Penalty as Penalty  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import Rescheduling as Rescheduling  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import ReschedulingCutOff as ReschedulingCutOff  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruption_entries import Suspension as Suspension  # noqa: PLC0414  # one of the names of this module
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the journal that this release writes; a journal without a version in its `begin` has version 1."""
 
 
@@ -78,6 +82,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_time_s: Annotated[float, about("run time on dedicated nodes", "trace s")]
     memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
     cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
+    estimate_s: Annotated[float | None, about("the user's estimate of the run time, if there is one", "trace s")] = None
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):
@@ -204,6 +209,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     name: ImageName
     bytes: Annotated[int, about("its size")]
     digest: Annotated[str, about("its checksum")]
+    generation: Annotated[int, about("the life of the task that was saved; not before version 5")] = 0
 
 
 CANCELLED: Final = "cancelled"
@@ -288,14 +294,19 @@ class Migration(Entry, frozen=True, kw_only=True, tag="migration"):
     rounds: Annotated[int | None, about("passes over its memory")] = None
 
 
-class Cleared(Entry, frozen=True, kw_only=True, tag="cleared"):
-    """All guests of a job that failed or was withdrawn are destroyed: it holds no memory. Not before version 3."""
+class FenceAwaited(Entry, frozen=True, kw_only=True, tag="fence-awaited"):
+    """A withdrawn job waits until guests of it have certainly ended on nodes that do not answer. Not before version 5.
+
+    Each node destroys them when their fence falls.
+    """
 
     job: JobId
+    nodes: Annotated[tuple[int, ...], about("numbers of the nodes")]
+    until_s: Annotated[float, about("end of the wait, if no node answers before, in wall seconds of the run")]
 
 
-class ImagesDropped(Entry, frozen=True, kw_only=True, tag="images-dropped"):
-    """All copies of the images of a job are to be deleted: they count as gone. Not before version 3."""
+class Cleared(Entry, frozen=True, kw_only=True, tag="cleared"):
+    """All guests of a job that failed or was withdrawn are destroyed: it holds no memory. Not before version 3."""
 
     job: JobId
 
@@ -428,9 +439,9 @@ class Refused(Entry, frozen=True, kw_only=True, tag="refused"):
 
 Event: TypeAlias = (
     Begin | Calibration | Replay | Decision | Job | Stranded | Intent | NoRoom | Retry | Outcome | Migration | Cleared
-    | ImagesDropped | Rescheduling | ReschedulingCutOff | Suspension | Guest | Node | Limit | Suspicious | Telemetry
-    | Unsent | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted | Teardown | Clock
-    | Order | ClockStarted
+    | ImagesDropped | Replicated | Rescheduling | ReschedulingCutOff | Suspension | Guest | Node | Limit | Suspicious
+    | Telemetry | Unsent | Welcome | Returned | Results | Doubt | Unchecked | RecorderFailed | Refused | Aborted
+    | Teardown | Clock | Order | ClockStarted | Resumed | Recovered | FenceAwaited
 )  # fmt: skip
 
 KINDS: Final[Mapping[str, type[Entry]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}

@@ -52,6 +52,7 @@ class History:
     """The state of a run after the events that were applied.
 
     `active` are the jobs that were submitted and have not ended, in order of submission. `nodes` are by number.
+    `last_action` is the highest number of an operation, `resumes` counts the controllers after the first one.
     `last_s` and `last_trace_s` are the times of the last event, `ended` says that the run is over, `aborted` why it
     ended early. `standstill` is what the operator ordered for the whole run. `names` are those of the nodes, in the
     order of their numbers, for journals before version 3, which do not have them.
@@ -64,8 +65,10 @@ class History:
     jobs: dict[int, JobHistory] = field(default_factory=dict)
     active: dict[int, JobHistory] = field(init=False, default_factory=dict)
     nodes: list[NodeHistory] = field(init=False)
+    last_action: int = 0
     last_s: float = 0.0
     last_trace_s: float = 0.0
+    resumes: int = 0
     ended: bool = False
     aborted: str = ""
     standstill: Standstill = field(init=False, default_factory=Standstill)
@@ -132,6 +135,12 @@ class History:
                 self._order(event)
             case events.ClockStarted():
                 self.standstill.start(event)
+            case events.Resumed():
+                self._resume(event)
+            case events.Recovered():
+                span = self.standstill.recover(event)
+                for job in self.active.values():
+                    job.blind.append(span)
             case events.Teardown():
                 self.ended = True
             case events.Aborted():
@@ -139,6 +148,8 @@ class History:
 
     def _apply(self, event: JobEvent, job: JobHistory) -> bool:
         counts = job.apply(event)
+        if isinstance(event, events.Intent):
+            self.last_action = max(self.last_action, event.action)
         present = job.present
         if isinstance(event, events.Intent) and event.verb == "restore" and present is not None:
             present.leave_out(self.standstill.within_s)
@@ -156,6 +167,13 @@ class History:
             self.nodes[self._index[event.node]].drained = event.order == "drain"
         else:
             self.standstill.order(event)
+
+    def _resume(self, event: events.Resumed) -> None:
+        if self.replay is None or self.ended:
+            state = "ended" if self.ended else "preparing"
+            raise IllegalEventError("resumed", event.t_s, None, state, "running", "expected a run whose replay goes on")
+        self.resumes += 1
+        self.standstill.lose(event)
 
     def _replay(self, event: events.Replay) -> None:
         self.replay = event

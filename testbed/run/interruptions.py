@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,8 @@ class Interruption:
     An interruption for a pause of the operator (`PAUSE`) is no rescheduling, and has no penalty. `held_wait_s` and
     `held_paused_s` are the parts of `wait_s` and `paused_s` in which the run was paused: they are left out of both.
 
+    `blind` are times without a controller, in which its phases went on unobserved: they are left out of all phases.
+
     `measured` is its account, once it is complete, or was cut off by the next one.
     """
 
@@ -55,6 +57,7 @@ class Interruption:
     release_skew_s: float = 0.0
     held_wait_s: float = 0.0
     held_paused_s: float = 0.0
+    blind: Sequence[tuple[float, float]] = ()
     measured: events.Penalty | None = None
 
     @property
@@ -95,12 +98,12 @@ class Interruption:
     @property
     def save_s(self) -> float:
         """From the order to hold until the last image was durable and the memory free."""
-        return 0.0 if self.save_end_s is None else self.save_end_s - self.begin_s
+        return 0.0 if self.save_end_s is None else self.observed_s(self.begin_s, self.save_end_s)
 
     @property
     def live_s(self) -> float:
         """From the order to migrate live until the last guest was taken over at its new node."""
-        return 0.0 if self.back_s is None or self.mechanism != LIVE else self.back_s - self.begin_s
+        return 0.0 if self.back_s is None or self.mechanism != LIVE else self.observed_s(self.begin_s, self.back_s)
 
     @property
     def paused_s(self) -> float:
@@ -122,7 +125,12 @@ class Interruption:
         """From the order to restore until every guest was there."""
         if self.restore_begin_s is None or self.back_s is None:
             return 0.0
-        return self.back_s - self.restore_begin_s
+        return self.observed_s(self.restore_begin_s, self.back_s)
+
+    def observed_s(self, begin_s: float, end_s: float) -> float:
+        """Return the time between two moments, without that in which the run had no controller."""
+        blind_s = sum(max(0.0, min(end_s, until_s) - max(begin_s, since_s)) for since_s, until_s in self.blind)
+        return end_s - begin_s - blind_s
 
     def _interrupted_s(self) -> float:
         return self.save_s + self.wait_s + self.transfer_s + self.restore_s + self.downtime_s
@@ -135,7 +143,7 @@ class Interruption:
 
     def account(self, kind: type[P], times: tuple[float, float], job: int, end_s: float) -> P:
         """Return the event of `times` that closes its account: it was complete, or was cut off, at `end_s`."""
-        first_progress_s = 0.0 if self.back_s is None else max(0.0, end_s - self.back_s)
+        first_progress_s = 0.0 if self.back_s is None else max(0.0, self.observed_s(self.back_s, end_s))
         phases: dict[str, Any] = {name: getattr(self, name) for name in _PHASES}
         phases |= {"first_progress_s": first_progress_s, "penalty_s": self._interrupted_s() + first_progress_s}
         held_s = self.held_wait_s + self.held_paused_s

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from testbed.bus.guest_details import Done, Ended, Progress
-from testbed.run import events
+from testbed.run import copies, events, guest_reports
 from testbed.run.intents import Flight
 from testbed.run.intents import Wanted as Wanted  # noqa: PLC0414  # one of the names of this module
 from testbed.run.interruptions import LIVE, MIGRATION, PREEMPTION, SAVE_RESTORE
@@ -15,10 +14,11 @@ from testbed.run.phases import COURSES, ENDED, IllegalEventError, Phase
 from testbed.scheduling.places import stable_nodes
 
 _CREATING: Final = ("start", "restore")
+_NEW_LIFE: Final = (*_CREATING, "migrate")
 JobEvent: TypeAlias = (
     events.Stranded | events.Intent | events.Retry | events.Outcome | events.Migration | events.Rescheduling
     | events.ReschedulingCutOff | events.Suspension | events.Cleared | events.ImagesDropped | events.Guest
-    | events.Doubt
+    | events.Replicated | events.Doubt | events.FenceAwaited
 )  # fmt: skip
 
 
@@ -28,13 +28,16 @@ class JobHistory:
 
     Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
     `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
-    have, or may have, copies of images, as (node, name). `units_done` is what guests reported with their events; the
-    progress of each second is in the points of the run, `virtual_time_s` is that of the last decision, the last one of
-    `decisions` that knew the job. `word` is the state in its last `job` entry. `unready` are the tasks whose guests are
-    being created, or have not progressed since they were restored. `placed_s` is when its guests were last ordered to
-    be created, `left_s` when its last save was over. `was_done` says that it ended well, even if its result was found
-    wrong afterwards. `begun` is 0, or the number of the restart at which its guests last started from the beginning:
-    those have names of their own.
+    have, or may have, copies of images, as (node, name), `whole_copies` those that were complete. `units_done` is what
+    guests reported with their events; the progress of each second is in the points of the run, `virtual_time_s` is that
+    of the last decision, the last one of `decisions` that knew the job. `word` is the state in its last `job` entry.
+    `unready` are the tasks whose guests are being created, or have not progressed since they were restored. `placed_s`
+    is when its guests were last ordered to be created, `left_s` when its last save was over. `was_done` says that it
+    ended well, even if its result was found wrong afterwards. `begun` is 0, or the number of the restart at which its
+    guests last started from the beginning: those have names of their own. `generation` numbers the lives of its guests:
+    it rises with each attempt to start, restore or migrate them, and is in all commands about them. `fenced_on` are the
+    nodes on which guests of the withdrawn job may still run. `blind` are the times without a controller while it was
+    active.
     """
 
     job: int
@@ -55,6 +58,7 @@ class JobHistory:
     saved_on: tuple[int, ...] | None = None
     images: tuple[events.Image, ...] = ()
     image_holders: set[tuple[int, str]] = field(default_factory=set)
+    whole_copies: set[tuple[int, str]] = field(default_factory=set)
     yield_frac: float = 0.0
     caps_cores: tuple[float, ...] = ()
     flight: Flight | None = None
@@ -84,7 +88,10 @@ class JobHistory:
     withdrawn: str = ""
     restarts: int = 0
     begun: int = 0
+    generation: int = 0
+    fenced_on: tuple[int, ...] = ()
     interruptions: list[Interruption] = field(default_factory=list)
+    blind: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def active(self) -> bool:
@@ -151,12 +158,12 @@ class JobHistory:
                 self._arrive(event)
             case events.Rescheduling() | events.ReschedulingCutOff() | events.Suspension():
                 self._account(event)
-            case events.Cleared():
+            case events.Cleared() | events.FenceAwaited():
                 self._clear(event)
-            case events.ImagesDropped():
-                self.image_holders.clear()
+            case events.ImagesDropped() | events.Replicated():
+                copies.change(self, event)
             case events.Guest():
-                return self._hear(event)
+                return guest_reports.hear(self, event)
         return True
 
     def _note(self, event: events.Stranded | events.Doubt) -> None:
@@ -182,6 +189,7 @@ class JobHistory:
     def miss(self, holders: set[tuple[int, str]]) -> None:
         """Remove copies of images that nodes do not have any more."""
         self.image_holders -= holders
+        self.whole_copies -= holders
 
     def decide(self, wanted: Wanted | None) -> None:
         """Apply the intent of a decision; tasks keep their nodes as far as they can."""
@@ -247,15 +255,16 @@ class JobHistory:
 
     def _fail(self, event: events.Job, *, cleared: bool) -> None:
         legal = self.active or (self.phase is Phase.DONE and self.failure_code is None)
-        if not legal or self.withdrawn:
+        if not legal:
             raise self.illegal(event, Phase.FAILED, "expected a job that is active or done")
         if self.active:
             self.end_s, self.end_trace_s = event.t_s, event.trace_s
         self.phase, self.wanted = Phase.FAILED, None
+        self.withdrawn, self.fenced_on = "", ()
         self.failure_code, self.failure_text = event.code, event.detail or ""
         if cleared:
             self.running_on = self.migrating_to = None
-            self.image_holders = set()
+            self.image_holders, self.whole_copies = set(), set()
 
     def _begin_again(self, event: events.Job) -> None:
         """Forget what its guests did: they are gone. It starts from its images, or from the beginning."""
@@ -275,7 +284,7 @@ class JobHistory:
             self.units_done, self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts
         ):  # fmt: skip
             told.clear()
-        self.live_refused, self.withdrawn = False, ""
+        self.live_refused, self.withdrawn, self.fenced_on = False, "", ()
 
     def been_last(self) -> tuple[int, ...] | None:
         """Return where its tasks were saved last, None if they never were."""
@@ -309,7 +318,8 @@ class JobHistory:
             case "transfer":
                 moves = zip(here or (), nodes, event.images, strict=False)
                 self.image_holders.update((target, name) for source, target, name in moves if source != target)
-        if event.verb in ("start", "restore", "migrate"):
+        if event.verb in _NEW_LIFE:
+            self.generation += 1
             self.been.update((node, task) for task, node in enumerate(nodes))
 
     def _place(self, event: events.Intent) -> None:
@@ -320,8 +330,11 @@ class JobHistory:
 
     def _retry(self) -> None:
         """Guests that were created are destroyed, and created again."""
+        self.generation += self.flight is not None and self.flight.verb in _NEW_LIFE
         if self.flight is not None and self.flight.verb in _CREATING:
             self.unready = set(range(len(self.flight.nodes)))
+            for told in (self.progressed, self.finished_tasks, self.unchecked, self.checksums, self.doubts):
+                told.clear()
 
     def _arrive(self, event: events.Migration) -> None:
         """A guest has migrated live, or ended instead; one that did neither is where it was."""
@@ -374,7 +387,7 @@ class JobHistory:
                     moves = zip(present.saved_on, flight.nodes, strict=False)
                     present.moved_tasks = sum(a != b for a, b in moves)
                     present.transferred_bytes += event.bytes
-                    present.transfer_s += event.t_s - flight.begin_s
+                    present.transfer_s += present.observed_s(flight.begin_s, event.t_s)
             case "restore":
                 self.yield_frac, self.saved_on = flight.yield_frac, None
                 if present is not None:
@@ -390,15 +403,17 @@ class JobHistory:
         reason = event.reason or (MIGRATION if flight.for_a_move else PREEMPTION)
         self.interruptions.append(
             Interruption(
-                reason, SAVE_RESTORE, flight.begin_s, saved_on=self.saved_on or (), saved_bytes=event.bytes,
-                save_end_s=event.t_s, hold_skew_s=event.hold_skew_s or 0.0,
+                reason, SAVE_RESTORE, flight.begin_s, blind=self.blind, saved_on=self.saved_on or (),
+                saved_bytes=event.bytes, save_end_s=event.t_s, hold_skew_s=event.hold_skew_s or 0.0,
                 wanted_s=flight.begin_s if reason == MIGRATION else None if self.wanted is None else event.t_s,
             )
         )  # fmt: skip
 
     def _hold_images(self) -> None:
         """Its images are where they were written: a node that came back before that was asked too early for them."""
-        self.image_holders.update(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
+        there = set(zip(self.saved_on or (), (image.name for image in self.images), strict=False))
+        self.image_holders |= there
+        self.whole_copies |= there
 
     def _migrated(self, event: events.Outcome, flight: Flight) -> None:
         moved = bool(flight.arrived)
@@ -406,8 +421,8 @@ class JobHistory:
         if moved:
             self.interruptions.append(
                 Interruption(
-                    MIGRATION, LIVE, flight.begin_s, moved_tasks=len(flight.arrived), migrated_bytes=event.bytes,
-                    back_s=event.t_s, downtime_s=event.downtime_s or 0.0,
+                    MIGRATION, LIVE, flight.begin_s, blind=self.blind, moved_tasks=len(flight.arrived),
+                    migrated_bytes=event.bytes, back_s=event.t_s, downtime_s=event.downtime_s or 0.0,
                 )
             )  # fmt: skip
 
@@ -432,43 +447,15 @@ class JobHistory:
         saved = next((each for each in reversed(self.interruptions) if each.saved_on), None)
         self.interruptions = [each for each in self.interruptions if each in (saved, self.interruptions[-1])]
 
-    def _clear(self, event: events.Cleared) -> None:
-        """Its guests are gone."""
+    def _clear(self, event: events.Cleared | events.FenceAwaited) -> None:
+        """Its guests are gone, or may still run on nodes that do not answer."""
         if self.flight is not None or not (self.phase is Phase.FAILED or self.withdrawn):
             raise self.illegal(event, "cleared", "expected a failed or withdrawn job without an operation under way")
+        if isinstance(event, events.FenceAwaited):
+            self.fenced_on = event.nodes
+            return
         self.running_on = self.migrating_to = None
-
-    # --- guests ---------------------------------------------------------------------------------------------
-
-    def _hear(self, event: events.Guest) -> bool:
-        """Apply an event of a guest; return whether it fits the state of the job, else it changes nothing."""
-        task = event.task
-        if self.unchecked.get(task) == event.node and event.event in ("done", "failed"):
-            del self.unchecked[task]
-            return True
-        if self.ended or self.withdrawn or event.node not in self.places(task):
-            return False
-        detail = event.typed
-        match detail:
-            case Progress():
-                self._progress(event)
-            case Done():
-                if isinstance(detail, Ended):
-                    self.unchecked[task] = event.node
-                self.checksums[task] = detail.checksum
-                self.finished_tasks.add(task)
-            case _:
-                return True
-        if detail.units is not None:
-            self.units_done[task] = max(self.units_done.get(task, 0), detail.units)
-        return True
-
-    def _progress(self, event: events.Guest) -> None:
-        self.progressed.add(event.task)
-        self.unready.discard(event.task)
-        flight = self.flight
-        if flight is not None and flight.verb == "migrate" and flight.nodes[event.task] == event.node:
-            self.flight = replace(flight, progressed=flight.progressed | {event.task})
+        self.fenced_on = ()
 
     # --- checks ---------------------------------------------------------------------------------------------
 

@@ -1,10 +1,15 @@
-"""The journal of a run as JSON lines: encodes events, and decodes those of any version."""
+"""The journal of a run as JSON lines: encodes events, and decodes those of any version.
+
+From version 5 on each line ends with the key `crc`, the CRC-32 of the line without that key. A line that a crash has
+cut off or damaged is thereby known, also where the disk has kept its length but not its content.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,6 +21,8 @@ from testbed.run.parts import READ_ERRORS, journal_parts, reason
 
 T = TypeVar("T")
 _MOST_CHARS = 40  # of an unknown kind, in messages
+_CRC = b',"crc":"'
+_CRC_BYTES = len(_CRC) + 10  # with eight digits, a quotation mark and the end of the object
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -37,6 +44,24 @@ def encode(event: Known) -> bytes:
     except UnicodeEncodeError:  # names of files and the output of programs may contain lone surrogates
         data = event.entry if isinstance(event, Unknown) else msgspec.to_builtins(event)
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def seal(line: bytes) -> bytes:
+    """Return a line with its checksum."""
+    return b'%s%s%08x"}' % (line[:-1], _CRC, zlib.crc32(line))
+
+
+def is_sealed(line: bytes) -> bool:
+    """Whether a line has a checksum; raises `BadEntryError` if that is not the checksum of the line."""
+    end = len(line) - line.endswith(b"\n")
+    begin = end - _CRC_BYTES
+    if line[begin : begin + len(_CRC)] != _CRC:
+        return False
+    found = zlib.crc32(b"}", zlib.crc32(memoryview(line)[:begin]))
+    expected = line[begin + len(_CRC) : end - 2]
+    if b"%08x" % found != expected:
+        raise BadEntryError(f"damaged: its checksum is {found:08x}, expected {expected.decode(errors='replace')}")
+    return True
 
 
 def plain(event: Known) -> dict[str, Any]:
@@ -93,9 +118,9 @@ def never(_line: bytes) -> bool:
 def read_events(path: Path, skip: Callable[[bytes], bool] = never) -> Iterator[Known]:
     """Yield the events of the journal that grows at `path`, the file events.jsonl, one by one, with all its full parts.
 
-    A last line that was cut off by a crash is left out, with a warning. Lines for which `skip` holds are not decoded.
-    Raises `UserError` with the line's number for a line that is no entry of a journal, and for a file that cannot be
-    read or is missing.
+    Last lines that a crash has cut off or damaged are left out, with a warning. Lines for which `skip` holds are not
+    decoded. Raises `UserError` with the line's number for another line that is no entry of a journal, and for a file
+    that cannot be read or is missing.
     """
     return read_lines(path, decode, skip)
 
@@ -104,16 +129,46 @@ def read_lines(path: Path, read: Callable[[bytes], T], skip: Callable[[bytes], b
     """Yield what `read` returns for each line, as `read_events` does; it raises `BadEntryError` for a bad line."""
     try:
         for file in journal_parts(path).each():
-            for number, line in enumerate(file, 1):
+            sealed = False
+            lines = enumerate(file, 1)
+            for number, line in lines:
                 if not line.strip() or skip(line):
                     continue
                 try:
+                    sealed = _check(line, sealed=sealed)
                     entry = read(line)
                 except BadEntryError as error:
-                    if line.endswith(b"\n"):
-                        raise UserError(f"{file.name}:{number}: {error}") from None
-                    _log.warning("%s:%d: cut off after %d B: left out", file.name, number, len(line))
-                    break
+                    if _is_torn(line, (more for _, more in lines), sealed=sealed):
+                        _log.warning("%s:%d: cut off after %d B: left out", file.name, number, len(line))
+                        break
+                    raise UserError(f"{file.name}:{number}: {error}") from None
                 yield entry
     except READ_ERRORS as error:
         raise UserError(f"{path}: cannot read: {reason(error)}; expected the journal of a run") from error
+
+
+def _check(line: bytes, *, sealed: bool) -> bool:
+    """Check a line's checksum; return whether it has one, which it must where those before it have (`sealed`)."""
+    if is_sealed(line):
+        return True
+    if sealed:
+        raise BadEntryError("damaged: it has no checksum, unlike the lines before it")
+    return False
+
+
+def _is_torn(bad: bytes, following: Iterable[bytes], *, sealed: bool) -> bool:
+    """Whether a crash can have left a bad line: no whole entry follows it.
+
+    Without checksums only a line without its line break is known to be cut off.
+    """
+    if not sealed:
+        return not bad.endswith(b"\n")
+    return not any(is_whole(line) for line in following)
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line, with its line break, has the checksum of its content."""
+    try:
+        return line.endswith(b"\n") and is_sealed(line)
+    except BadEntryError:
+        return False

@@ -15,14 +15,16 @@ Listener: TypeAlias = Callable[[events.Event], None]
 class Ledger:
     """The history of a run that goes on, and its journal, to which `append` writes an event.
 
+    `history` is the state after what is in the journal already.
+
     Listeners get each event that counts (see `History.apply`), in the order of the journal and of registration. An
     event that a listener records is appended and applied at once, so that the state is never behind the journal;
     listeners get it after the events before it, so that no listener is entered while it listens. `written` is the
     number of the last entry.
     """
 
-    def __init__(self, append: Callable[[events.Event], int]) -> None:
-        self.history = History()
+    def __init__(self, append: Callable[[events.Event], int], history: History | None = None) -> None:
+        self.history = history or History()
         self.written = 0
         self._append = append
         self._listeners: list[Listener] = []

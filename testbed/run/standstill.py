@@ -1,4 +1,4 @@
-"""The pauses of a run by the operator, in which trace time stands still, and the controller's mode meanwhile."""
+"""The times in which trace time stands still: pauses by the operator, and times without a controller."""
 
 from __future__ import annotations
 
@@ -28,15 +28,42 @@ _AFTER = {"pause": Hold.PAUSED, "continue": Hold.RESUMING, "stop": Hold.STOPPING
 
 @dataclass(slots=True)
 class Standstill:
-    """The pauses of a run. Times are wall seconds of the run; `since_s` is None while trace time goes on.
+    """The standstills of a run. Times are wall seconds of the run; `since_s` is None without a pause.
 
-    `pauses` counts the orders to pause. `spans` are the standstills that are over, in order.
+    `pauses` counts the orders to pause. `spans` are the standstills that are over, in order. `blind` are the times
+    without a controller, and `blind_since_s` is the beginning of one until the controller has recovered. One that lies
+    in a pause is part of that pause, and not in `spans`.
     """
 
     hold: Hold = Hold.NONE
     pauses: int = 0
     since_s: float | None = None
     spans: list[tuple[float, float]] = field(default_factory=list)
+    blind: list[tuple[float, float]] = field(default_factory=list)
+    blind_since_s: float | None = None
+
+    @property
+    def blind_s(self) -> float:
+        """Time without a controller, as far as it is over."""
+        return sum(until_s - since_s for since_s, until_s in self.blind)
+
+    def lose(self, event: events.Resumed) -> None:
+        """Note that the controller was lost, maybe again before it had recovered."""
+        if self.blind_since_s is None:
+            self.blind_since_s = event.since_s
+
+    def recover(self, event: events.Recovered) -> tuple[float, float]:
+        """Let trace time go on, unless the operator has paused the run; return the time without a controller."""
+        if self.blind_since_s is None:
+            raise IllegalEventError(
+                "recovered", event.t_s, None, "running", "recovered", "expected a run that was resumed"
+            )
+        span = self.blind_since_s, event.t_s
+        self.blind.append(span)
+        self.blind_since_s = None
+        if self.since_s is None:
+            self.spans.append(span)
+        return span
 
     def order(self, event: events.Order) -> None:
         """Apply an order to pause, continue or stop; raises `IllegalEventError` for one that changes nothing."""
@@ -64,9 +91,16 @@ class Standstill:
 
     def within_s(self, begin_s: float, end_s: float) -> float:
         """Return for how long trace time stood still between two moments, the later of which may be now."""
-        spans = [*self.spans, *([] if self.since_s is None else [(self.since_s, end_s)])]
+        since_s = self.blind_since_s if self.since_s is None else self.since_s
+        spans = [*self.spans, *([] if since_s is None else [(since_s, end_s)])]
         return sum(max(0.0, min(end_s, until_s) - max(begin_s, since_s)) for since_s, until_s in spans)
+
+    def paused_s(self, now_s: float) -> float:
+        """Return the time of all pauses by the operator until now."""
+        pauses = [span for span in self.spans if span not in self.blind]
+        pauses += [] if self.since_s is None else [(self.since_s, now_s)]
+        return sum(until_s - since_s for since_s, until_s in pauses)
 
     def clock_s(self, t_s: float) -> float:
         """Return a moment of the run without the standstills before it: trace time is linear in that."""
-        return t_s - self.within_s(0.0, t_s) if self.pauses or self.since_s is not None else t_s
+        return t_s - self.within_s(0.0, t_s)

@@ -191,7 +191,9 @@ class DeadlinesTable(_Table):
     """When the controller gives up on an operation, in wall seconds.
 
     A node is suspect after `node_silence_s` of silence, and lost after `node_lost_s`. Neither the controller's own time
-    off the bus counts, nor a time in which it stood still. Agents keep their guests for `lease_ttl_s` without it.
+    off the bus counts, nor a time in which it stood still. Agents keep their guests for `lease_ttl_s` without it. With
+    `on_node_loss = "restart"`, a node destroys its guests once it has not heard from the controller for `fence_s`, by
+    default 30 s, or twice `node_silence_s` if that is longer.
     """
 
     announce_s: Positive = 20.0
@@ -200,13 +202,21 @@ class DeadlinesTable(_Table):
     node_silence_s: Positive = 6.0
     node_lost_s: Positive = 60.0
     lease_ttl_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 90.0
+    fence_s: Positive | None = None
     tries: Annotated[int, Field(ge=1, le=10)] = 3
 
     @model_validator(mode="after")
     def _suspect_before_lost(self) -> DeadlinesTable:
         if self.node_lost_s < self.node_silence_s:
             raise ValueError(f"node_lost_s = {self.node_lost_s:g}: expected at least node_silence_s")
+        if self.fence_s is not None and self.fence_s < 2 * self.node_silence_s:
+            raise ValueError(f"fence_s = {self.fence_s:g}: expected at least 2 * node_silence_s")
         return self
+
+    @property
+    def fence_for_s(self) -> float:
+        """The time for which a fence lets guests run without the controller."""
+        return self.fence_s if self.fence_s is not None else max(30.0, 2 * self.node_silence_s)
 
 
 class MigrationTable(_Table):
@@ -225,6 +235,18 @@ class MigrationTable(_Table):
     transport: Transport = "tls"
     budget_s_per_gib: Positive = 60.0
     no_progress_s: Positive = 20.0
+
+
+class ImagesTable(_Table):
+    """Second copies of the images of saved jobs.
+
+    With `replicas = 1` each image is copied to a second node at save time, if one has room: the one with the most. A
+    saved job whose node is lost, or whose image is damaged there, goes on from the copy. With `on_node_loss =
+    "restart"` the last images of a job are then kept while it runs, until its next save is complete or it ends: such a
+    job needs room for up to four times the memory that its tasks have touched, on two nodes.
+    """
+
+    replicas: Annotated[int, Field(ge=0, le=1)] = 0
 
 
 class BoundTable(_Table):
@@ -264,10 +286,11 @@ class Scenario(_Table):
     """One scenario file. Trace seconds divided by `time_scale` are wall seconds.
 
     `on_controller_loss` says what agents do with the guests of a controller that was silent for the lease's time:
-    `remove` them, or `pause` or `keep` them until `testbed lab take` removes them. `on_guest_loss` is for a job whose
-    guests are lost with their node or its agent: the job fails, or starts again (`restart`), from its last image if
-    there is one. `recorders` names plug-ins that get everything that the run records; a table `[influx]` adds
-    `influx` to them.
+    `remove` them, or `pause` or `keep` them until `testbed resume` goes on with the run, or `testbed lab take` removes
+    them. Without it a run of more than ten minutes keeps them, and a shorter one removes them. `on_node_loss` is for a
+    job whose guests are lost with their node or its agent: the job fails, or starts again (`restart`), from its last
+    image if there is one; `on_guest_loss` is its former name. `recorders` names plug-ins that get everything that the
+    run records; a table `[influx]` adds `influx` to them.
     """
 
     name: Name
@@ -283,9 +306,10 @@ class Scenario(_Table):
     programs: ProgramsTable = ProgramsTable()
     deadlines: DeadlinesTable = DeadlinesTable()
     migration: MigrationTable = MigrationTable()
-    on_controller_loss: Literal["keep", "pause", "remove"] = "remove"
-    on_guest_loss: Literal["fail", "restart"] = "fail"
+    on_controller_loss: Literal["keep", "pause", "remove"] | None = None
+    on_node_loss: Literal["fail", "restart"] = "fail"
     bound: BoundTable = BoundTable()
+    images: ImagesTable = ImagesTable()
     box: BoxTable | None = None
     run: RunTable = RunTable()
     influx: InfluxTable | None = None
@@ -300,6 +324,18 @@ class Scenario(_Table):
         if not isinstance(names, list | tuple) or INFLUX_RECORDER in names:
             return data
         return {**data, "recorders": [*names, INFLUX_RECORDER]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, data: object) -> object:
+        if not isinstance(data, dict) or "on_guest_loss" not in data:
+            return data
+        if "on_node_loss" in data:
+            raise ValueError("on_node_loss alone: on_guest_loss is its former name")
+        return {
+            **{key: value for key, value in data.items() if key != "on_guest_loss"},
+            "on_node_loss": data["on_guest_loss"],
+        }
 
     @model_validator(mode="before")
     @classmethod

@@ -32,11 +32,11 @@ class MigratesConformance(DriverSuite):
                 await there.migrating.adopt(spec, cap_cores)  # it is not there
             report = await here.migrating.migrate("a", self.destination(there), HANG_S, HANG_S)
             assert here.state("a") is None
-            await there.migrating.adopt(spec, cap_cores)
-            assert [sample.cap_cores for sample in there.driver.sample()] == [pytest.approx(cap_cores)]
+            await there.migrating.adopt(spec, cap_cores)  # it had no cap there before, and may be done
+            caps = [sample.cap_cores for sample in there.driver.sample()]
+            assert caps == [pytest.approx(cap_cores)] or "done" in there.events("a")
             assert report.bytes > 0
             assert 0 <= report.downtime_s <= report.elapsed_s
-            await there.until("a", "progress")
             assert await self.finish((there, spec)) == [straight]
             assert here.driver_events == []  # a migration is neither an end nor a failure
             assert there.driver_events == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, FindsSaves
 from node_agent.stores import ImageStores
 from testbed.testing.nodes import Node
 from testbed.testing.suite import DriverSuite
@@ -74,6 +74,22 @@ class SavesConformance(DriverSuite):
             assert here.driver_events == []  # a save is neither an end nor a failure
 
         self.on_nodes(tmp_path, 2, scenario, "save")
+
+    def test_the_image_of_a_finished_save_is_found_once_its_guest_is_gone(self, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            if not isinstance(node.driver, FindsSaves):
+                pytest.skip(f"driver {node.driver.name} does not find saves of a killed agent")
+            spec = self.spec("a", self.throttled_s)
+            await self.throttle(node, spec)
+            await node.until("a", "progress")
+            at = await node.saving.hold("a")
+            image = node.budget.image_dir / "a.img"
+            assert await node.driver.finished_save("a", at, image) is None
+            report = await node.saving.save("a", at, image)
+            found = await node.driver.finished_save("a", at, image)  # None where files do not show it, as with Xen
+            assert found is None or (found.bytes, found.digest) == (report.bytes, report.digest)
+
+        self.on_nodes(tmp_path, 1, scenario, "save")
 
     def test_a_save_that_fails_leaves_the_guest_held(self, tmp_path: Path) -> None:
         async def scenario(node: Node) -> None:

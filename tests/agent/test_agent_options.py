@@ -19,6 +19,8 @@ from support.agent.agent_command import node_agent
         (("--memory-mib", "9" * 30), f"--memory-mib {'9' * 30}: expected 1 to 67108864 MiB"),
         (("--memory-mib", "0"), "--memory-mib 0: expected"),
         (("--memory-mib", "-5"), "--memory-mib -5: expected"),
+        (("--keep-guests-s", "nan"), "--keep-guests-s nan: expected 0 to 604800 seconds"),
+        (("--keep-guests-s", "-1"), "--keep-guests-s -1: expected"),
     ],
 )
 def test_a_size_that_no_machine_has_is_refused(options: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def samples(count: int) -> list[Telemetry]:
-    sampler = NodeSampler("n0", "boot", time.monotonic)
+    sampler = NodeSampler("n0", "boot", "clock", time.monotonic)
     return [sampler.sample(()) for _ in range(count)]
 
 

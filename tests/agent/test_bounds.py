@@ -15,7 +15,7 @@ from support.deadlines import PATIENT_DEADLINES
 
 from node_agent import bounds
 from node_agent.agent import Agent, AgentConfig
-from node_agent.bounds import Bounds, bound_leaf
+from node_agent.bounds import Bounds
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverEvent
 from testbed.bus import topics
@@ -325,28 +325,3 @@ def test_answers_that_are_remembered_are_bounded_in_memory_and_on_disk(sizes: li
             found = again.get("open")
             assert found is not None
             assert found.error == "interrupted: the agent was restarted"
-
-
-def leaf(tmp_path: Path, name: str, controllers: str = "cpu memory") -> Path:
-    own = tmp_path / name
-    own.mkdir()
-    (tmp_path / "cgroup.controllers").write_text(controllers)
-    (tmp_path / "cgroup.subtree_control").write_text("")
-    return own
-
-
-def test_the_agents_own_group_is_bounded_and_not_that_of_its_guests(tmp_path: Path) -> None:
-    own = leaf(tmp_path, "dfrs-n1-77-agent")
-    assert bound_leaf(own, 1536)
-    assert (own / "memory.max").read_text() == str(1536 << 20)
-    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
-    for name in ("dfrs-agent.service", "dfrs-n1-77"):
-        (tmp_path / name).mkdir()
-        assert not bound_leaf(tmp_path / name, 1536), "guests may be below it"
-        assert not (tmp_path / name / "memory.max").exists()
-
-
-def test_a_group_without_a_controller_of_memory_stays_as_it_is(tmp_path: Path) -> None:
-    own = leaf(tmp_path, "dfrs-n1-77-agent", "cpu pids")
-    assert not bound_leaf(own, 1536)
-    assert list(own.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -69,20 +68,20 @@ def test_own_group_is_found_among_the_mounts():
 class FakeKernel(CgroupV2Caps):
     """Version 2 over plain files: makes the files that the kernel makes in a new group, and removes them with it."""
 
+    members = "cgroup.procs"  # the kernel fills `cgroup.threads` by what is written there
+
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         if not folder.exists():
             raise FileNotFoundError(folder)
         super().write_quota(folder, quota_us)
 
     def _drop(self, folder: Path) -> None:
-        if folder == self._leaf:  # the only one that a live process is in
-            (self.home() / "cgroup.procs").write_bytes((folder / "cgroup.procs").read_bytes())
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
 
 
-def test_version_2_moves_the_agent_to_a_leaf_and_caps_children(tmp_path):
+def test_version_2_makes_threaded_groups_and_caps_them(tmp_path):
     own = tmp_path / "service"
     own.mkdir()
     (own / "cgroup.type").write_text("domain\n", encoding="ascii")
@@ -90,14 +89,14 @@ def test_version_2_moves_the_agent_to_a_leaf_and_caps_children(tmp_path):
     async def scenario() -> None:
         caps = FakeKernel(own / "dfrs-n0")
         await caps.open()
-        me = str(os.getpid())
-        assert (own / "dfrs-n0-agent" / "cgroup.procs").read_text(encoding="ascii") == me
         assert (own / "cgroup.subtree_control").read_text(encoding="ascii") == "+cpu"
         assert (own / "dfrs-n0" / "cgroup.subtree_control").read_text(encoding="ascii") == "+cpu"
+        assert (own / "dfrs-n0" / "cgroup.type").read_text(encoding="ascii") == "threaded"
         assert not (own / "dfrs-n0" / "trial").exists()
         await caps.add("a", 4321, most_cores=2.0)
         group = own / "dfrs-n0" / "a"
         assert (group / "cgroup.procs").read_text(encoding="ascii") == "4321"
+        assert (group / "cgroup.type").read_text(encoding="ascii") == "threaded"
         assert (group / "cpu.max").read_text(encoding="ascii") == "max 100000"
         assert caps.read("a") == 2.0  # all that it can use
         assert await caps.set("a", 0.25) == 0.25
@@ -114,7 +113,6 @@ def test_version_2_moves_the_agent_to_a_leaf_and_caps_children(tmp_path):
         await caps.close()
         assert not group.exists()
         assert (own / "cgroup.subtree_control").read_text(encoding="ascii") == "-cpu"
-        assert (own / "cgroup.procs").read_text(encoding="ascii") == me
         assert sorted(path.name for path in own.iterdir() if path.is_dir()) == []
 
     asyncio.run(scenario())

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from support.agent.process_suite import ProcessSuite as _Base
-from support.live import HANG_S
+from support.live import HANG_S, until
 
 from node_agent.drivers.process import FLOOR_MIB, ProcessDriver
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, SaveReport
 from node_agent.programs.segments import segments_of
 from testbed.testing.nodes import Node
 
@@ -34,6 +34,7 @@ async def main():
     suite = ProcessSuite()
     suite.make = lambda: ProcessDriver(caps="duty")
     (node,) = suite.nodes(Path(sys.argv[1]), 1)
+    node.driver.keep_s = 0.0
     await node.open()
     await node.driver.start(suite.spec("a"), 0.02)
     await suite.start_job([(node, spec) for spec in suite.job(2)])
@@ -43,6 +44,33 @@ async def main():
     await asyncio.Event().wait()
 
 asyncio.run(main())
+"""
+
+
+# a program that is saved, and ends before it reads what it is ordered then
+WRITTEN = """
+import os, socket
+from pathlib import Path
+from node_agent.guests.channel import VERSION, Decoder, encode
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(os.environ["DFRS_CONTROL"])
+channel.sendall(encode("hello", v=VERSION, pid=os.getpid()))
+decoder, written = Decoder(), False
+while data := channel.recv(65536):
+    for order in decoder.feed(data):
+        match order.kind:
+            case "task":
+                channel.sendall(encode("ready", ballast_mib=1, touch_s=0))
+            case _ if written:
+                raise SystemExit
+            case "release":
+                channel.sendall(encode("released", at=1))
+            case "hold":
+                channel.sendall(encode("held", at=7))
+            case "save":
+                Path(order.fields["path"]).write_bytes(b"image")
+                channel.sendall(encode("saved", bytes=5, digest="d", run_on_s=0, write_s=0, sync_s=0))
+                written = True
 """
 
 
@@ -62,6 +90,47 @@ class TestEnds:
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
+    @pytest.mark.parametrize("order", ["hold", "release"])
+    def test_a_save_that_is_given_up_too_late_is_told_with_its_report(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+    ) -> None:
+        monkeypatch.setattr("node_agent.drivers.process.program_argv", lambda: [sys.executable, "-c", WRITTEN])
+        told = []
+
+        async def scenario(node: Node) -> None:
+            node.driver.on_saved = lambda *saved: told.append((node.driver.sample(), *saved))
+            await node.driver.start(self.suite.spec("a"), 1.0)
+            await node.driver.hold("a")
+            image = node.budget.image_dir / "a.img"
+            save = asyncio.ensure_future(node.driver.save("a", None, image))
+            await until(lambda: node.driver._guests["a"]._report, "its word that it is saved")
+            save.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await save
+            assert node.state("a") == "held"
+            with pytest.raises(DriverError, match="guest a"):
+                await (node.driver.hold("a") if order == "hold" else node.driver.release("a"))
+            await until(lambda: told, "its end")
+            assert told == [([], "a", 7, image, SaveReport(5, "d", 0, 0, 0))]
+            assert [each.event for each in node.driver_events] == []
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
+    def test_a_second_answer_to_a_hold_ends_no_save(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An earlier agent had ordered the hold, too."""
+        twice = 'case "save":\n                channel.sendall(encode("held", at=7))'
+        program = WRITTEN.replace('case "save":', twice).replace("written = True", "raise SystemExit")
+        monkeypatch.setattr("node_agent.drivers.process.program_argv", lambda: [sys.executable, "-c", program])
+
+        async def scenario(node: Node) -> None:
+            await node.driver.start(self.suite.spec("a"), 1.0)
+            await node.driver.hold("a")
+            report = await node.driver.save("a", None, node.budget.image_dir / "a.img")
+            assert report == SaveReport(5, "d", 0, 0, 0)
+            assert node.driver.sample() == []
+
+        self.suite.on_nodes(tmp_path, 1, scenario)
+
     @pytest.mark.parametrize("order", ["hold", "release", "save", "park"])
     def test_an_order_after_its_program_hung_up_fails_with_the_name_and_the_end_of_the_guest(
         self, tmp_path: Path, order: str
@@ -73,7 +142,7 @@ class TestEnds:
             guest = node.driver._guests["a"]
             closed, hung_up = asyncio.Event(), guest._link._on_closed
             guest._link._on_closed = lambda: (hung_up(), closed.set())
-            guest._link._transport.abort()  # its processes end a moment later
+            guest._link.abort()  # its processes end a moment later
             await closed.wait()
             image = node.budget.image_dir / "a.img"
             orders = {
@@ -89,7 +158,9 @@ class TestEnds:
 
         self.suite.on_nodes(tmp_path, 1, scenario)
 
-    def test_a_killed_agent_leaves_no_process_not_even_a_stopped_one(self, tmp_path: Path) -> None:
+    def test_a_killed_agent_whose_guests_are_not_kept_leaves_no_process_not_even_a_stopped_one(
+        self, tmp_path: Path
+    ) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", ORPHANAGE, str(tmp_path), str(Path(__file__).parents[1])],
             stdout=subprocess.PIPE, start_new_session=True,
@@ -120,6 +191,7 @@ class TestEnds:
                 await driver.open(node.budget, node.hear)
                 driver._records.add(left.pid)  # type: ignore[union-attr]
                 await driver._caps.close()  # type: ignore[union-attr]  # and nothing else, as if it was killed
+                driver._keeping.disconnect()  # type: ignore[union-attr]  # it is open, as the two before
 
             asyncio.run(first())
             (node.budget.state_dir / "1.sock").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import mmap
 import os
@@ -12,15 +13,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.agent.process_suite import ProcessSuite
 from support.live import until
 
+from node_agent.drivers.caps.duty import DutyCaps
+from node_agent.drivers.pmi.server import PmiServer
 from node_agent.drivers.process import ProcessDriver
-from node_agent.drivers.procs.child import LOG_BYTES, Child, Log
+from node_agent.drivers.procs.child import Child
+from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.procs.guest_record import GuestRecord, State, decode_record
+from node_agent.drivers.procs.keeping import Kept, Left
 from node_agent.drivers.procs.link import GuestLink
+from node_agent.drivers.procs.log import LOG_BYTES, Log
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.protocol import DriverError, NodeBudget
+from node_agent.drivers.protocol import DriverError, DriverEvent, NodeBudget
 from node_agent.guests.channel import ChannelError, Message, encode
 from node_agent.programs import segments
+from testbed.bus.messages import MPI_BARRIER
 from testbed.host.process_identity import start_ticks
 
 
@@ -48,7 +57,12 @@ def test_a_child_is_heard_to_the_end_and_its_exit_is_told(tmp_path):
 
 def calibrating_here() -> list[psutil.Process]:
     """Return the processes that calibrate for this one."""
-    return [child for child in psutil.Process().children() if "calibrate" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended, or its command is not there yet
+            if "calibrate" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_a_calibration_that_is_given_up_ends_its_process(tmp_path):
@@ -58,8 +72,9 @@ def test_a_calibration_that_is_given_up_ends_its_process(tmp_path):
         driver = ProcessDriver(caps="duty")
         await driver.open(NodeBudget("n", 1.0, 640, tmp_path, tmp_path / "images", "127.0.0.1", "dfrs-"), print)
         calibrating = asyncio.create_task(driver.calibrate(3600.0))
-        await until(calibrating_here, "the process that calibrates")
-        (child,) = calibrating_here()
+        seen: list[psutil.Process] = []
+        await until(lambda: seen.extend(calibrating_here()) or seen, "the process that calibrates")
+        (child,) = seen
         calibrating.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calibrating
@@ -167,6 +182,42 @@ def test_a_link_takes_one_program_and_tells_nonsense_and_the_end(tmp_path):
         assert not link.path.exists()
 
     asyncio.run(scenario())
+
+
+def test_every_record_of_a_rank_that_is_taken_over_has_its_process_manager(tmp_path):
+    """The next agent may be killed after any of them, as after the first message that it reads."""
+    records: list[GuestRecord] = []
+    told: list[DriverEvent] = []
+
+    class KeepsRecords:
+        lost = False
+
+        def send(self, order, _fds=()):
+            if "record" in order:
+                records.append(decode_record(order["record"]))
+
+    async def scenario(pid: int) -> None:
+        ours, theirs = socket.socketpair()
+        kept = Kept(KeepsRecords(), "a.1")
+        kept.pid = pid
+        spec, log = ProcessSuite().job(2)[0], tmp_path / "a.log"
+        guest = ProcessGuest(
+            spec, 1.0, None, tmp_path / "a.sock", log, DutyCaps(), ProcessRecords(tmp_path / "pids"),
+            told.append, lambda _guest: None, kept=kept,
+        )  # fmt: skip
+        manager = PmiServer(0, 2, "s", barriers=3, waiting=True)
+        record = GuestRecord(spec, 1.0, State.RUNNING, True, str(log), 0.0, pid=pid, pmi=manager)
+        heard = encode("released", at=1) + encode("held", at=2) + encode("error", message="no")
+        with ours:
+            channels = {"control": theirs.detach()}
+            await guest.adopt(record, Left("a.1", pid, None, "", record.encode(), heard, b"", channels), kept)
+            guest._link.close()
+        assert len(records) >= 3
+        assert [each.pmi for each in records] == [manager] * len(records)
+        assert [event.detail["number"] for event in told if event.event == MPI_BARRIER] == [3]
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as program:
+        asyncio.run(scenario(program.pid))
 
 
 def test_a_socket_path_that_is_too_long_is_told():

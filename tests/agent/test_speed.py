@@ -9,7 +9,7 @@ from node_agent.telemetry import NodeSampler
 
 
 def test_a_sample_tells_how_fast_a_core_is():
-    sampler = NodeSampler("n0", "boot", time.monotonic, SpeedProbe())
+    sampler = NodeSampler("n0", "boot", "clock", time.monotonic, SpeedProbe())
     speeds = [sampler.sample(()).core_units_per_s for _ in range(9)]
     kernel = Kernel(seed=1, rank=0, workers=1)
     begin_ns = time.thread_time_ns()
@@ -31,4 +31,4 @@ def test_the_probe_takes_little_time_of_a_core():
 
 
 def test_without_a_probe_nothing_is_told():
-    assert NodeSampler("n0", "boot", time.monotonic).sample(()).core_units_per_s == 0.0
+    assert NodeSampler("n0", "boot", "clock", time.monotonic).sample(()).core_units_per_s == 0.0

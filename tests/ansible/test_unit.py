@@ -46,6 +46,7 @@ def test_the_unit_is_hardened_whatever_the_driver(driver: str, tmp_path: Path) -
         assert found[name] == "true"
     assert found["ProtectSystem"] == "strict"
     assert "CAP_SYS_ADMIN" not in found["CapabilityBoundingSet"]
+    assert found["KillMode"] == "process", "the keeper of guests outlives an agent that is killed"
     assert found["OOMPolicy"] == "continue", "the end of one guest must not end the others"
     assert "--tls-dir /opt/dfrs-testbed/certificate" in found["ExecStart"]
     assert "/opt/dfrs-testbed/images" in found["ReadWritePaths"]

@@ -17,6 +17,8 @@ from testbed.bus.messages import (
     Cancel,
     CapChange,
     Command,
+    ExpectGuest,
+    Fence,
     FetchImage,
     GuestEvent,
     GuestSpec,
@@ -31,10 +33,12 @@ from testbed.bus.messages import (
     ProgramSpec,
     RankKeys,
     Record,
+    RenewFences,
     Reply,
     Save,
     SetCaps,
     Start,
+    Stop,
     Watch,
     decode,
     encode,
@@ -62,9 +66,10 @@ destinations = st.builds(
     Destination, uri=st.just("xen+tls://n1:7/system"), host=st.sampled_from(["192.0.2.1", "n1.example", "fd00::1"]),
     node=st.just("n1"), partition=st.sampled_from(["", "/a/b.c"]), bridge=st.sampled_from(["", "br0"]),
 )  # fmt: skip
-images = st.builds(ImageRef, image=text, bytes=count, digest=text)
+images = st.builds(ImageRef, image=text, bytes=count, digest=text, generation=count)
+fences = st.builds(Fence, clock=st.from_regex(r"[0-9a-f]{16}", fullmatch=True), until_ns=count)
 actions: st.SearchStrategy[AnyAction] = st.one_of(
-    st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans()),
+    st.builds(Start, spec=specs, cap_cores=size, image=st.none() | images, cold=st.booleans(), fence=fences),
     st.builds(SetCaps, caps=st.dictionaries(guest, size)),
     st.builds(Save, guest=guest, image=text, at=st.none() | count, store=text),
     st.builds(FetchImage, image=images, host=text, port=st.integers(1, 65535)),
@@ -89,7 +94,10 @@ actions: st.SearchStrategy[AnyAction] = st.one_of(
         last=st.booleans(),
     ),
     st.builds(Migrate, guest=guest, to=destinations, budget_s=st.floats(1e-3, 1e6), no_progress_s=st.floats(1e-3, 1e6)),
-    st.builds(Adopt, spec=specs, cap_cores=size),
+    st.builds(Adopt, spec=specs, cap_cores=size, fence=st.none() | fences),
+    st.builds(ExpectGuest, guest=guest, generation=count, fence=fences),
+    st.builds(RenewFences, fence=fences, guests=st.lists(guest).map(tuple)),
+    st.builds(Stop, guest=guest, generation=count),
 )
 commands = st.builds(Command, id=text, lease=text, reply_to=text, deadline_s=st.floats(1e-3, 1e6), action=actions)
 plain = st.recursive(
@@ -219,8 +227,8 @@ def test_bytes_that_are_no_record_raise_nothing_but_bad_record(payload: bytes, k
 
 def test_no_command_carries_what_a_node_would_run() -> None:
     """A rank is its node's own program; what another node says of it is keys of MPI's transport and no more."""
-    assert MpiJoin.__struct_fields__ == ("guest", "session")
-    assert MpiPass.__struct_fields__ == ("guest", "session", "number", "keys", "last")
+    assert MpiJoin.__struct_fields__ == ("guest", "session", "generation")
+    assert MpiPass.__struct_fields__ == ("guest", "session", "number", "keys", "last", "generation")
     for session in ("", "0" * 15, "0" * 16 + "\n", "-" * 16, "../../../../../a"):
         command = Command(id="1", lease="l", reply_to="r", deadline_s=1.0, action=MpiJoin(guest="g", session=session))
         with pytest.raises(BadRecordError):

@@ -1,4 +1,4 @@
-"""Folders of agents are as short here as in the tests of agents."""
+"""An engine of the tests' own; folders of agents are as short here as in the tests of agents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.containers.engine import EngineAt, engine
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def tmp_path() -> Iterator[Path]:
     """Return a new folder in place of pytest's own, whose path is too long for sockets."""
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as name:
         yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def docker_engine() -> Iterator[EngineAt]:
+    with engine() as found:
+        yield found

@@ -12,40 +12,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.containers.engine import EngineAt, engine, why_not
+from support.containers.suite import Containers
 from support.live import ENDLESS_UNITS
 
 from node_agent.abilities import Abilities
 from node_agent.drivers.containers.frozen import is_frozen
-from node_agent.drivers.protocol import Driver, DriverError, NodeBudget
+from node_agent.drivers.protocol import DriverError, NodeBudget
 from node_agent.stores import ImageStores
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import UserError
-from testbed.testing import DriverConformance
 from testbed.testing.nodes import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
-
-
-@pytest.fixture(scope="module")
-def docker_engine() -> Iterator[EngineAt]:
-    with engine() as found:
-        yield found
-
-
-class Containers(DriverConformance):
-    """What the suite needs to know of containers, whichever way they are saved; `_url` is that of an engine."""
-
-    memory_mib = 96
-    units_a_second = 40_000
-    units_per_iteration = 200
-    throttled_s = 2.0
-    _url: str
-    _save = "program"
-
-    def make(self) -> Driver:
-        from node_agent.drivers.containers.driver import DockerDriver
-
-        return DockerDriver(url=self._url, save=self._save)
 
 
 class TestDockerDriver(Containers):

@@ -36,7 +36,7 @@ def test_it_sees_its_own_socket_and_no_other_guest(tmp_path: Path) -> None:
     assert name != Path(DockerDriver().socket_name("h"))
     assert name.name == "c.sock"  # the same on every node, as CRIU restores where it called
     assert len(str(name)) < 20
-    asyncio.run(engine.make_whole(SPEC, ["x"], {}, budget.state_dir / name.parent))
+    asyncio.run(engine.make_whole("g.1", SPEC, ["x"], {}, budget.state_dir / name.parent))
     mounts = told.made["mounts"]
     assert isinstance(mounts, list)
     assert all(mount["ReadOnly"] for mount in mounts)

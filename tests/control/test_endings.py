@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ from support.control.rehearsal import Watcher, five_jobs, rehearse
 
 from testbed.bus.guest_details import report_of
 from testbed.bus.messages import GuestEvent
+from testbed.control.clearing import Clearing
+from testbed.control.cluster import LiveJob
 from testbed.errors import RunError
 from testbed.lab.job_guests import JobGuests
 from testbed.lab.operations import Operations
@@ -46,18 +47,18 @@ def test_a_job_that_fails_in_the_moment_in_which_its_operation_ends_has_failed(
 def test_a_withdrawn_job_that_is_reported_done_while_it_is_cleared_away_is_done_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop, reporting = Operations.stop, iter([True])
+    clear, reporting = Clearing.clear, iter([True])
 
-    async def stop_late(self: Operations, live: JobGuests, nodes: Sequence[int]) -> None:
-        if getattr(live.state, "withdrawn", "") and next(reporting, False):
-            for node, guest in zip(nodes, live.guests, strict=True):
+    async def clear_late(self: Clearing, live: LiveJob) -> None:
+        if next(reporting, False):
+            for node, guest in zip(live.state.running_on, live.guests, strict=True):
                 done = GuestEvent(node="node", guest=guest, event="done", mono_ns=1, detail={"checksum": "null"})
-                self._nodes.on_guest_event(node, report_of(done))
-        await stop(self, live, nodes)
+                self._operations._nodes.on_guest_event(node, report_of(done))
+        await clear(self, live)
 
-    monkeypatch.setattr(Operations, "stop", stop_late)
+    monkeypatch.setattr(Clearing, "clear", clear_late)
     world = Disturbed(lambda world: world.kill("node-0", 5.0))
-    summary, journal = world.run(tmp_path, five_jobs(), on_guest_loss="restart")
+    summary, journal = world.run(tmp_path, five_jobs(), on_node_loss="restart")
     assert next(reporting, None) is None, "a job was withdrawn"
     ends = [entry["job"] for entry in journal if entry["kind"] == "job" and entry["state"] == "done"]
     assert sorted(ends) == [1, 2, 3, 4, 5]

@@ -27,7 +27,7 @@ from testbed.bus.results import Verdicts
 from testbed.control.recorder import Recorder
 from testbed.errors import FailureCode
 from testbed.lab.fleet import NodeLostError
-from testbed.lab.operations import SaveError
+from testbed.lab.saving import SaveError
 from testbed.measure.reasons import reason_of
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events

@@ -62,17 +62,19 @@ class Intervention:
         node = f"node-{self.node}" if self.order == "drain" else None
         first = (self.at_s, Request(self.order, node=node))
         undo = {"pause": "continue", "drain": "return"}.get(self.order)
-        return [first] if undo is None else [first, (self.at_s + self.lasts_s, Request(undo, node=node))]
+        # timers of one instant have no order, and a node that stays drained may keep a run from its end
+        return [first] if undo is None else [first, (self.at_s + self.lasts_s + 1e-3, Request(undo, node=node))]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run with faults and orders; `ends_s` is when it is cancelled, if it is."""
+    """A run with faults, orders and so many `replicas` of images; `ends_s` is when it is cancelled, if it is."""
 
     jobs: tuple[Job, ...]
     policy: str
     live: bool
     restart: bool
+    replicas: int
     slips: tuple[Slip, ...]
     blows: tuple[Blow, ...]
     interventions: tuple[Intervention, ...]
@@ -112,6 +114,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
         st.sampled_from(POLICIES),
         st.booleans(),
         st.booleans(),
+        st.integers(0, 1),
         st.lists(slips(), max_size=5).map(tuple),
         st.lists(blows(), max_size=3, unique_by=lambda blow: blow.node).map(tuple),
         st.lists(interventions(), max_size=4).map(tuple),
@@ -191,7 +194,7 @@ def carry_out(schedule: Schedule, folder: Path) -> list[str]:
         faults.install(patch)
         world.run(
             folder, list(schedule.jobs), count=NODES, policy=schedule.policy,
-            on_guest_loss="restart" if schedule.restart else "fail", **changes,
+            on_node_loss="restart" if schedule.restart else "fail", images={"replicas": schedule.replicas}, **changes,
         )  # fmt: skip
     return different
 

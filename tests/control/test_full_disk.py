@@ -83,7 +83,7 @@ def test_results_without_room_are_not_left_in_half(disk: Path) -> None:
     fill(disk, 8192)
     with pytest.raises(RunError, match=r"jobs\.csv: cannot write: No space left on device"):
         run.write_jobs([("x" * 100,) * len(JOB_COLUMNS)] * 1000)
-    assert sorted(path.name for path in run.path.iterdir()) == ["events.jsonl", "points.lp"]
+    assert sorted(path.name for path in run.path.glob("[!.]*")) == ["events.jsonl", "points.lp"]
     run.close()
 
 

@@ -16,8 +16,9 @@ from support.control.rehearsal import five_jobs, movers, rehearse
 from node_agent.agent import Agent
 from testbed.bus.messages import AnyAction, Hold, ListGuests, Migrate, Ping, Release, Save, SetCaps, Start
 from testbed.lab.live_migration import Moved
-from testbed.lab.operations import _Caps, _Held, _Released, _Saved, _Started
+from testbed.lab.operations import _Caps, _Released, _Started
 from testbed.lab.replies import Guests, ReplyError, read_reply
+from testbed.lab.saving import Held, Saved
 from testbed.scheduling.workload.jobs import Job
 
 LIAR = "node-1"
@@ -166,7 +167,7 @@ NAMES = (
 
 @given(
     st.one_of(plain, st.dictionaries(st.sampled_from(NAMES), plain)),
-    st.sampled_from([_Caps, _Held, _Released, _Saved, _Started, Guests, Moved]),
+    st.sampled_from([_Caps, Held, _Released, Saved, _Started, Guests, Moved]),
 )
 def test_any_reply_is_read_or_refused_in_one_line(reply: object, kind: type) -> None:
     refused: ReplyError | None = None

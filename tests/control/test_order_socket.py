@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import socket
 import stat
 from collections.abc import Awaitable, Callable
@@ -98,8 +99,20 @@ def test_the_socket_is_for_its_user_alone_and_goes_with_the_run(tmp_path: Path) 
     assert not (run / SOCKET).exists()
 
 
-def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Also if its order comes when the controller has answered and hung up already."""
     run, taker = run_directory(tmp_path / "run"), Taker()
+    if late:
+        connect = order_socket._connect
+
+        def connect_late(run: Path) -> socket.socket:
+            client, over = connect(run), select.poll()
+            over.register(client, select.POLLHUP)
+            over.poll()
+            return client
+
+        monkeypatch.setattr(order_socket, "_connect", connect_late)
     monkeypatch.setattr(order_socket, "_peer", lambda _client: (1, os.geteuid() + 1))
     answer = with_taker(run, taker, in_thread(send, run, Request("pause")))
     assert not answer.done

@@ -103,7 +103,7 @@ def test_a_node_that_is_cut_off_for_too_long_is_lost_and_what_ran_there_has_fail
 @pytest.mark.parametrize("at_s", MOMENTS_S)
 def test_an_agent_that_is_killed_takes_only_what_ran_there(tmp_path: Path, at_s: float, loss: str) -> None:
     world = Disturbed(lambda world: world.kill("node-1", 3.0), at_s)
-    summary, journal = world.run(tmp_path, five_jobs(), on_guest_loss=loss)
+    summary, journal = world.run(tmp_path, five_jobs(), on_node_loss=loss)
     assert standings(journal, "node-1") == ["suspect", "online"]
     if loss == "restart":
         assert (summary["done"], summary["failed"]) == (5, {})
@@ -112,6 +112,18 @@ def test_an_agent_that_is_killed_takes_only_what_ran_there(tmp_path: Path, at_s:
         assert set(summary["failed"].values()) == {"node node-1: its agent was restarted"}
         assert set(summary["failure_codes"].values()) == {"agent-restarted"}
         assert summary["done"] + len(summary["failed"]) == 5
+
+
+@pytest.mark.parametrize("at_s", [0.0, *MOMENTS_S, 20.0])
+def test_an_agent_that_is_killed_and_takes_over_its_guests_costs_no_job(tmp_path: Path, at_s: float) -> None:
+    world = Disturbed(lambda world: world.kill("node-1", 3.0), at_s, outlive=True)
+    summary, journal = world.run(tmp_path, five_jobs())
+    assert standings(journal, "node-1") == ["suspect", "online"]
+    assert (summary["done"], summary["failed"]) == (5, {})
+    ends = [
+        (entry["job"], entry["task"]) for entry in journal if (entry["kind"], entry.get("event")) == ("guest", "done")
+    ]
+    assert len(ends) == len(set(ends))
 
 
 def test_a_job_that_needs_a_lost_node_waits_for_it_while_there_is_other_work(tmp_path: Path) -> None:

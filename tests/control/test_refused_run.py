@@ -85,7 +85,7 @@ def test_an_agent_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(agents_module, "module_argv", lambda *words: [str(program), *words])
 
     async def main() -> None:
-        async with local_agents(scenario().nodes, "local", "mqtt://127.0.0.1:1", tmp_path):
+        async with local_agents(scenario().nodes, "local", "mqtt://127.0.0.1:1", tmp_path, folder=tmp_path):
             pytest.fail("it was started")
 
     with pytest.raises(UserError, match=r"^node node-0: its agent cannot be started: .*/python3: Permission denied"):

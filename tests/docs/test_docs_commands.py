@@ -35,6 +35,7 @@ ELSEWHERE = {
     "nodes": ("tests/ansible/test_node_command.py", 'run("nodes",'),
     "query": ("tests/measure/test_query_command.py", "invoke(query,"),
     "report": ("tests/report/test_report_command.py", "invoke(report,"),
+    "resume": ("tests/control/test_resume_live.py", 'command=("testbed", "resume", '),
     "run": ("tests/support/control/live_run.py", '"testbed", "run"'),
     "services": ("tests/containers/test_services.py", '"testbed", "services"'),
     "why": ("tests/report/test_job_story.py", "invoke(why,"),

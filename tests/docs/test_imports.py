@@ -17,7 +17,7 @@ LAYERS = (  # the lowest first; docs/architecture.md says what each wing is for
     {"errors"},
     {"host", "packaged", "toml_files"},
     {"bus"},
-    {"scheduling", "node_agent"},
+    {"scheduling", "shares", "node_agent"},
     {"run"},
     {"measure"},
     {"scenario"},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.control.rehearsal import five_jobs, rehearse, scenario
 
 from node_agent.agent import Agent
+from node_agent.presence import presence_of
 from testbed.bus import topics
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import NodeFacts, NodeStatus, encode
@@ -174,16 +175,14 @@ def test_a_run_is_refused_for_what_one_node_says(change: dict, tmp_path: Path, m
 
 
 def test_a_run_is_refused_for_one_node_of_an_old_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Agent._presence
-
-    def of_before(agent: Agent, facts: NodeFacts) -> Presence:
-        shown = honest(agent, facts)
-        if agent._config.node != "node-1":
+    def of_before(lab: str, node: str, boot: str, clock: str, facts: NodeFacts) -> Presence:
+        shown = presence_of(lab, node, boot, clock, facts)
+        if node != "node-1":
             return shown
         old = NodeStatus(v=1, node="node-1", online=True, boot="b", facts=facts)
         return replace(shown, online=lambda: encode(old))
 
-    monkeypatch.setattr(Agent, "_presence", of_before)
+    monkeypatch.setattr("node_agent.agent.presence_of", of_before)
     with pytest.raises(
         UserError, match=r"^node node-1: its agent has protocol 1 \(release .*\), this controller"
     ) as caught:

@@ -15,7 +15,7 @@ from testbed.bus import topics
 from testbed.bus.event_details import MOST_EVENT_BYTES, MOST_REASON_CHARS, fitting
 from testbed.bus.guest_details import Done, Drift, Ended, Failed, GuestDetail, Progress
 from testbed.bus.memory import MemoryHub
-from testbed.bus.messages import GuestEvent, GuestSpec, NodeStatus, ProgramSpec, encode
+from testbed.bus.messages import GuestEvent, GuestSpec, NodeFacts, NodeStatus, ProgramSpec, encode
 from testbed.bus.requests import Requester
 from testbed.bus.suspicious_acts import Act, ActKind, ActLog, SuspiciousError, told
 from testbed.bus.telemetry import Telemetry
@@ -153,6 +153,10 @@ def telemetry(guests: list[str]) -> bytes:
     return json.dumps({"v": 2, "node": "n0", **dict.fromkeys(machine, 0), "guests": samples}).encode()
 
 
+FACTS = NodeFacts(
+    driver="process", cpus=1.0, memory_mib=100, address="127.0.0.1", capabilities=(), machine_cores=1,
+    machine_memory_mib=100, kernel="", cpu_model="", versions={}, image_port=0, image_free_mib=100,
+)  # fmt: skip
 SAMPLES = topics.node_topic("t", "n0", "telemetry")
 
 
@@ -310,3 +314,30 @@ def test_two_agents_of_one_name_are_told_by_the_controller(tmp_path: Path) -> No
         assert sum(act.count for act in acts) == 2
 
     run_in_virtual_time(main())
+
+
+def test_an_agent_that_was_restarted_many_times_is_there_once_it_stays() -> None:
+    """Statuses over the quota are not read, but the newest of them later: no other message says the same."""
+    acts: list[Act] = []
+
+    async def main() -> None:
+        hub = MemoryHub()
+        async with hub.client("c") as bus, hub.client("n0") as n0:
+            log = ActLog(acts.extend, now_s=asyncio.get_running_loop().time)
+            fleet = Fleet(bus, "t", ["n0"], Requester(bus, "t", "c", lambda: ""), rule_of(DeadlinesTable()), acts=log)
+            await fleet.open()
+            for boot in range(40):
+                for online in (False, True):
+                    status = NodeStatus(node="n0", online=online, boot=f"boot{boot}", facts=FACTS if online else None)
+                    await n0.publish(topics.node_topic("t", "n0", "status"), encode(status))
+            node = fleet.nodes[0]
+            for _ in range(30):
+                await n0.publish(SAMPLES, telemetry([]))
+                await asyncio.sleep(1)  # of virtual time: a sample comes every second
+            assert node.boots[-1] == "boot39"
+            assert node.online
+            log.flush()
+
+    run_in_virtual_time(main())
+    assert {(act.node, act.kind) for act in acts} == {("n0", ActKind.FLOOD)}
+    assert sum(act.count for act in acts) == 80 - 20

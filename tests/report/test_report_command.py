@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from support.entries import event
+from support.entries import event, sealed
 from support.report.rehearsed_run import rehearse
 
 from testbed.cli.report import report
@@ -54,7 +54,7 @@ def test_what_cannot_be_true_and_what_was_not_compared_is_told(run):
         {"t_s": 99.0, "kind": "results", "trace_s": 5000.0, "right": 10, "wrong": {}, "unchecked": {"no time": [3, 4]}},
     ]
     journal = [line for line in journal if json.loads(line)["kind"] != "results"]
-    (run / "events.jsonl").write_text("\n".join([*journal, *map(json.dumps, entries)]) + "\n")
+    (run / "events.jsonl").write_text("\n".join([*journal, *map(sealed, entries)]) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "doubts": {"72": "task 1: too soon <b>"}}))
     result = call(run)
@@ -171,7 +171,7 @@ def test_why_a_job_failed_is_shown_with_its_code(run, kept):
     code = {} if "older" in kept else {"code": "image-lost"}
     entry = {"t_s": 99.0, "kind": "job", "trace_s": 5000.0, "job": 72, "state": "failed", "detail": LOST, **code}
     with (run / "events.jsonl").open("a") as journal:
-        journal.write(json.dumps(entry) + "\n")
+        journal.write(sealed(entry) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     if kept.startswith("summary"):
         codes = {"failure_codes": {"72": "image-lost"}} if code else {}

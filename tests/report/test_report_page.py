@@ -147,7 +147,7 @@ def test_a_journal_that_is_none_is_an_error_that_names_the_line(run):
     lines = (run / "events.jsonl").read_text().splitlines()
     lines[3] = "{not json"
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=r"events\.jsonl:4: not a JSON object"):
+    with pytest.raises(UserError, match=r"events\.jsonl:4: damaged: it has no checksum"):
         load_run_data(run)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.deadlines import PATIENT_DEADLINES
 from support.live import HANG_S
@@ -84,7 +85,7 @@ class Lab:
             await leased.ready()
             await leased.fleet.call(0, Start(spec=SPEC, cap_cores=0.5, verify=False), HANG_S)
             started = json.loads((self.state / "processes.json").read_text())["started"]
-            (pid,) = map(int, started)
+            (pid,) = (pid for pid in map(int, started) if "node_agent.programs" in psutil.Process(pid).cmdline())
             yield pid
 
 
@@ -114,6 +115,7 @@ def test_what_a_killed_agent_left_goes_when_nobody_drives_its_lab(play: Callable
             async with lab.driven() as program:
                 images = lab.state / "images"
                 (images / "job-1-0.img").write_bytes(b"saved")
+                (images / "job-1-0.img.json").write_text("{}")
                 (images / "notes.txt").write_bytes(b"not ours")
                 code, found = await lab.cleanup()
                 assert (code, found) == (0, []), "a live agent has it"

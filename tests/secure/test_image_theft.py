@@ -16,6 +16,7 @@ from support.live import HANG_S, until
 from node_agent.agent import Agent, AgentConfig
 from node_agent.drivers.null import NullDriver
 from node_agent.drivers.protocol import DriverError, ImageLostError
+from node_agent.image_notes import ImageNote, finish_note
 from node_agent.programs.image import new_digest
 from testbed.bus.lease import new_token, token_digest
 from testbed.bus.memory import MemoryHub
@@ -37,6 +38,13 @@ from testbed.lab.lease import hold_lease
 from testbed.lab.secure.authority import Authority
 
 CONTENT = b"memory of a guest" * 1000
+
+
+def put(agent: Agent, image: str, content: bytes, digest: str = "0") -> None:
+    """Put an image into the store of an agent, as an earlier one has noted it."""
+    path = agent._stores.path(image)
+    path.write_bytes(content)
+    finish_note(path, ImageNote(bytes=len(content), digest=digest))
 
 
 def ref(name: str) -> ImageRef:
@@ -91,7 +99,7 @@ async def lab(folder: Path) -> AsyncIterator[Lab]:
             # An agent that hears the lease has cleared its images: what is written before that may be removed.
             await until(lambda: all(agent._lease.allows(token) for agent in agents.values()), "the lease at the agents")
             for image in ("a.img", "b.img"):
-                agents["n2"]._stores.path(image).write_bytes(CONTENT)
+                put(agents["n2"], image, CONTENT)
             yield Lab(authority, agents, folder, token)
     finally:
         for agent in agents.values():
@@ -163,10 +171,10 @@ def test_a_guest_starts_from_the_very_image_of_the_command(tmp_path: Path) -> No
             file = one._stores.path("g.img")
             content = file.read_bytes()
             await one.perform(DropImage(image="g.img"))
-            file.write_bytes(content.replace(b'"g"', b'"g" '))
+            put(one, "g.img", content.replace(b'"g"', b'"g" '), image.digest)
             with pytest.raises(ImageLostError, match="digest"):
                 await one.perform(Start(spec=spec, cap_cores=1.0, image=image, verify=False))
-            file.write_bytes(content)
+            put(one, "g.img", content, image.digest)
             await one.perform(Start(spec=spec, cap_cores=1.0, image=image, verify=False))
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from testbed.run.events import KINDS, Known
-from testbed.run.journal import convert
+from testbed.run.journal import convert, seal
 
 _NOTHING = {shapes.FloatType: 0.0, shapes.IntType: 0, shapes.BoolType: False, shapes.StrType: ""}
 
@@ -18,6 +19,11 @@ def whole(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry with all keys that its kind must have: zeros, empty texts and lists where it has none."""
     kind = KINDS.get(entry["kind"])
     return {"t_s": 0.0, "trace_s": 0.0, **entry} if kind is None else _whole(kind, entry)
+
+
+def sealed(entry: Mapping[str, Any]) -> str:
+    """Return the line of an entry in a journal, with its checksum."""
+    return seal(json.dumps(entry).encode()).decode()
 
 
 def event(entry: Mapping[str, Any]) -> Known:

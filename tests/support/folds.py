@@ -120,15 +120,15 @@ def folds_compared(*, agents: bool = True) -> Iterator[list[str]]:
     finish = _Session.finish
 
     def compare(self: _Session, *, complete: bool) -> RunResult:
-        directory = self._recorder.directory
+        directory = self.recorder.directory
         try:
-            memory_mib = [node.memory_mib for node in self._scenario.nodes]
+            memory_mib = [node.memory_mib for node in self.scenario.nodes]
             journal = fold_each(read_events(directory.path / "events.jsonl"), memory_mib)
         except (TestbedError, AssertionError) as error:
             found.append(f"{directory.path}: {error}")
         else:
             if directory.failure is None:
-                unequal = differences(self._recorder.history, journal)
+                unequal = differences(self.recorder.history, journal)
                 unequal += unlike(self.cluster) if self.cluster is not None else []
                 found.extend(f"{directory.path}: {each}" for each in unequal)
         return finish(self, complete=complete)

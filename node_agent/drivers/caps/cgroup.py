@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from node_agent.drivers.caps.protocol import PERIOD_S
 
 PERIOD_US = round(PERIOD_S * 1e6)
 LEAST_QUOTA_US = 1000  # the kernel's own bound
-LEAF_ENDING = "-agent"  # of the name of the group that an agent moves itself to
 _EMPTY_WITHIN_S = 1.0
 
 
@@ -25,6 +23,7 @@ class CgroupCaps(ABC):
     """A group of this agent with one child per guest; the versions differ in how groups are made and quotas written."""
 
     name = "cgroup"
+    members = "cgroup.procs"  # the file that lists what is in a group
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,6 +37,11 @@ class CgroupCaps(ABC):
         """See `Caps.add`."""
         self._most_cores[guest] = most_cores
         await asyncio.to_thread(self._enter, self._folder / guest, pid)
+
+    async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.take_over`."""
+        self._most_cores[guest] = most_cores
+        await asyncio.to_thread(self._enter_again, self._folder / guest, pid)
 
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """See `Caps.set`."""
@@ -69,11 +73,11 @@ class CgroupCaps(ABC):
 
     def prepare(self) -> None:
         """Make the agent's group."""
-        self._folder.mkdir(exist_ok=True)
+        self.make(self._folder)
 
-    def home(self) -> Path:
-        """The group that the agent itself is in."""
-        return self._folder.parent
+    def make(self, folder: Path) -> None:
+        """Make a group, if it is not there."""
+        folder.mkdir(exist_ok=True)
 
     def _open(self) -> None:
         self.prepare()
@@ -100,11 +104,20 @@ class CgroupCaps(ABC):
                 self._drop(path)
 
     def _enter(self, folder: Path, pid: int) -> None:
-        folder.mkdir(exist_ok=True)
+        self.make(folder)
         self.write_quota(folder, None)
         (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
-        if str(pid) not in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+        if str(pid) not in self._inside(folder):
             raise OSError(f"{folder}: process {pid} did not enter it")
+
+    def _enter_again(self, folder: Path, pid: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if str(pid) in self._inside(folder):
+                return
+        self._enter(folder, pid)
+
+    def _inside(self, folder: Path) -> list[str]:
+        return (folder / self.members).read_text(encoding="ascii").split()
 
     def _write_and_read(self, folder: Path, quota_us: int | None) -> float | None:
         self.write_quota(folder, quota_us)
@@ -118,8 +131,8 @@ class CgroupCaps(ABC):
                 folder.rmdir()
                 return
             with contextlib.suppress(OSError):
-                for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
-                    (self.home() / "cgroup.procs").write_text(pid, encoding="ascii")
+                for pid in self._inside(folder):
+                    (self._folder.parent / "cgroup.procs").write_text(pid, encoding="ascii")
             time.sleep(0.005)  # in a thread; the kernel sends no event when a group becomes empty
 
     def _close(self) -> None:
@@ -140,30 +153,23 @@ class CgroupV1Caps(CgroupCaps):
 class CgroupV2Caps(CgroupCaps):
     """Quotas below the group that the agent runs in, which must be delegated to it (systemd: `Delegate=cpu`).
 
-    A group with children that are controlled may hold no process itself, so the agent moves to a leaf beside them.
+    The groups are threaded, as only then the group that they are in may hold processes itself: this agent, the keeper
+    of its guests, and the next agent, which systemd starts there while guests of a killed one live on in theirs.
     """
 
     name = "cgroup2"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._own = folder.parent
-        self._leaf = folder.with_name(folder.name + LEAF_ENDING)
-        self._moved = False
+    members = "cgroup.threads"
 
     def prepare(self) -> None:
-        """Move the agent to its leaf and pass the controller on."""
-        if (self._own / "cgroup.type").exists():  # the root of all groups has none, and no such rule
-            self._leaf.mkdir(exist_ok=True)
-            (self._leaf / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-            self._moved = True
-        (self._own / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        """Make the agent's group, and pass the controller on to the groups in it."""
         super().prepare()
-        (self._folder / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        for folder in (self._folder.parent, self._folder):
+            (folder / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
 
-    def home(self) -> Path:
-        """See `CgroupCaps.home`."""
-        return self._leaf if self._moved else self._own
+    def make(self, folder: Path) -> None:
+        """See `CgroupCaps.make`."""
+        super().make(folder)
+        (folder / "cgroup.type").write_text("threaded", encoding="ascii")
 
     def write_quota(self, folder: Path, quota_us: int | None) -> None:
         """See `CgroupCaps.write_quota`."""
@@ -172,14 +178,8 @@ class CgroupV2Caps(CgroupCaps):
 
     def _close(self) -> None:
         super()._close()
-        if self._moved:
-            with contextlib.suppress(OSError):  # others may use the subtree, then the agent stays in its leaf
-                control = self._own / "cgroup.subtree_control"
-                control.write_text("-cpu", encoding="ascii")
-                if "memory" in control.read_text(encoding="ascii").split():  # `node_agent.bounds`
-                    control.write_text("-memory", encoding="ascii")
-                self._moved = False
-                self._drop(self._leaf)
+        with contextlib.suppress(OSError):  # groups of another agent may use it
+            (self._folder.parent / "cgroup.subtree_control").write_text("-cpu", encoding="ascii")
 
 
 def read_cap(folder: Path) -> float | None:

@@ -82,6 +82,14 @@ class DutyCaps:
         """See `Caps.add`."""
         self._processes[guest] = _Process(os.pidfd_open(pid), process_clock(pid), most_cores)
 
+    async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.take_over`: it may be stopped, as nobody has enforced its cap meanwhile."""
+        await self.add(guest, pid, most_cores)
+        process = self._processes[guest]
+        process.stopped = True
+        process.signal(stop=False)
+        process.settle(time.monotonic())  # what it used before is no overrun
+
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """See `Caps.set`."""
         process = self._processes[guest]

@@ -20,6 +20,9 @@ class Caps(Protocol):
     async def add(self, guest: str, pid: int, most_cores: float) -> None:
         """Take a process that can use at most `most_cores`, uncapped until `set`."""
 
+    async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
+        """Take a process that an earlier agent has taken, under the cap that it is under."""
+
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """Set the cap, or lift it with None; return it as read back. A cap of `most_cores` or more costs nothing."""
 

@@ -42,6 +42,13 @@ class ContainerCaps:
         self._pids[guest] = pid
         self._most_cores[guest] = most_cores
 
+    async def take_over(self, guest: str, pid: int, most_cores: float) -> None:
+        """See `Caps.take_over`; the engine has kept the quota."""
+        if guest in self._containers:
+            await self.add(guest, pid, most_cores)
+        else:
+            await self._bare.take_over(guest, pid, most_cores)
+
     async def set(self, guest: str, cap_cores: float | None) -> float | None:
         """See `Caps.set`."""
         if guest not in self._containers:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable
 
 from node_agent.drivers.containers.engine import Engine
+from node_agent.drivers.procs.keeping import Kept
 from node_agent.drivers.protocol import DriverError
 
 _KILLED = 128  # exit codes above it are those of signals, as shells tell them
@@ -17,9 +19,15 @@ _KILLED = 128  # exit codes above it are those of signals, as shells tell them
 class ContainerChild:
     """`exited` gives the exit code of the container's command, negative for a signal, once nothing is left of it."""
 
-    def __init__(self, engine: Engine, container: str, pid: int, on_output: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, engine: Engine, kept: Kept, pid: int, on_output: Callable[[bytes], None], program: int | None = None
+    ) -> None:
+        """`program` is a descriptor of its command from an earlier agent; it stays the caller's.
+
+        The container has the name of the guest's life at the keeper. It is killed if the keeper ends.
+        """
         loop = asyncio.get_running_loop()
-        self.container = container
+        self.container = kept.key
         self.pid = pid
         self.exited: asyncio.Future[int] = loop.create_future()
         self._engine = engine
@@ -27,11 +35,22 @@ class ContainerChild:
         self._pidfd: int | None = None
         self._ending: asyncio.Task[None] | None = None
         try:
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid) if program is None else os.dup(program)
         except OSError:  # it has ended already
             self._end()
+            return
+        if program is None:
+            kept.store("program", self._pidfd)  # before the program connects, so that the keeper can always kill it
+        kept.on_lost = self.kill
+        if self.ended:
+            self._on_exit()
         else:
             loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its command has ended; `exited` is done once the engine has said how."""
+        return self._pidfd is None or _is_readable(self._pidfd)
 
     def kill(self) -> None:
         """Kill its command; what that started ends with it."""
@@ -57,3 +76,9 @@ class ContainerChild:
         except DriverError as error:
             self._on_output(f"{error}\n".encode())
         self.exited.set_result(_KILLED - code if code > _KILLED else code)
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.containers import frozen
 from node_agent.drivers.containers.caps import ContainerCaps
 from node_agent.drivers.containers.child import ContainerChild
-from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine
+from node_agent.drivers.containers.engine import WHOLE_FOLDER, Engine, Found
 from node_agent.drivers.containers.likeness import Likeness, likeness_of
 from node_agent.drivers.native import rank_spec
 from node_agent.drivers.process import ProcessDriver
-from node_agent.drivers.procs.guest import Enclosure, ProcessGuest, State
+from node_agent.drivers.procs.enclosure import Enclosure
+from node_agent.drivers.procs.guest import ProcessGuest
+from node_agent.drivers.procs.guest_record import GuestRecord, State
+from node_agent.drivers.procs.keeping import Kept, Left
 from node_agent.drivers.protocol import DriverError, DriverEvent, DriverFacts, ImageKind, NodeBudget, SaveReport
 from node_agent.drivers.sealed import seal, written_back
 from testbed.bus.messages import GuestSpec, ProgramSpec
@@ -49,6 +52,10 @@ class DockerDriver(ProcessDriver):
     outside MPI jobs are saved whole by CRIU, if a trial save and restore succeeds when the driver opens. Guests of MPI
     jobs are still saved by their programs. CRIU runs as root and reads files that another node wrote: use it only
     between nodes that trust each other. The kind of `images` states which way is in use.
+
+    Containers outlive a killed agent, as processes do: the keeper has their channels, and kills them by descriptors of
+    their commands. The engine remembers how they ended until they are removed, which is after their end was settled. A
+    guest that CRIU was saving is destroyed. So are whole containers if the next agent does not have `save` = `criu`.
     """
 
     name = "docker"
@@ -65,20 +72,80 @@ class DockerDriver(ProcessDriver):
         self.why_not_whole = "the driver is not open"
         self._own: Likeness | None = None  # of a container of ours, known from the trial
         self._wholes: set[str] = set()  # guests whose containers can be saved whole
+        self._found: dict[str, Found] = {}  # containers of an earlier agent
+        self._removing: set[asyncio.Task[None]] = set()
+        self._limiting: set[asyncio.Task[None]] = set()
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
-        """See `Driver.open`: containers that an earlier agent of this node left are removed."""
+        """See `Driver.open`: containers of an earlier agent that its keeper does not keep are removed."""
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         version = await self._engine.open(budget)
         await self._engine.make_image()
         await asyncio.to_thread(frozen.sweep, budget.image_dir)
-        for left in budget.state_dir.glob(f"*{_ROOM}"):
-            await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         facts = await super().open(budget, tell)
         self.why_not_whole = "its agent was not told save=criu" if self._save == "program" else await self._try_whole()
         if self.why_not_whole:
             _log.info("guests are saved by their programs: %s", self.why_not_whole)
         return replace(facts, versions={**facts.versions, "docker": version})
+
+    async def clear(self, found: Sequence[tuple[GuestRecord, Left]]) -> None:
+        """See `ProcessDriver.clear`: a guest needs its container, and the folder that the container sees."""
+        kept = {left.key for _, left in found}
+        if swept := await self._engine.sweep(kept):
+            _log.warning("removed containers that an earlier agent left: %s", ", ".join(swept))
+        self._found = await self._engine.found()
+        folder = self._there().state_dir
+        rooms = {(folder / self.socket_name(record.spec.guest)).parent for record, _ in found}
+        for room in set(folder.glob(f"*{_ROOM}")) - rooms:
+            await asyncio.to_thread(shutil.rmtree, room, ignore_errors=True)
+
+    async def running(self, guest: ProcessGuest, record: GuestRecord, left: Left) -> ContainerChild | None:
+        """See `ProcessDriver.running`."""
+        found = self._found.get(left.key)
+        if guest.kept is None or self._container_caps is None or (found is None and not record.made):
+            return None
+        pid = 0
+        if found is not None:
+            pid = found.pid
+            self._container_caps.enclose(found.guest, left.key)
+            if found.whole:
+                self._wholes.add(found.guest)
+        child = self._child(guest.kept, pid, guest.log.write, left.channels.get("program"))
+        if child.ended:
+            await asyncio.shield(child.exited)
+        return child
+
+    async def _adopt(self, record: GuestRecord, left: Left) -> None:
+        name, found = record.spec.guest, self._found.get(left.key)
+        if self._keeping is not None and (name == self._trial_name or (found and found.whole and self._save != "criu")):
+            left.close()
+            self._keeping.adopt(left).drop()
+            await self._engine.remove(left.key)
+            return
+        await super()._adopt(record, left)
+        guest = self._guests.get(name)
+        if guest is not None and guest.saving is not None:
+            limiting = asyncio.create_task(self._limit(guest, guest.saving), name=f"limit {name}")
+            self._limiting.add(limiting)
+            limiting.add_done_callback(self._limiting.discard)
+        elif guest is not None:
+            await self._limit(guest)  # its last agent may have begun a save, which raises the limit
+
+    async def _limit(self, guest: ProcessGuest, saving: asyncio.Task[SaveReport] | None = None) -> None:
+        """Set the memory limit of a guest that goes on, or may do so, once its save has ended or was given up."""
+        if saving is not None:
+            await asyncio.wait((saving,))
+        container = self._container_caps and self._container_caps.container(guest.spec.guest)
+        if container and self._guests.get(guest.spec.guest) is guest:
+            try:
+                await self._engine.limit_memory(container, guest.spec.memory_mib)
+            except DriverError as error:  # it may be ending; a limit that is too high harms nobody
+                _log.warning("guest %s: its memory limit was not set again: %s", guest.spec.guest, error)
+
+    @property
+    def _trial_name(self) -> str:
+        budget = self._there()
+        return f"{budget.prefix}{budget.node}-criu"
 
     @property
     def images(self) -> ImageKind:
@@ -90,9 +157,9 @@ class DockerDriver(ProcessDriver):
         if not self._engine.experimental:
             return 'the engine is not told {"experimental": true} in its daemon.json'
         self.why_not_whole = ""
-        budget, tell = self._opened()[0], self._tell
+        budget, tell = self._there(), self._tell
         self._tell = lambda _driver_event: None
-        name = f"{budget.prefix}{budget.node}-criu"
+        name = self._trial_name
         image = budget.image_dir / f"{name.lower()}.img"
         spec = rank_spec(name, TRIAL, 0, TRIAL_MIB)
         try:
@@ -112,6 +179,7 @@ class DockerDriver(ProcessDriver):
             return f"a guest was not saved and taken back {TRIALS} times within {TRIAL_WITHIN_S:g} s"
         finally:
             await self.stop(name)
+            self.settled(name)
             image.unlink(missing_ok=True)
             self._tell = tell
         return ""
@@ -150,6 +218,16 @@ class DockerDriver(ProcessDriver):
             if there.state is State.HELD:  # it was not saved and continues
                 await self._engine.limit_memory(container, there.spec.memory_mib)
 
+    async def stop(self, guest: str) -> None:
+        """See `Driver.stop`."""
+        await super().stop(guest)
+        await self._removed()
+
+    async def _removed(self) -> None:
+        """Wait until containers are removed that are not needed any more."""
+        if self._removing:
+            await asyncio.wait(self._removing)
+
     async def _write(self, spec: GuestSpec, container: str, image: Path) -> SaveReport:
         begin_s = time.monotonic()
         with frozen.scratch(image) as folder:
@@ -160,11 +238,18 @@ class DockerDriver(ProcessDriver):
                 await asyncio.to_thread(frozen.pack, files, spec, image)
         return await seal(image, time.monotonic() - begin_s)
 
+    async def finished_save(self, guest: str, at: int | None, image: Path) -> SaveReport | None:
+        """See `FindsSaves.finished_save`; the image of a whole container has its name once it is whole and durable."""
+        if guest in self._guests or not await asyncio.to_thread(frozen.is_frozen, image):
+            return await super().finished_save(guest, at, image)
+        return await seal(image, 0.0)
+
     async def close(self) -> None:
         """See `Driver.close`."""
         await super().close()
         with contextlib.suppress(DriverError):
             await self._engine.sweep()
+        await self._removed()
         self._engine.close()
 
     def socket_name(self, guest: str) -> str:
@@ -173,10 +258,10 @@ class DockerDriver(ProcessDriver):
 
     def _new(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, tell: Callable[[DriverEvent], None],
-        enclosure: Enclosure | None = None,
+        enclosure: Enclosure | None = None, kept: Kept | None = None,
     ) -> ProcessGuest:  # fmt: skip
-        (self._opened()[0].state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)
-        return super()._new(spec, cap_cores, image, tell, enclosure)
+        (self._there().state_dir / self.socket_name(spec.guest)).parent.mkdir(exist_ok=True, mode=0o700)
+        return super()._new(spec, cap_cores, image, tell, enclosure, kept)
 
     @property
     def enclosure(self) -> Enclosure:
@@ -184,7 +269,7 @@ class DockerDriver(ProcessDriver):
         return self._enter
 
     async def _enter(
-        self, spec: GuestSpec, image: Path | None, argv: list[str], env: dict[str, str], folder: Path,
+        self, kept: Kept, spec: GuestSpec, image: Path | None, argv: list[str], env: dict[str, str], folder: Path,
         on_output: Callable[[bytes], None],
     ) -> ContainerChild:  # fmt: skip
         if self._container_caps is None:
@@ -194,17 +279,35 @@ class DockerDriver(ProcessDriver):
             raise DriverError(f"image {image} is of a container as a whole, which this node cannot take back: "
                               f"{self.why_not_whole}")  # fmt: skip
         lay = None
+        kept.on_drop = partial(self._remove, kept.key)
         if written or (image is None and spec.program.ranks == 1 and not self.why_not_whole):
             env = {**env, "DFRS_CONTROL": f"{WHOLE_FOLDER}/{_SOCKET}"}
-            own = self._opened()[0].state_dir / self.socket_name(spec.guest)
-            container = await self._engine.make_whole(spec, argv, env, own.parent)
+            own = self._there().state_dir / self.socket_name(spec.guest)
+            await self._engine.make_whole(kept.key, spec, argv, env, own.parent)
             self._wholes.add(spec.guest)
             if image is not None:
                 if self._own is None:
                     raise DriverError(f"image {image}: this agent has not saved a container of its own yet")
                 lay = partial(frozen.unpack, image, spec, self._own)
         else:
-            container = await self._engine.make(spec, image, argv, env, folder)
+            await self._engine.make(kept.key, spec, image, argv, env, folder)
             self._wholes.discard(spec.guest)
-        self._container_caps.enclose(spec.guest, container)
-        return ContainerChild(self._engine, container, await self._engine.start(container, lay), on_output)
+        self._container_caps.enclose(spec.guest, kept.key)
+        return self._child(kept, await self._engine.start(kept.key, lay), on_output)
+
+    def _child(
+        self, kept: Kept, pid: int, on_output: Callable[[bytes], None], program: int | None = None
+    ) -> ContainerChild:
+        kept.on_drop = partial(self._remove, kept.key)
+        return ContainerChild(self._engine, kept, pid, on_output, program)
+
+    def _remove(self, container: str) -> None:
+        """Begin to remove a container whose end needs not be known any more."""
+
+        async def remove() -> None:
+            with contextlib.suppress(DriverError):  # `close` and the next agent try again
+                await self._engine.remove(container)
+
+        task = asyncio.get_running_loop().create_task(remove(), name="remove a container")
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)

@@ -8,9 +8,9 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import node_agent
 from node_agent.drivers.caps.cgroup import LEAST_QUOTA_US, PERIOD_US
@@ -32,7 +32,16 @@ _OVERHEAD_MIB = 64  # of the interpreter, beside the guest's own memory
 _OWNER, _GUEST = "dfrs.node", "dfrs.guest"
 _CHECKPOINT = "guest"
 WHOLE_FOLDER = "/dfrs"  # path of the socket inside a container that is saved whole, the same on every node
+_WHOLE = "dfrs.whole"
 T = TypeVar("T")
+
+
+class Found(NamedTuple):
+    """A container that was made for a guest. `pid` is 0 if it does not run."""
+
+    guest: str
+    pid: int
+    whole: bool
 
 
 class Engine:
@@ -76,19 +85,35 @@ class Engine:
         context.seek(0)
         self._opened().images.build(fileobj=context, custom_context=True, tag=_IMAGE, rm=True)
 
-    async def sweep(self, *, dry_run: bool = False) -> list[str]:
-        """Remove the containers that agents with this node's folder left; return the names of their guests."""
+    async def found(self) -> dict[str, Found]:
+        """Return the containers of agents with this node's folder, by name, also those that have ended."""
+
+        def look() -> dict[str, Found]:
+            there = {}
+            for one in self._owned():
+                guest, whole = str(one.labels[_GUEST]), _WHOLE in one.labels
+                there[str(one.name)] = Found(guest, int(one.attrs["State"]["Pid"]), whole)
+            return there
+
+        return await self._call(look)
+
+    async def sweep(self, kept: Collection[str] = (), *, dry_run: bool = False) -> list[str]:
+        """Remove the containers of agents with this node's folder, except those `kept`; return their guests' names."""
 
         def clean() -> list[str]:
-            owned = {"label": f"{_OWNER}={self._owner}"}
             guests = []
-            for container in self._opened().containers.list(all=True, filters=owned, ignore_removed=True):
-                guests.append(str(container.labels[_GUEST]))
-                if not dry_run:
-                    _remove(container)
+            for container in self._owned():
+                if container.name not in kept:
+                    guests.append(str(container.labels[_GUEST]))
+                    if not dry_run:
+                        _remove(container)
             return guests
 
         return await self._call(clean)
+
+    def _owned(self) -> list[Container]:
+        owned = {"label": f"{_OWNER}={self._owner}"}
+        return list(self._opened().containers.list(all=True, filters=owned, ignore_removed=True))
 
     def close(self) -> None:
         """Disconnect."""
@@ -97,9 +122,9 @@ class Engine:
             self._client = None
 
     async def make(
-        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
-    ) -> str:
-        """Make a container for a command, which may read `image` wherever that is; return its id.
+        self, name: str, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: Path
+    ) -> None:
+        """Make a container of that name for a command, which may read `image` wherever that is.
 
         It shares the machine's process ids, shared memory and network: MPI uses these to find ranks on the same
         machine.
@@ -107,35 +132,35 @@ class Engine:
         budget = self._there()
         mounts = [(str(path), str(path)) for path in sorted({budget.state_dir, budget.image_dir, folder})]
         machines = {"network_mode": "host", "ipc_mode": "host", "pid_mode": "host"}
-        return await self._call(lambda: self._make(spec, image, argv, env, str(folder), mounts, machines))
+        await self._call(lambda: self._make(name, spec, image, argv, env, str(folder), mounts, machines))
 
-    async def make_whole(self, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
-        """Make a container for a single command, with the same paths on every node; return its id.
+    async def make_whole(
+        self, name: str, spec: GuestSpec, argv: Sequence[str], env: Mapping[str, str], folder: Path
+    ) -> None:
+        """Make a container of that name for a single command, with the same paths on every node.
 
         Of this node's files it has only `folder`, which holds its socket, because another node may have written the
         program's image. The folder is read-only, which does not prevent a connection to the socket.
         """
         mounts = [(str(folder), WHOLE_FOLDER)]
-        return await self._call(
-            lambda: self._make(spec, None, argv, env, WHOLE_FOLDER, mounts, {"network_mode": "none"}, writes=False)
-        )
+        alone = {"network_mode": "none"}
+        await self._call(lambda: self._make(name, spec, None, argv, env, WHOLE_FOLDER, mounts, alone, whole=True))
 
     def _make(
-        self, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: str,
-        own: Sequence[tuple[str, str]], spaces: Mapping[str, str], *, writes: bool = True,
-    ) -> str:  # fmt: skip
+        self, name: str, spec: GuestSpec, image: Path | None, argv: Sequence[str], env: Mapping[str, str], folder: str,
+        own: Sequence[tuple[str, str]], spaces: Mapping[str, str], *, whole: bool = False,
+    ) -> None:  # fmt: skip
         labels = {
             _OWNER: self._owner, _GUEST: spec.guest, "dfrs.run": spec.run, "dfrs.job": str(spec.job),
-            "dfrs.task": str(spec.task), "dfrs.lease": spec.lease,
+            "dfrs.task": str(spec.task), "dfrs.lease": spec.lease, **({_WHOLE: "1"} if whole else {}),
         }  # fmt: skip
-        container: Container = self._opened().containers.create(
-            _IMAGE, list(argv), name=f"{spec.guest}-{os.urandom(3).hex()}", labels=labels, environment=dict(env),
+        self._opened().containers.create(
+            _IMAGE, list(argv), name=name, labels=labels, environment=dict(env),
             working_dir=folder, user=f"{os.getuid()}:{os.getgid()}", read_only=True,
-            mounts=_mounts(own, image, writes=writes), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # a container's own /tmp is private
+            mounts=_mounts(own, image, writes=not whole), tmpfs={"/tmp": "rw,size=64m"},  # noqa: S108  # a container's own /tmp is private
             cap_drop=["ALL"], security_opt=["no-new-privileges"], **spaces, **_memory(spec.memory_mib), init=False,
             log_config={"type": "json-file", "config": {"max-size": "1m"}},
         )  # fmt: skip
-        return str(container.id)
 
     async def start(self, container: str, lay: Callable[[Path], None] | None = None) -> int:
         """Start a container, and return the process id of its command; one that does not start is removed.
@@ -182,21 +207,32 @@ class Engine:
             raise DriverError(f"Docker: {reason}")
 
     async def ended(self, container: str) -> tuple[int, bytes]:
-        """Wait for the end of a container; return its exit code and the last of what it printed, and remove it."""
+        """Wait for the end of a container; return its exit code and the last of what it printed.
+
+        The engine remembers both until the container is removed, also for a later agent.
+        """
 
         def wait() -> tuple[int, bytes]:
             found = self._opened().containers.get(container)
-            try:
-                code = int(found.wait(timeout=CALL_S)["StatusCode"])
-                printed = bytes(found.logs(tail=50))
-                found.reload()
-                if found.attrs["State"]["OOMKilled"]:
-                    printed += b"\nits container was out of memory\n"
-                return code, printed
-            finally:
-                _remove(found)
+            code = int(found.wait(timeout=CALL_S)["StatusCode"])
+            printed = bytes(found.logs(tail=50))
+            found.reload()
+            if found.attrs["State"]["OOMKilled"]:
+                printed += b"\nits container was out of memory\n"
+            return code, printed
 
         return await self._call(wait)
+
+    async def remove(self, container: str) -> None:
+        """Remove a container; one that is gone is no error."""
+
+        def remove() -> None:
+            from docker.errors import NotFound  # noqa: PLC0415  # an extra
+
+            with contextlib.suppress(NotFound):
+                _remove(self._opened().containers.get(container))
+
+        await self._call(remove)
 
     async def set_cap(self, container: str, cap_cores: float | None) -> None:
         """Set the quota of a container, or lift it with None."""

@@ -19,6 +19,7 @@ import msgspec
 from node_agent.drivers.containers.carried import is_left_out, may_be_carried
 from node_agent.drivers.containers.likeness import Likeness, check_like
 from node_agent.drivers.protocol import DriverError, SuspectError
+from node_agent.drivers.sealed import sync
 from node_agent.programs.image import MAGIC
 from testbed.bus.messages import GuestSpec, ProgramSpec
 from testbed.errors import shown
@@ -77,7 +78,8 @@ def sweep(folder: Path) -> None:
 
 
 def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
-    """Write CRIU's files to an image, which has its name once it is whole; raises `DriverError`. Blocks."""
+    """Write CRIU's files to an image, which has its name once it is whole and durable; raises `DriverError`. Blocks."""
+    image.unlink(missing_ok=True)  # of an earlier save of this guest
     partial = image.with_name(f"{image.name}.part")
     try:
         with tarfile.TarFile(partial, "w", copybufsize=_COPY_BYTES) as tar:
@@ -90,6 +92,7 @@ def pack(folder: Path, spec: GuestSpec, image: Path) -> None:
                     tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
                     path.unlink()  # so that at most one file exists twice on the disk
         partial.chmod(0o600)
+        sync(partial)
         partial.replace(image)
     except OSError as error:
         partial.unlink(missing_ok=True)

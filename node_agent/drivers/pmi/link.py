@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from node_agent.drivers.pmi.server import Barrier, PmiServer
 from node_agent.drivers.pmi.wire import LineReader, PmiError
@@ -18,16 +18,30 @@ from testbed.bus.mpi_keys import BadKeysError
 _PEER = struct.Struct("3i")  # process, user, group
 
 
+class PmiStore(Protocol):
+    """What outlives a killed agent (`procs.keeper`): it has the rank's connection, and passes requests to `PmiLink`."""
+
+    def store(self, channel: str, fd: int) -> None:
+        """Keep a copy of the connection `pmi`, and read requests from it."""
+
+    def answer(self, took: int, text: str) -> None:
+        """Forget `took` bytes of the requests, send `text`, and note the state of the server, all or nothing."""
+
+
 class PmiLink(asyncio.Protocol):
     """One rank's connection: the first one that is made, and no other.
 
-    `on_barrier` is called when the rank waits in a barrier, `on_trouble` for a message that no rank would send.
+    `on_barrier` is called when the rank waits in a barrier, `on_trouble` for a message that no rank would send. With a
+    `store` the connection is given away, and `data_received` is called for requests from there.
     """
 
     def __init__(
-        self, server: PmiServer, on_barrier: Callable[[Barrier], None], on_trouble: Callable[[str], None]
-    ) -> None:
-        self._server = server
+        self, server: PmiServer, on_barrier: Callable[[Barrier], None], on_trouble: Callable[[str], None],
+        store: PmiStore | None = None,
+    ) -> None:  # fmt: skip
+        self.server = server
+        self._store = store
+        self._taken = False  # by a rank
         self._on_barrier = on_barrier
         self._on_trouble = on_trouble
         self._lines = LineReader()
@@ -45,15 +59,22 @@ class PmiLink(asyncio.Protocol):
         path.chmod(0o600)  # noqa: ASYNC240  # as above
         await self._listener.start_serving()
 
+    def again(self, requests: bytes) -> None:
+        """Serve on a rank whose connection is in the store, from these unanswered requests on."""
+        self._taken = True
+        if self.server.waiting:  # the barrier may not have been reported
+            self._on_barrier(self.server.barrier())
+        self.data_received(requests)
+
     async def take(self, end: socket.socket) -> None:
         """Serve a rank that inherits the other end of a pair of sockets."""
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, end)
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
         """See `PmiServer.pass_barrier`."""
-        answer = self._server.pass_barrier(session, number, keys, last=last)
+        answer = self.server.pass_barrier(session, number, keys, last=last)
         if answer is not None:
-            self._say(answer)
+            self._say(answer, 0)
 
     def close(self) -> None:
         """Hang up and stop listening."""
@@ -70,20 +91,24 @@ class PmiLink(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         peer = transport.get_extra_info("socket")
         pid, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if self._transport is not None or user != os.geteuid() or not self._is_program(pid):
+        if self._taken or user != os.geteuid() or not self._is_program(pid):
             transport.abort()  # type: ignore[attr-defined]  # a socket's transport has it
             return
-        self._transport = cast("asyncio.Transport", transport)
+        self._taken = True
+        if self._store is None:
+            self._transport = cast("asyncio.Transport", transport)
+        else:
+            self._store.store("pmi", peer.fileno())
+            transport.abort()  # type: ignore[attr-defined]  # before anything is read here; the connection lives on
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         try:
             for line in self._lines.feed(data):
-                answer = self._server.take(line)
+                answer = self.server.take(line)
+                self._say("" if answer is None or isinstance(answer, Barrier) else answer, len(line) + 1)
                 if isinstance(answer, Barrier):
                     self._on_barrier(answer)
-                elif answer is not None:
-                    self._say(answer)
         except (PmiError, BadKeysError) as error:
             self.close()
             self._on_trouble(str(error))
@@ -98,6 +123,10 @@ class PmiLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
-    def _say(self, answer: str) -> None:
-        if self._transport is not None:
-            self._transport.write(answer.encode() + b"\n")
+    def _say(self, answer: str, took: int) -> None:
+        """Send an answer, if there is one, to a request of `took` bytes."""
+        line = f"{answer}\n" if answer else ""
+        if self._store is not None:
+            self._store.answer(took, line)
+        elif self._transport is not None and line:
+            self._transport.write(line.encode())

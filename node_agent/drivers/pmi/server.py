@@ -41,7 +41,7 @@ class PmiServer:
     """Serves one rank of `ranks`.
 
     Only `session` and `barriers` (the number entered so far) outlive MPI's start. When a rank's virtual machine moves
-    to another node, a new server with both values serves it there.
+    to another node, a new server with both values serves it there. All fields together are what the next agent needs.
     """
 
     rank: int
@@ -50,9 +50,10 @@ class PmiServer:
     barriers: int = 0
     waiting: bool = False  # in barrier number `barriers`
     aborted: bool = False
-    _published: dict[str, str] = field(default_factory=dict)  # since the last barrier
-    _own_sizes: dict[str, int] = field(default_factory=dict)
-    _known: dict[str, str] = field(default_factory=dict)
+    entered_with: dict[str, str] = field(default_factory=dict)  # keys published in barrier number `barriers`
+    published: dict[str, str] = field(default_factory=dict)  # since the last barrier
+    own_sizes: dict[str, int] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
 
     def take(self, line: bytes) -> str | Barrier | None:
         """Return the answer to a line of the rank, the barrier that it enters, or None if no answer is due.
@@ -90,10 +91,10 @@ class PmiServer:
 
     def _put(self, command: PmiCommand) -> str:
         key, value = command.word("key"), command.word("value")
-        if len(self._published) >= MOST_KEYS or len(value) > MOST_VALUE_CHARS:
-            raise PmiError(f"MPI puts {len(self._published) + 1} keys, the last of {len(value)} characters: expected "
+        if len(self.published) >= MOST_KEYS or len(value) > MOST_VALUE_CHARS:
+            raise PmiError(f"MPI puts {len(self.published) + 1} keys, the last of {len(value)} characters: expected "
                            f"at most {MOST_KEYS} keys of {MOST_VALUE_CHARS} characters")  # fmt: skip
-        self._published[key] = value
+        self.published[key] = value
         return "cmd=put_result rc=0 msg=success"
 
     def _get(self, command: PmiCommand) -> str:
@@ -101,7 +102,7 @@ class PmiServer:
         if key == "PMI_process_mapping":
             value: str | None = f"(vector,(0,{self.ranks},1))"
         else:
-            value = self._known.get(key)
+            value = self.known.get(key)
         if value is None:
             return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
         return f"cmd=get_result rc=0 msg=success value={value}"
@@ -111,14 +112,17 @@ class PmiServer:
         if self.barriers > MOST_BARRIERS:
             raise PmiError(f"MPI enters barrier {self.barriers}: expected at most {MOST_BARRIERS}")
         try:
-            self._own_sizes = check_keys(self.rank, self._published)
+            self.own_sizes = check_keys(self.rank, self.published)
         except BadKeysError as error:
             raise PmiError(str(error)) from error
-        barrier = Barrier(self.session, self.barriers, self._published)
-        self._known |= self._published
-        self._published = {}
+        self.known |= self.published
+        self.entered_with, self.published = self.published, {}
         self.waiting = True
-        return barrier
+        return self.barrier()
+
+    def barrier(self) -> Barrier:
+        """Return the barrier that the rank entered last."""
+        return Barrier(self.session, self.barriers, self.entered_with)
 
     def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> str | None:
         """Take what other ranks published in a barrier; return the answer to the rank once that was the last part.
@@ -149,7 +153,7 @@ class PmiServer:
         except BadKeysError as error:
             raise ForeignPassError(str(error)) from error
         for gather, size in sizes.items():
-            if size != self._own_sizes.get(gather):
+            if size != self.own_sizes.get(gather):
                 raise ForeignPassError(f"MPI key {gather}-{one.rank} of {size} bytes: expected "
-                               f"{self._own_sizes.get(gather, 0)} bytes as of rank {self.rank} itself")  # fmt: skip
-        self._known |= one.keys
+                               f"{self.own_sizes.get(gather, 0)} bytes as of rank {self.rank} itself")  # fmt: skip
+        self.known |= one.keys

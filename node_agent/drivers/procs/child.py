@@ -1,4 +1,4 @@
-"""A process that the agent started, and its bounded log."""
+"""A process that the agent started."""
 
 from __future__ import annotations
 
@@ -11,31 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-LOG_BYTES = 1 << 20
-_TAIL_BYTES = 4096
+from node_agent.drivers.procs.log import Log
+
 _CHUNK = 65536
-
-
-class Log:
-    """Output of a guest's processes: the first MiB in a file, the last lines in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._left = LOG_BYTES
-        self._tail = b""
-
-    def write(self, data: bytes) -> None:
-        """Take some output."""
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        if self._left > 0:
-            with contextlib.suppress(OSError), self._path.open("ab") as file:  # a full disk is no reason to stop
-                file.write(data[: self._left])
-            self._left -= len(data)
-
-    def tail(self, lines: int = 5) -> str:
-        """Return the last lines on one line."""
-        found = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
-        return " | ".join(found[-lines:])
 
 
 class Running(Protocol):
@@ -103,6 +81,12 @@ class Child:
         self._loop.remove_reader(self._output)
         os.close(self._output)
         self.exited.set_result(code)
+
+
+def describe(trouble: str, codes: Sequence[int], log: Log) -> str:
+    """Return a text that describes how a guest ended whose processes had these exit codes."""
+    endings, said = ", ".join(ending(code) for code in codes), log.tail()
+    return (trouble or f"it ended by itself: {endings}") + (f"; it printed: {said}" if said else "")
 
 
 def ending(code: int) -> str:

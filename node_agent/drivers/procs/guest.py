@@ -4,57 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from node_agent.drivers.caps.duty import process_clock
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import RankProgress
-from node_agent.drivers.pmi.link import PmiLink
-from node_agent.drivers.pmi.server import Barrier, PmiServer
-from node_agent.drivers.procs.child import Child, Log, Running, ending
+from node_agent.drivers.procs.asked import Asked
+from node_agent.drivers.procs.child import Child, Running, describe
+from node_agent.drivers.procs.enclosure import Enclosure
+from node_agent.drivers.procs.guest_cap import GuestCap
+from node_agent.drivers.procs.guest_record import GuestRecord, State
+from node_agent.drivers.procs.keeping import Kept, Left
 from node_agent.drivers.procs.link import GuestLink
+from node_agent.drivers.procs.log import Log
+from node_agent.drivers.procs.progress import GuestProgress
+from node_agent.drivers.procs.rank import GuestRank
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.procs.usage import Usage, read_usage
-from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading, SaveReport, SuspectError
+from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, SaveReport, SuspectError
 from node_agent.guests.channel import VERSION, ChannelError, Message
-from node_agent.guests.pace import supersteps_of
 from node_agent.programs.segments import abandoned_segments, is_segment, remove_segments
-from testbed.bus.caps import same_cap
-from testbed.bus.messages import MPI_BARRIER, GuestSpec, RankKeys
-from testbed.bus.telemetry import GuestSample, Supersteps
+from testbed.bus.messages import GuestSpec
+from testbed.bus.telemetry import GuestSample
 
 _GRACE_S = 1.0  # between the end of a program's channel and the end of its processes
 _MOST_SEGMENTS = 64  # files of shared memory that MPI makes for one rank: there are a few
 _BACK_WITHIN_S = 10.0  # for the reconnection of a parked program whose save failed
-
-
-class Enclosure(Protocol):
-    """An enclosure (such as a container) that starts a guest's program."""
-
-    def __call__(
-        self, spec: GuestSpec, image: Path | None, argv: list[str], env: dict[str, str], folder: Path,
-        on_output: Callable[[bytes], None],
-    ) -> Awaitable[Running]:  # fmt: skip
-        """Start a command in `folder`, whose program may read `image`."""
-
-
-class State(StrEnum):
-    """The state of a guest, as reported in samples."""
-
-    WAITING = "waiting"  # for its MPI job to begin
-    STARTING = "starting"
-    RUNNING = "running"
-    HELD = "held"
-    SAVING = "saving"
-    ENDED = "ended"
+_log = logging.getLogger(__name__)
 
 
 class ProcessGuest:
@@ -68,43 +50,43 @@ class ProcessGuest:
     def __init__(
         self, spec: GuestSpec, cap_cores: float, image: Path | None, socket: Path, log: Path, caps: Caps,
         records: ProcessRecords, tell: Callable[[DriverEvent], None], forget: Callable[[ProcessGuest], None],
-        enclosure: Enclosure | None = None,
+        enclosure: Enclosure | None = None, kept: Kept | None = None,
     ) -> None:  # fmt: skip
+        """`kept` is its life at the keeper, by which it outlives this agent."""
         self.spec = spec
+        self.kept = kept
         self._enclosure = enclosure
         self.state = State.WAITING
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.log = Log(log)
         self._folder = log.parent
-        self._cap_cores = cap_cores
+        self._log_path = log
         self._image = image
-        self._caps = caps
+        self._cap = GuestCap(spec, cap_cores, caps, tell, lambda: self.state is State.RUNNING)
         self._records = records
         self._tell = tell
         self._forget = forget
-        self._link = GuestLink(socket, self._heard, self._hung_up)
-        self._pmi: PmiLink | None = None
+        self._link = GuestLink(socket, self._heard, self._hung_up, self._joined)
+        self.rank = GuestRank(spec, kept, self.note, tell, self._spoke_nonsense)
         self._children: list[Running] = []
         self._inside = asyncio.Event()  # not set while it is being started in its enclosure
         self._inside.set()
         self._program: int | None = None  # a descriptor of the program's process
-        self._answer: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
-        self.told: RankProgress | None = None  # its last report
-        self._steps: Supersteps | None = None
+        self._asked = Asked(spec.guest)
+        self._progress = GuestProgress()
         self._done: tuple[int, dict[str, Any]] | None = None
         self._held_at = 0
         self._made = False
-        self._saved = False
+        self._order: tuple[int, str] | None = None  # the save: at which iteration, to which file
+        self._report: dict[str, Any] | None = None  # of the program that is saved, unless it says that it goes on
+        self._waiting = 0  # orders that wait for the end of the save
+        self.saving: asyncio.Task[SaveReport] | None = None  # as an earlier agent has ordered
         self._parked = False  # `save_whole` has closed its channel, and may be ending its processes
         self._whole = False  # its processes were written, and are therefore ended
         self._stopping = False
         self._trouble = ""
-        self._usage = Usage()
-        self._cpu_s = 0.0  # of the program alone
         self._segments: set[Path] = set()
         self._made_unix_s = time.time()
-        self._capping = asyncio.Lock()  # held while a cap is being set: a read may return the old or the new one
-        self._repairing: asyncio.Task[None] | None = None
         self._greeting: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -121,35 +103,32 @@ class ProcessGuest:
 
     async def open_mpi(self, session: str) -> Path:
         """Get ready to serve the guest's rank as its process manager; return the socket that it connects to."""
-        if self._pmi is not None:
+        if self.rank.server is not None:
             raise SuspectError(f"guest {self.spec.guest} has joined its MPI job already: expected one join")
         self._must_be(State.WAITING)
-        program = self.spec.program
-        self._pmi = PmiLink(PmiServer(program.rank, program.ranks, session), self._at_barrier, self._spoke_nonsense)
         path = self._link.path.with_suffix(".pmi")
-        await self._pmi.listen(path, lambda pid: pid == self._link.pid)
+        await self.rank.open(session, path, lambda pid: pid == self._link.pid)
         return path
-
-    def pass_barrier(self, session: str, number: int, keys: Iterable[RankKeys], *, last: bool) -> None:
-        """Let the guest's rank pass a barrier; raises `DriverError` for invalid keys."""
-        if self._pmi is not None:
-            self._pmi.pass_barrier(session, number, keys, last=last)
-
-    def _at_barrier(self, barrier: Barrier) -> None:
-        self._tell(DriverEvent(self.spec.guest, MPI_BARRIER, time.monotonic_ns(), barrier.detail()))
 
     async def enter(self, argv: list[str], env: dict[str, str]) -> None:
         """Start the guest's program in the guest's enclosure, or directly on the machine if it has none."""
-        if self._enclosure is None:
-            self._take(Child(argv, env, self._folder, self.log.write))
-            return
         self._inside.clear()
         try:
-            self._take(await self._enclosure(self.spec, self._image, argv, env, self._folder, self.log.write))
+            self._take(await self._start(argv, env))
         finally:
             self._inside.set()
             if self._stopping:  # stopped while it was being started
                 self._kill()
+
+    async def _start(self, argv: list[str], env: dict[str, str]) -> Running:
+        if self.kept is None:
+            return Child(argv, env, self._folder, self.log.write)
+        self.kept.check()
+        self.note()
+        if self._enclosure is not None:
+            return await self._enclosure(self.kept, self.spec, self._image, argv, env, self._folder, self.log.write)
+        await self.kept.spawn(argv, env, self._folder, self._log_path)
+        return self.kept
 
     def _take(self, child: Running) -> None:
         self._children.append(child)
@@ -160,6 +139,25 @@ class ProcessGuest:
         self._segments |= {path for path in segments if is_segment(path)}
         self._records.share(self._segments)
 
+    def note(self, took: int = 0, answer: str | None = None) -> None:
+        """Note at the keeper what the next agent needs, and have it answer `took` bytes of its rank's requests."""
+        if self.kept is not None:
+            self.kept.note(self.record(), took, answer, freeze=self._cap.needs_agent, files=map(str, self._segments))
+
+    def record(self) -> str:
+        """Return what the next agent needs."""
+        told = self._progress.told
+        return GuestRecord(
+            self.spec, self._cap.wanted_cores, self.state, self._made, str(self._log_path), self._made_unix_s,
+            None if self._image is None else str(self._image), self._link.pid, self._held_at, self._order, self._report,
+            tuple(map(str, self._segments)), self._done, None if told is None else (told.units, told.mono_ns),
+            self._progress.steps, self._trouble, self.rank.server, self._parked,
+        ).encode()  # fmt: skip
+
+    def _joined(self, fd: int) -> None:
+        if self.kept is not None:
+            self.kept.store("control", fd)
+
     def _kill(self) -> None:
         if self._program is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -167,6 +165,54 @@ class ProcessGuest:
         for child in self._children:
             child.kill()
         self._check_end()
+
+    async def adopt(self, record: GuestRecord, left: Left, running: Running | None) -> None:
+        """Go on with a guest of an earlier agent; the caller ends one that was not made yet, or is parked.
+
+        `running` is its program, None if it was not started.
+        """
+        self.state, self._made, self._made_unix_s = record.state, record.made, record.made_unix_s
+        self._held_at, self._order, self._report = record.held_at, record.order, record.report
+        self._done, self._trouble = record.done, record.trouble
+        self._note_segments(map(Path, record.segments))
+        self._progress.again(record.told, record.steps)
+        if running is None:
+            left.close()
+            await self._link.listen()
+            return
+        channels = dict(left.channels)
+        if "pmi" in channels:  # the keeper has it
+            os.close(channels.pop("pmi"))
+        self._take(running)
+        self._program = channels.get("program")
+        if record.pmi is not None:
+            self.rank.take_over(record.pmi)
+        try:
+            if "control" in channels:  # first: it may have ended, and have said why
+                self._link.again(channels["control"], record.pid or running.pid, left.heard)
+                if self.kept is not None:
+                    self.kept.heard()
+            self.rank.again(left.request)
+            await self._go_on(record.pid)
+        except (OSError, DriverError) as error:
+            if not running.exited.done():  # else it has ended
+                self._trouble = self._trouble or f"it could not be taken over: {error}"
+                self._kill()
+        self._check_end()
+
+    async def _go_on(self, pid: int | None) -> None:
+        """Cap the program again, and repeat the order that the last agent may not have sent any more."""
+        if self.state is State.SAVING and self._order is not None:
+            self.saving = asyncio.get_running_loop().create_task(self._save(*self._order), name="save, again")
+            self.saving.add_done_callback(self._log_failure)
+        if self._program is None or pid is None:
+            return
+        self._records.add(pid)
+        await self._cap.take(pid, again=True)
+        if self._made and not self._done and self._link.open:
+            await self._cap.set(self._cap.wanted_cores if self.state is State.RUNNING else None)
+            if self.state is State.RUNNING:
+                self._link.send("release")
 
     # --- operations
 
@@ -177,51 +223,83 @@ class ProcessGuest:
         await self._wait_for("ready")
         await self.release()
         self._made = True
+        self.note()
 
     async def set_cap(self, cap_cores: float) -> float:
         """Set the cap and return the one in force; while the guest is not running the new cap is kept for later."""
-        self._cap_cores = cap_cores
+        self._cap.wanted_cores = cap_cores
         async with self._end_told():
             if self.state is State.RUNNING:
-                return await self._apply_cap()
-            in_force = self._in_force()
-            return self._most_cores if in_force is None else in_force  # no program yet: nothing is under a cap
+                found = await self._cap.apply()
+                self.note()
+                return found
+            self.note()
+            in_force = self._cap.in_force()
+            return self._cap.most_cores if in_force is None else in_force  # no program yet: nothing is under a cap
 
     async def hold(self) -> int:
         """Lift the cap and stop at the next consistent point; return it."""
         async with self._end_told():
+            await self._give_up_save()
             self._must_be(State.RUNNING, State.HELD)
             self.state = State.HELD
-            await self._cap(None)
-            message = await self._ask("hold", "held")
-            self._held_at = int(message.fields["at"])
+            await self._cap.set(None)
+            self.note()
+            await self._ask("hold", "held")
             return self._held_at
 
     async def release(self) -> None:
         """Set the cap and continue."""
+        await self._give_up_save()
         self._must_be(State.STARTING, State.RUNNING, State.HELD)
-        await self._apply_cap()
+        await self._cap.apply()
         self.state = State.RUNNING
+        self.note()
         await self._ask("release", "released")
 
     async def save(self, at: int | None, image: Path) -> SaveReport:
-        """Write the guest at iteration `at` and let it end; after a failure it is still held."""
-        self._must_be(State.HELD)
-        self.state = State.SAVING
+        """Write the guest at iteration `at` and let it end; after a failure it is still held.
+
+        If an earlier agent has ordered a save to that image, this is the save.
+        """
+        self._waiting += 1
         try:
-            wanted = self._held_at if at is None else at
-            message = await self._ask("save", "saved", "save_failed", at=wanted, path=str(image))
-            if message.kind == "save_failed":
-                raise DriverError(f"guest {self.spec.guest}: {message.fields['error']}")
-            self._saved = True
+            if self.saving is not None and self._order is not None and self._order[1] == str(image):
+                return await asyncio.shield(self.saving)
+            self._must_be(State.HELD)
+            self.state = State.SAVING
+            self._order, self._report = (self._held_at if at is None else at, str(image)), None
+            self.note()
+            return await self._save(*self._order)
+        finally:
+            self._waiting -= 1
+
+    async def _save(self, at: int, path: str) -> SaveReport:
+        try:
+            if self._report is None:
+                message = await self._ask("save", "saved", "save_failed", at=at, path=path)
+                if message.kind == "save_failed":
+                    raise DriverError(f"guest {self.spec.guest}: {message.fields['error']}")
+                self._report = message.fields
             await asyncio.shield(self.gone)
             if self._trouble:
                 raise DriverError(f"guest {self.spec.guest}: {self._trouble}")
-            return SaveReport(**message.fields)
+            return SaveReport(**self._report)
         finally:
             if self.state is State.SAVING:
                 self.state = State.HELD
-                self._saved = False
+                self.note()
+
+    def _log_failure(self, saving: asyncio.Task[SaveReport]) -> None:
+        if not saving.cancelled() and (error := saving.exception()) is not None:
+            _log.warning("guest %s, being saved when its last agent ended: %s", self.spec.guest, error)
+
+    async def _give_up_save(self) -> None:
+        """Give up the save that an earlier agent has ordered; nobody waits for it any more."""
+        if self.saving is not None and self.state is State.SAVING:
+            self.saving.cancel()
+            await asyncio.wait((self.saving,))
+            self.saving = None
 
     async def save_whole(self, write: Callable[[], Awaitable[SaveReport]]) -> SaveReport:
         """Have `write` write the guest's processes, then end them; after a failure the guest is still held."""
@@ -229,13 +307,14 @@ class ProcessGuest:
         await self._check_connected()
         self.state = State.SAVING
         self._parked = True
+        self.note()
         try:
             await self._link.park()
             report = await write()
-            self._saved = self._whole = True
+            self._whole = True
         finally:
             self._parked = False
-            if not self._saved:
+            if not self._whole:  # else the record stays that of a parked guest, which the next agent destroys
                 await asyncio.shield(self._call_back())
         self._kill()
         await asyncio.shield(self.gone)
@@ -251,6 +330,7 @@ class ProcessGuest:
         joined.cancel()
         if self._link.open:
             self.state = State.HELD
+            self.note()
         elif not self.gone.done():
             self._trouble = self._trouble or f"it did not call again within {_BACK_WITHIN_S:g} s"
             self._kill()
@@ -266,84 +346,27 @@ class ProcessGuest:
         pids = [child.pid for child in self._children if not child.exited.done()]
         if self._link.pid is not None and self._link.open and self._link.pid not in pids:
             pids.append(self._link.pid)
-        usage = read_usage(pids)
-        if usage is not None and usage.cpu_s >= self._usage.cpu_s:
-            self._usage = usage
-        in_force = self._in_force()
-        self._look_after(in_force)
-        told = self.told
-        steps = self._steps
-        if steps is not None:
-            self._steps = msgspec.structs.replace(steps, longest_s=0.0)
-        return GuestSample(
-            guest=self.spec.guest, state=self.state.value, cap_cores=in_force, wanted_cores=self._cap_cores,
-            cpu_s=self._usage.cpu_s, rss_mib=self._usage.rss_mib, read_mib=self._usage.read_mib,
-            written_mib=self._usage.written_mib,
-            units_done=told.units if told else 0, units_mono_ns=told.mono_ns if told else 0, supersteps=steps,
-        )  # fmt: skip
+        in_force = self._cap.in_force()
+        self._cap.look_after(in_force)
+        return self._progress.sample(self.spec.guest, self.state.value, pids, in_force, self._cap.wanted_cores)
+
+    @property
+    def told(self) -> RankProgress | None:
+        """Its last report."""
+        return self._progress.told
+
+    def _live_pid(self) -> int | None:
+        """Return the process id of the program while it is certainly the program's."""
+        return self._link.pid if self._link.open else None
 
     def meter(self) -> Meter:
         """See `Meters.meter`: all threads of the program, to which its cap applies."""
         if self._link.pid is None:
             raise DriverError(f"guest {self.spec.guest}: its program does not run yet")
 
-        def read() -> Reading:
-            cpu_s = self._program_cpu_s()
-            if not self._link.open:
-                raise DriverError(f"guest {self.spec.guest} has ended")
-            return Reading(cpu_s, self.told.units if self.told else 0)
-
-        return read
-
-    def _program_cpu_s(self) -> float:
-        """Return the CPU time of the program's threads; the last value once they are gone."""
-        if self._link.pid is not None and self._link.open:  # the process id is still that of the program
-            with contextlib.suppress(OSError):
-                self._cpu_s = time.clock_gettime(process_clock(self._link.pid))
-        return self._cpu_s
+        return self._progress.reader(self.spec.guest, self._live_pid)
 
     # --- the channel
-
-    @property
-    def _most_cores(self) -> float:
-        return float(self.spec.program.workers)
-
-    def _in_force(self) -> float | None:
-        """Return the cap in force, None where that cannot be read."""
-        try:
-            return float(self._caps.read(self.spec.guest))
-        except (OSError, KeyError, ValueError):  # not under a cap yet, or it has ended just now
-            return None
-
-    async def _apply_cap(self) -> float:
-        wanted = self._cap_cores
-        found = await self._cap(wanted)
-        if found is None or not same_cap(found, wanted, self._most_cores):
-            raise DriverError(f"guest {self.spec.guest}: cap {wanted} cores was read back as {found}")
-        return min(found, self._most_cores)
-
-    def _look_after(self, in_force: float | None) -> None:
-        """Detect a cap that was changed from outside."""
-        idle = not self._capping.locked() and (self._repairing is None or self._repairing.done())
-        if self.state is not State.RUNNING or in_force is None or not idle:
-            return
-        if not same_cap(in_force, self._cap_cores, self._most_cores):
-            self._repairing = asyncio.get_running_loop().create_task(self._repair(in_force), name="set a cap again")
-
-    async def _repair(self, found: float) -> None:
-        if self.state is not State.RUNNING:
-            return
-        detail: dict[str, object] = {"wanted": self._cap_cores, "found": found if found < self._most_cores else -1.0}
-        self._tell(DriverEvent(self.spec.guest, "drift", time.monotonic_ns(), detail))
-        with contextlib.suppress(DriverError):
-            await self._apply_cap()
-
-    async def _cap(self, cap_cores: float | None) -> float | None:
-        try:
-            async with self._capping:
-                return await self._caps.set(self.spec.guest, cap_cores)
-        except (OSError, KeyError, ValueError) as error:  # its process may have ended just now
-            raise DriverError(f"guest {self.spec.guest}: its cap could not be set: {error}") from error
 
     async def _ask(self, kind: str, *answers: str, **fields: object) -> Message:
         await self._check_connected()
@@ -359,16 +382,7 @@ class ProcessGuest:
     async def _wait_for(self, *answers: str) -> Message:
         if self.state is State.ENDED:
             raise DriverError(f"guest {self.spec.guest}: {self._trouble or 'it has ended'}")
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._answer = (answers, future)
-        try:
-            return await future
-        finally:
-            self._answer = None
-
-    def _fail_waiter(self, reason: str) -> None:
-        if self._answer is not None and not self._answer[1].done():
-            self._answer[1].set_exception(DriverError(f"guest {self.spec.guest}: {reason}"))
+        return await self._asked.wait(*answers)
 
     def _must_be(self, *states: State) -> None:
         if self.state not in states:
@@ -383,25 +397,36 @@ class ProcessGuest:
             case "hello":
                 self._greet()
             case "progress":
-                first = self.told is None
-                self.told = RankProgress(fields["units"], fields["mono_ns"], self._program_cpu_s())
-                self._steps = supersteps_of(fields, self._steps)
-                if first:
+                if self._progress.take(fields, self._live_pid()):
                     self._tell(DriverEvent(self.spec.guest, "progress", fields["mono_ns"], {"units": fields["units"]}))
             case "done":
-                self._steps = supersteps_of(fields, self._steps)
-                if self._steps is not None:  # it includes what no sample has reported yet
-                    fields = {**fields, "longest_s": self._steps.longest_s}
-                self._done = (time.monotonic_ns(), fields)
-                self.told = RankProgress(fields["units"], self._done[0], self._program_cpu_s())
-                self._fail_waiter("it is done")
+                at_ns = time.monotonic_ns() if self._done is None else self._done[0]
+                self._done = at_ns, self._progress.finish(fields, at_ns, self._live_pid())
+                self.note()
+                self._asked.fail("it is done")
             case "joined" if not self._segments:  # MPI starts once per process
                 self._note_segments(Path(str(name)) for name in fields["segments"][:_MOST_SEGMENTS])
+                self.note()
             case "error":
                 self._trouble = self._trouble or str(fields["message"])
+                self.note()
+            case "held" | "released" | "saved" | "save_failed":
+                self._take_answer(message)
             case _:
-                if self._answer is not None and message.kind in self._answer[0] and not self._answer[1].done():
-                    self._answer[1].set_result(message)
+                self._asked.take(message)
+
+    def _take_answer(self, message: Message) -> None:
+        """Take an answer to a hold, a release or a save; it decides whether the guest is saved or goes on."""
+        if message.kind == "saved":
+            self._report = message.fields if self._order is not None else None
+        elif message.kind == "save_failed" and self.state is State.SAVING:
+            self.state = State.HELD
+        if message.kind == "held":
+            self._held_at = message.fields["at"]
+        if message.kind != "saved" and self.state is not State.SAVING:  # else an earlier agent ordered that hold, too
+            self._order = self._report = None
+        self.note()
+        self._asked.take(message)
 
     def _spoke_nonsense(self, why: str) -> None:
         self._trouble = self._trouble or f"it spoke nonsense: {why}"
@@ -414,13 +439,15 @@ class ProcessGuest:
             return
         with contextlib.suppress(ProcessLookupError):  # it may have ended at once; its channel will report that
             self._program = os.pidfd_open(pid)
+            if self.kept is not None:
+                self.kept.store("program", self._program)
         self._records.add(pid)
         self._greeting = asyncio.get_running_loop().create_task(self._give_task(pid), name="greet")
 
     async def _give_task(self, pid: int) -> None:
         await self._inside.wait()  # before that, no caller waits for an answer
         try:
-            await self._caps.add(self.spec.guest, pid, self.spec.program.workers)
+            await self._cap.take(pid)
             self._link.send(
                 "task", v=VERSION, spec=msgspec.to_builtins(self.spec), image=self._image and str(self._image)
             )
@@ -442,6 +469,19 @@ class ProcessGuest:
                 await asyncio.shield(self.gone)
             raise
 
+    @property
+    def _saved(self) -> bool:
+        return self._whole or self._report is not None
+
+    @property
+    def unclaimed(self) -> tuple[int, Path, SaveReport] | None:
+        """The save that it has ended with, if no order waits for that: its iteration, its file, its report."""
+        if self.state is not State.ENDED or self._stopping or self._trouble or self._waiting:
+            return None
+        return None if self._order is None or self._report is None else (
+            self._order[0], Path(self._order[1]), SaveReport(**self._report)
+        )  # fmt: skip
+
     def _hung_up(self) -> None:
         """Give the processes around the program a moment to end with it."""
         asyncio.get_running_loop().call_later(0 if self._stopping else _GRACE_S, self._kill_if_left)
@@ -460,28 +500,24 @@ class ProcessGuest:
         if not self._inside.is_set() or (not self._children and not self._stopping):
             return
         codes = [child.exited.result() for child in self._children]
+        if self.kept is not None and self.kept in self._children:
+            self.log.remember(self.kept.tail)
         well = self._whole or all(code == 0 for code in codes)
         was, self.state = self.state, State.ENDED
         if self._stopping or (well and (self._saved or self._done)):
             self._trouble = ""
         else:
-            self._trouble = self._describe(codes)
-        self._fail_waiter(self._trouble or "it was stopped")
+            self._trouble = describe(self._trouble, codes, self.log)
+        self._asked.fail(self._trouble or "it was stopped")
         self._finishing = asyncio.get_running_loop().create_task(self._finish(was), name="finish")
-
-    def _describe(self, codes: list[int]) -> str:
-        endings = ", ".join(ending(code) for code in codes)
-        said = self.log.tail()
-        return (self._trouble or f"it ended by itself: {endings}") + (f"; it printed: {said}" if said else "")
 
     async def _finish(self, was: State) -> None:
         pid = self._link.pid
         if self._greeting is not None:
             await self._greeting
-        await self._caps.remove(self.spec.guest)
+        await self._cap.remove()
         self._link.close()
-        if self._pmi is not None:
-            self._pmi.close()
+        self.rank.close()
         if self.spec.program.ranks > 1 and (self._stopping or self._trouble):  # perhaps while MPI started
             self._note_segments(await asyncio.to_thread(abandoned_segments, self._made_unix_s))
         remove_segments(self._segments)
@@ -492,7 +528,9 @@ class ProcessGuest:
         self._records.discard(*(child.pid for child in self._children), *(() if pid is None else (pid,)))
         self._forget(self)
         self.gone.set_result(None)
-        if self._stopping or self._saved:
+        if self.kept is not None and self._stopping:
+            self.kept.drop()
+        if self._stopping or (self._saved and (self._waiting or not self._trouble)):
             return
         if self._done and not self._trouble:
             self._tell(DriverEvent(self.spec.guest, "done", self._done[0], self._done[1]))

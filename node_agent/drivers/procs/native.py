@@ -50,7 +50,7 @@ async def run_native(
             await ranks[0].enter(program_argv(), environment(ranks[0].control))
             await ranks[0].made()
         else:
-            barriers.passes = [rank.pass_barrier for rank in ranks]
+            barriers.passes = [rank.rank.pass_barrier for rank in ranks]
             await asyncio.gather(*(join_job(rank, barriers.session, address) for rank in ranks))
         return await measure([partial(read, rank) for rank in ranks], seconds)
     finally:

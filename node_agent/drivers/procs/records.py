@@ -7,7 +7,7 @@ import json
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from testbed.host.process_identity import boot_id, start_ticks
 from testbed.host.whole_files import write_whole
 
 _GONE_WITHIN_S = 2.0
+RECORDS = "processes.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ class ProcessRecords:
         """Delete the file."""
         self._path.unlink(missing_ok=True)
 
-    def left(self) -> Left:
-        """Return the recorded processes and files of an earlier agent that still exist."""
+    def left(self, kept: Collection[int] = ()) -> Left:
+        """Return the recorded processes and files of an earlier agent that still exist, but those `kept`.
+
+        If processes are kept the files may be theirs.
+        """
         try:
             earlier = json.loads(self._path.read_text(encoding="utf-8"))
             started = {int(pid): int(ticks) for pid, ticks in earlier["started"].items()}
@@ -81,13 +85,13 @@ class ProcessRecords:
         if boot != self._boot:
             return Left({}, ())
         return Left(
-            {pid: ticks for pid, ticks in started.items() if start_ticks(pid) == ticks},
-            tuple(path for path in segments if is_segment(path) and path.exists()),
+            {pid: ticks for pid, ticks in started.items() if pid not in kept and start_ticks(pid) == ticks},
+            tuple(path for path in segments if not kept and is_segment(path) and path.exists()),
         )
 
-    def kill_left(self) -> Left:
-        """Kill and remove all leftovers, then the file; return them. May wait for 2 s per process."""
-        left = self.left()
+    def kill_left(self, kept: Collection[int] = ()) -> Left:
+        """Kill and remove all leftovers but those `kept`, then the file; return them. May wait for 2 s per process."""
+        left = self.left(kept)
         killed = {pid: ticks for pid, ticks in left.started.items() if _kill(pid, ticks)}
         remove_segments(left.segments)
         self.remove()
@@ -96,6 +100,14 @@ class ProcessRecords:
     def _write(self) -> None:
         told = {"boot": self._boot, "started": self._started, "segments": sorted(map(str, self._segments))}
         write_whole(self._path, json.dumps(told), durable=False)
+
+
+def recorded(path: Path) -> list[int]:
+    """Return the ids of all processes that an earlier agent has recorded, whether they exist or not."""
+    try:
+        return [int(pid) for pid in json.loads(path.read_text(encoding="utf-8"))["started"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _kill(pid: int, ticks: int) -> bool:

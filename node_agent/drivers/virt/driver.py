@@ -7,10 +7,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
-
-import libvirt
 
 from node_agent.drivers.builtin import LIBVIRT
 from node_agent.drivers.protocol import (
@@ -24,26 +22,30 @@ from node_agent.drivers.protocol import (
     MigrationReport,
     NativeReport,
     NodeBudget,
+    OnSaved,
     SaveReport,
     SuspectError,
     check_name,
     check_rank,
 )
 from node_agent.drivers.sealed import seal, written_back
-from node_agent.drivers.virt.domain import Place, network_of, own_guest, owner_of
+from node_agent.drivers.virt.aftermath import is_image_of
+from node_agent.drivers.virt.domain import Place, network_of, own_guest
+from node_agent.drivers.virt.domain_states import list_owners, runs
+from node_agent.drivers.virt.fence_watching import FenceWatching
 from node_agent.drivers.virt.guest import State, VirtualGuest
 from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.left_guests import LeftGuest, LeftGuests, arrived
 from node_agent.drivers.virt.migration import Migration, transport_of
-from node_agent.drivers.virt.native import NativePrograms, left_programs
+from node_agent.drivers.virt.native import NativePrograms, left_programs, native_programs
 from node_agent.drivers.virt.platform import Platform
 from node_agent.drivers.virt.qemu import Qemu
+from node_agent.drivers.virt.saves import SavesUnderWay
 from node_agent.guests.image import current
-from node_agent.guests.unpack import unpacked
 from node_agent.programs.catalogue import unknown
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
 from testbed.bus.migration import Destination, Transport
 from testbed.bus.telemetry import GuestSample
-from testbed.errors import TestbedError
 from testbed.host.guest_image import GuestImage
 
 PROGRAMS = {"eatcpu": "/bin/eatcpu", "patterns": "/bin/patterns"}
@@ -89,34 +91,43 @@ class LibvirtDriver(Driver):
         self._guests: dict[str, VirtualGuest] = {}
         self._arrived: set[str] = set()
         self._migrations: dict[str, Migration] = {}
-        self._saves: dict[str, tuple[Path, asyncio.Task[SaveReport]]] = {}
+        self._saves = SavesUnderWay()
         self._budget: NodeBudget | None = None
         self._hypervisor: Hypervisor | None = None
         self._image: GuestImage | None = None
         self._native: NativePrograms | None = None
-        self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
+        self._left = LeftGuests()
+        self._watching: FenceWatching | None = None
+        self.keep_s = 0.0  # libvirt keeps guests for any time
+        self.on_saved: OnSaved = _ignore
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
         """See `Driver.open`."""
-        self._budget, self._tell = budget, tell
+        self._budget, self._left = budget, LeftGuests(budget.state_dir, tell)
         budget.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget.image_dir.mkdir(parents=True, exist_ok=True)
+        self._watching = FenceWatching(budget.state_dir, self._uri)
+        self._watching.begin()
         image = await asyncio.to_thread(current, self._image_folder)
         self._hypervisor = Hypervisor(self._uri, self, self._root, self._platform.keepalive_s)
         await self._hypervisor.open(self._timeouts.call_s)
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
-        await self._sweep()
+        left = self._left.read()
+        await self._sweep(but=left)
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
-        self._native = await asyncio.to_thread(_native_programs, image, budget)
+        for each in left.values():
+            await self._take_over(each)
+        self._native = await asyncio.to_thread(native_programs, image, budget)
         versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
         there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
         migration = [f"migration:{self._transport}"] if self._transport else []
+        fences = ("fences",) if self._watching.able else ()
         return DriverFacts(
-            ("checksums", *platform, *migration), {**versions, "guest-image": image.key, **image.versions},
+            ("checksums", *platform, *migration, *fences), {**versions, "guest-image": image.key, **image.versions},
             image.floor_mib, tuple(PROGRAMS), lacks, self._platform.boot_s,
         )  # fmt: skip
 
@@ -129,7 +140,8 @@ class LibvirtDriver(Driver):
         """See `Driver.close`."""
         if self._hypervisor is None:
             return
-        await asyncio.gather(*(self.stop(guest) for guest in list(self._guests)), return_exceptions=True)
+        stops = [self.stop(guest) for guest in list(self._guests)]
+        stopped = await asyncio.gather(*stops, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         if self._native is not None:
@@ -139,6 +151,10 @@ class LibvirtDriver(Driver):
             await self._sweep()
         await self._hypervisor.close()
         self._hypervisor = None
+        if self._watching is not None:
+            await asyncio.to_thread(self._watching.close, end=not any(stopped))
+            self._watching = None
+        self._left.remove()
         self._guests.clear()
         self._arrived.clear()
         self._saves.clear()
@@ -149,20 +165,22 @@ class LibvirtDriver(Driver):
         try:
             await self._hypervisor.open(self._timeouts.call_s)
             left = await self._sweep(dry_run=dry_run)
+            watching = await asyncio.to_thread(FenceWatching(budget.state_dir, self._uri).end, dry_run=dry_run)
         finally:
             await self._hypervisor.close()
             self._budget = self._hypervisor = None
         records = left_programs(budget.state_dir)
-        return [*left, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
+        return [*left, *watching, *(await asyncio.to_thread(records.left if dry_run else records.kill_left)).words()]
 
-    async def _sweep(self, *, dry_run: bool = False) -> list[str]:
+    async def _sweep(self, *, dry_run: bool = False, but: Collection[str] = ()) -> list[str]:
         """Destroy unknown domains of this node: an earlier agent left them, or they arrived late."""
         budget, hypervisor = self._reached()
-        domains = await hypervisor.call(self._timeouts.call_s, _list_owners)
+        domains = await hypervisor.call(self._timeouts.call_s, list_owners)
         left = [
             owner
             for owner in domains
-            if owner["guest"] not in self._guests and (owner["node"] == budget.node or not self._platform.shared)
+            if owner["guest"] not in {*self._guests, *but}
+            and (owner["node"] == budget.node or not self._platform.shared)
         ]
         for owner in left:
             if not dry_run:
@@ -174,7 +192,32 @@ class LibvirtDriver(Driver):
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
         _, hypervisor = self._reached()
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._tell, self._forget)
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._left.tell, self._forget)
+
+    async def enforce_fences(self) -> None:
+        """See `EnforcesFences.enforce_fences`."""
+        if self._watching is not None:
+            await asyncio.to_thread(self._watching.ensure)
+
+    def taken_over(self) -> list[GuestSpec]:
+        """See `Outlives.taken_over`."""
+        return self._left.specs()
+
+    def settled(self, guest: str) -> None:
+        """See `Outlives.settled`."""
+        if guest not in self._guests:
+            self._left.drop(guest)
+
+    async def _take_over(self, left: LeftGuest) -> None:
+        """Go on with a guest of an earlier agent, as after a migration; report its end if it has ended."""
+        name, (_, hypervisor) = left.spec.guest, self._reached()
+        try:
+            if await self._left.is_there(left, hypervisor, self._timeouts):
+                guest = self._new(left.spec, 1.0)
+                await guest.take_over(works=await hypervisor.on_domain(name, self._timeouts.call_s, runs))
+                self._guests[name] = guest
+        except DriverError as error:
+            self._left.tell(DriverEvent(name, "failed", time.monotonic_ns(), {"reason": str(error)}))
 
     # --- lives
 
@@ -198,6 +241,8 @@ class LibvirtDriver(Driver):
         try:
             await self._reached()[1].find_own(spec.guest, self._timeouts.call_s)
             await make(guest)
+            if spec.program.ranks == 1 or guest.state is State.HELD:
+                self._left.note(spec)
         except BaseException:
             await asyncio.shield(self._give_up(guest))
             raise
@@ -206,6 +251,7 @@ class LibvirtDriver(Driver):
         with contextlib.suppress(DriverError):
             await guest.destroy()
         self._forget(guest)
+        self.settled(guest.name)
 
     async def _create(self, guest: VirtualGuest) -> None:
         _, _, image = self._opened()
@@ -246,6 +292,7 @@ class LibvirtDriver(Driver):
         if not network_of(member.spec.address):
             raise DriverError(f"guest {guest}: address = {member.spec.address!r}: expected one, for its MPI job")
         await member.join(PROGRAMS[member.spec.program.name], session)
+        self._left.note(member.spec)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Joins.mpi_pass`."""
@@ -268,41 +315,27 @@ class LibvirtDriver(Driver):
     async def save(self, guest: str, at: int | None, image: Path) -> SaveReport:
         """See `Saves.save`. A save that cannot be aborted continues; a repeated `save` returns its result."""
         del at
-        under_way = self._saves.get(guest)
-        if under_way is None or under_way[0] != image:
-            writing = asyncio.create_task(self._save(self._get(guest), image), name=f"save {guest}")
-            # retrieved here, so that asyncio does not log "never retrieved"; a repeated `save` raises it
-            writing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            under_way = self._saves[guest] = image, writing
-        saving = under_way[1]
-        try:
-            report = await asyncio.shield(saving)
-        except asyncio.CancelledError:
-            if self._platform.aborts_saves:
-                saving.cancel()
-                await asyncio.wait((saving,))
-                if saving.cancelled() or saving.exception() is not None:  # else it was written before the abort
-                    self._saves.pop(guest, None)
-            raise
-        except BaseException:
-            self._saves.pop(guest, None)
-            raise
-        self._saves.pop(guest, None)
-        return report
-
-    def _end_save(self, guest: str) -> None:
-        _, saving = self._saves.pop(guest, (None, None))
-        if saving is not None:
-            saving.cancel()
+        return await self._saves.save(
+            guest, image, lambda: self._save(self._get(guest), image), aborts=self._platform.aborts_saves
+        )
 
     async def _save(self, held: VirtualGuest, image: Path) -> SaveReport:
+        self._left.note(held.spec, leaves=True)
         try:
             async with self._heavy, written_back(image):
                 written_s = await held.save(image)
         finally:
-            if held.state is State.ENDED:  # else it was not written, and is still held
-                self._forget(held)
+            self._stays_or_goes(held)  # if it was not written it is still held
         return await seal(image, written_s)
+
+    async def finished_save(self, guest: str, at: int | None, image: Path) -> SaveReport | None:
+        """See `FindsSaves.finished_save`. Only the header of QEMU's images, written last, shows that they are whole."""
+        del at
+        gone = guest not in self._guests and guest not in self._saves
+        if not gone or self._hypervisor is None or not self._platform.aborts_saves:
+            return None
+        there = await is_image_of(self._hypervisor, self._platform, image, guest)
+        return await seal(image, 0.0) if there else None
 
     async def migrate(self, guest: str, to: Destination, budget_s: float, no_progress_s: float) -> MigrationReport:
         """See `Migrates.migrate`."""
@@ -312,13 +345,19 @@ class LibvirtDriver(Driver):
         migration = self._migrations[guest] = Migration(
             going, to, self._platform.hypervisor, self._transport, budget_s, no_progress_s
         )
+        self._left.note(going.spec, leaves=True)
         try:
-            report = await migration.run()
+            return await migration.run()
         finally:
             del self._migrations[guest]
-            if going.state is State.ENDED:  # it is not here any more, whatever an error says
-                self._forget(going)
-        return report
+            self._stays_or_goes(going)
+
+    def _stays_or_goes(self, guest: VirtualGuest) -> None:
+        """A guest was to leave: forget it if it is not here any more, whatever an error says."""
+        if guest.state is State.ENDED:
+            self._forget(guest)
+        else:
+            self._left.note(guest.spec)
 
     async def adopt(self, spec: GuestSpec, cap_cores: float) -> None:
         """See `Migrates.adopt`; to adopt a guest again is no error."""
@@ -326,7 +365,7 @@ class LibvirtDriver(Driver):
             _, hypervisor, _ = self._opened()
             if await hypervisor.find_own(spec.guest, self._timeouts.call_s) is None:
                 raise DriverError(f"guest {spec.guest} is not here")
-            if not await hypervisor.on_domain(spec.guest, self._timeouts.call_s, _runs):
+            if not await hypervisor.on_domain(spec.guest, self._timeouts.call_s, runs):
                 raise DriverError(f"guest {spec.guest} has not arrived: its virtual machine does not run here")
             guest = self._new(spec, cap_cores)
             await guest.appear()
@@ -334,11 +373,12 @@ class LibvirtDriver(Driver):
             self._guests[spec.guest] = guest
             self._arrived.discard(spec.guest)
             guest.attach_beside()
+            self._left.note(spec)
         await self._guests[spec.guest].set_cap(cap_cores)
 
     async def stop(self, guest: str) -> None:
         """See `Driver.stop`; also of a guest that has arrived and was not adopted."""
-        self._end_save(guest)
+        self._saves.end(guest)
         known = self._guests.get(guest)
         if known is not None:
             await known.destroy()
@@ -348,6 +388,7 @@ class LibvirtDriver(Driver):
             if domain is not None:
                 await self._hypervisor.on_domain(guest, self._timeouts.call_s, lambda found: found.destroy())
         self._arrived.discard(guest)
+        self.settled(guest)
 
     async def calibrate(self, cpu_s: float) -> float:
         """See `Driver.calibrate`; in a guest of its own, uncapped."""
@@ -377,14 +418,9 @@ class LibvirtDriver(Driver):
 
     def sample(self) -> list[GuestSample]:
         """See `Driver.sample`; guests that have arrived by migration and wait to be adopted are `arrived`."""
-        waiting = [
-            GuestSample(
-                guest=name, state="arrived", cap_cores=None, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
-                units_done=0, units_mono_ns=time.monotonic_ns(),
-            )
-            for name in sorted(self._arrived)
-        ]  # fmt: skip
-        return [guest.sample() for guest in list(self._guests.values())] + waiting
+        return [guest.sample() for guest in list(self._guests.values())] + [
+            arrived(name) for name in sorted(self._arrived)
+        ]
 
     def meter(self, guest: str) -> Meter:
         """See `Meters.meter`."""
@@ -441,7 +477,7 @@ class LibvirtDriver(Driver):
     async def _reconcile(self) -> None:
         _, hypervisor, _ = self._opened()
         with contextlib.suppress(DriverError):
-            there = {owner["guest"] for owner in await hypervisor.call(self._timeouts.call_s, _list_owners)}
+            there = {owner["guest"] for owner in await hypervisor.call(self._timeouts.call_s, list_owners)}
             for name in [name for name in self._guests if name not in there]:
                 self.domain_stopped(name)
 
@@ -467,24 +503,5 @@ class LibvirtDriver(Driver):
             del self._guests[guest.name]
 
 
-def _native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | None:
-    group = f"{budget.prefix}{budget.node}-native-{os.getpid()}"
-    try:
-        return NativePrograms(unpacked(image), budget.state_dir, group)
-    except (OSError, TestbedError) as error:
-        _log.warning("no programs outside guests: %s", error)
-        return None
-
-
-def _runs(domain: libvirt.virDomain) -> bool:
-    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING)
-
-
-def _list_owners(connection: libvirt.virConnect) -> list[dict[str, str]]:
-    owners = []
-    for domain in connection.listAllDomains():
-        with contextlib.suppress(libvirt.libvirtError):  # it ended just now
-            owner = owner_of(domain.XMLDesc())
-            if owner:
-                owners.append(dict(owner))
-    return owners
+def _ignore(_guest: str, _at: int | None, _image: Path, _report: SaveReport) -> None:
+    """A save ends with its agent or before the next one begins; it is found by its image."""

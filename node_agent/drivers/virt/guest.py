@@ -18,6 +18,7 @@ from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.console import tail_of
+from node_agent.drivers.virt.domain_states import resume, suspend
 from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
@@ -102,6 +103,14 @@ class VirtualGuest:
         self.created = True
         await self._cap.find()
 
+    async def take_over(self, *, works: bool) -> None:
+        """Go on with the domain of an earlier agent, under the cap that it is under."""
+        await self.appear()
+        self._cap.wanted_cores = await self._cap.in_force()
+        self.state = State.RUNNING if works else State.HELD
+        if works:
+            self.attach_beside()
+
     async def on_domain(self, function: Callable[[libvirt.virDomain], T], deadline_s: float | None = None) -> T:
         """Run `function(domain)` in a thread; raises `DriverError`."""
         return await self._hypervisor.on_domain(self.name, deadline_s or self._timeouts.call_s, function)
@@ -175,7 +184,7 @@ class VirtualGuest:
         """Suspend it."""
         async with self._end_told():
             self._must_be(State.RUNNING, State.HELD)
-            await self.on_domain(_suspend)
+            await self.on_domain(suspend)
             self._must_be(State.RUNNING, State.HELD)  # it may have ended just before
             self.state = State.HELD
 
@@ -183,7 +192,7 @@ class VirtualGuest:
         """Let it continue; frames of the meantime are read in the background."""
         self._must_be(State.RUNNING, State.HELD)
         if self.state is State.HELD:
-            await self.on_domain(_resume)
+            await self.on_domain(resume)
             self.state = State.RUNNING
             self._recovery.expected(self._loop.time())
         if not self._channel.attached:
@@ -241,7 +250,7 @@ class VirtualGuest:
             return True
         if await self._come_back(State.HELD):
             with contextlib.suppress(DriverError):
-                await self.on_domain(_suspend)  # it may have to run to be saved
+                await self.on_domain(suspend)  # it may have to run to be saved
             await asyncio.to_thread(image.unlink, missing_ok=True)
             return False
         return await is_image_of(self._hypervisor, self._platform, image, self.name)
@@ -482,18 +491,3 @@ def _steps_in(frame: Frame) -> dict[str, int | float]:
     if "steps" not in frame.fields:
         return {}
     return {"steps": frame.count("steps"), **{key: frame.number(key) for key in ("longest_s", "compute_s", "comm_s")}}
-
-
-def _suspend(domain: libvirt.virDomain) -> None:
-    if domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
-        domain.suspend()
-    state = domain.state()[0]
-    if state != libvirt.VIR_DOMAIN_PAUSED:
-        raise DriverError(f"{domain.name()} is in state {state} after it was suspended")
-
-
-def _resume(domain: libvirt.virDomain) -> None:
-    domain.resume()
-    state = domain.state()[0]
-    if state != libvirt.VIR_DOMAIN_RUNNING:
-        raise DriverError(f"{domain.name()} is in state {state} after it was resumed")

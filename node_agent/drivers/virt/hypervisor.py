@@ -23,6 +23,7 @@ KEEPALIVE_TRIES = 3
 RECONNECT_EVERY_S = 0.5
 THREADS = 32  # libvirt's default settings let five calls of a client run at once
 HANG_UP_WITHIN_S = 5.0
+_BUSY_POLL_S = 0.2
 _log = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
 _loop_runs = False
@@ -202,6 +203,14 @@ class Hypervisor:
     async def find(self, name: str, deadline_s: float) -> Any | None:
         """Return the domain of that name, or None."""
         return await self._find(name, deadline_s, lambda domain: domain)
+
+    async def settled(self, name: str, deadline_s: float) -> None:
+        """Wait until nothing is done with a domain any more, such as a save that a killed agent has ordered."""
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        while await self._find(name, deadline_s, lambda domain: bool(domain.jobInfo()[0])):
+            if asyncio.get_running_loop().time() > end_s:
+                raise DriverError(f"guest {name}: what libvirt does with it does not end within {deadline_s:g} s")
+            await asyncio.sleep(_BUSY_POLL_S)  # libvirt sends no event at the end of a save
 
     async def find_own(self, name: str, deadline_s: float) -> Any | None:
         """Return the domain of that name, or None; raises `SuspectError` if the testbed did not make it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import shutil
@@ -29,16 +30,20 @@ from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import NativeBarriers, RankProgress, measure, rank_spec
 from node_agent.drivers.pmi.link import PmiLink
 from node_agent.drivers.pmi.server import PmiServer
-from node_agent.drivers.procs.child import Child, Log, ending
+from node_agent.drivers.procs.child import Child, ending
 from node_agent.drivers.procs.environment import tethered
 from node_agent.drivers.procs.link import LONGEST_PATH
+from node_agent.drivers.procs.log import Log
 from node_agent.drivers.procs.records import ProcessRecords
-from node_agent.drivers.protocol import DriverError, NativeReport
+from node_agent.drivers.protocol import DriverError, NativeReport, NodeBudget
 from node_agent.guests.task_fields import task_fields
+from node_agent.guests.unpack import unpacked
 from node_agent.guests.wire import MAX_FRAME_BYTES
 from node_agent.programs.segments import abandoned_segments, remove_segments, segments_of
 from testbed.bus.caps import same_cap
 from testbed.bus.messages import GuestSpec, ProgramSpec, RankKeys
+from testbed.errors import TestbedError
+from testbed.host.guest_image import GuestImage
 
 _READY_WITHIN_S = 30.0
 _GONE_WITHIN_S = 2.0
@@ -49,6 +54,9 @@ _UNITS = struct.Struct("<Q")  # the first word of `struct pace` in pace.h
 def left_programs(state_dir: Path) -> ProcessRecords:
     """Return the record of programs that agents with this folder ran outside guests."""
     return ProcessRecords(state_dir / "native.json")
+
+
+_log = logging.getLogger(__name__)
 
 
 class NativePrograms:
@@ -287,3 +295,13 @@ class _Rank:
         ended = [ending(child.exited.result()) for child in self._children if child.exited.done()]
         said = self.log.tail()
         return "".join(f"; {words}" for words in (", ".join(ended), said and f"it printed: {said}") if words)
+
+
+def native_programs(image: GuestImage, budget: NodeBudget) -> NativePrograms | None:
+    """Return the programs of a guest image outside guests, None where they cannot be unpacked."""
+    group = f"{budget.prefix}{budget.node}-native-{os.getpid()}"
+    try:
+        return NativePrograms(unpacked(image), budget.state_dir, group)
+    except (OSError, TestbedError) as error:
+        _log.warning("no programs outside guests: %s", error)
+        return None

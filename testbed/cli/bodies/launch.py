@@ -15,9 +15,12 @@ from rich.console import Console
 
 from testbed.cli.bodies.interrupts import run_interruptible
 from testbed.control.admission import check_events, check_jobs
-from testbed.control.session import RunResult, run_session
+from testbed.control.lost_run import load_lost_run
+from testbed.control.session import RunResult, resume_session, run_session
+from testbed.errors import UserError
 from testbed.lab.bring_up import dry_lab, live_lab
 from testbed.lab.local_agents import check_drivers
+from testbed.measure.run_lock import RunLock
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.dfrs import can_load, use_compiled
 from testbed.scheduling.policies.view import Policy
@@ -78,6 +81,40 @@ def launch(
         for result in results:
             console.print(f"run directory: {result.path}", markup=False, highlight=False, soft_wrap=True)
     return results
+
+
+def launch_resumed(path: Path, *, as_json: bool) -> RunResult:
+    """Go on with a run whose controller was lost, and print its tables (or JSON); returns the result."""
+    console = wide_console(stderr=as_json)
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder: expected a run directory")
+    try:
+        lock = RunLock(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: expected a run directory that this user may write in") from error
+    try:
+        lost = load_lost_run(path)
+        check_drivers(lost.scenario)
+        if can_load():
+            threading.Thread(target=use_compiled, name="machine code of policies", daemon=True).start()
+        with display_for(console, f"{lost.scenario.name}  {lost.policy.name}") as display:
+            result = run_interruptible(resume_session(lost, lock, live_lab, display), console)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; what was measured is in {path}", markup=False, soft_wrap=True)
+        raise
+    finally:
+        lock.release()
+    _print(result, console, as_json=as_json)
+    return result
+
+
+def _print(result: RunResult, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        json.dump([{"run": str(result.path), **result.summary}], sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print_run(result.path, console)
+        console.print(f"run directory: {result.path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _one(

@@ -26,7 +26,9 @@ ExecStart={command}
 Restart=always
 RestartSec=2
 TimeoutStopSec=60
-KillMode=mixed
+# what keeps its guests, and destroys them at their fences, outlives an agent that is killed; one that ends in order
+# ends all of it
+KillMode=process
 # its guests' groups are below its own, and no reload of systemd touches their quotas
 Slice=dfrs.slice
 Delegate=cpu cpuset memory pids

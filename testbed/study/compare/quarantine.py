@@ -32,6 +32,7 @@ class Limits:
     sample_gap_samples: float = 2.0  # where agents sample so seldom that it is longer
     loop_late_s: float = 0.25
     clock_step_s: float = 0.5
+    blind_s: float = 0.0  # without a controller: guests then work on, and trace time does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ def _controller(run: LiveRun, limits: Limits) -> Iterator[Finding]:
                   max(lateness, default=None), limits.loop_late_s, "s", why="there was none")  # fmt: skip
     if orders := sum(isinstance(event, events.Order) for event in run.journal):
         yield Finding("orders", "orders of the operator: pauses, drained nodes", orders, 0, "")
+    if run.facts.history.resumes:
+        yield Finding("without_controller", "time without a controller", run.facts.blind_s, limits.blind_s, "s")
     clock = next((event for event in run.journal if isinstance(event, events.Clock)), None)
     step_s = None
     if clock is not None and run.facts.anchor_ns is not None:

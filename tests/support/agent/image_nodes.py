@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from node_agent.image_server import ImageServer
 from node_agent.image_tickets import Tickets
 from node_agent.images import ImageFetcher, ImageStore
@@ -31,7 +33,7 @@ def ref(name: str = "a-s1.img", content: bytes = CONTENT) -> ImageRef:
     return ImageRef(image=name, bytes=len(content), digest=digest_of(content))
 
 
-REF = ref()
+REF = msgspec.structs.replace(ref(), generation=3)
 
 
 @dataclass

@@ -10,8 +10,11 @@ import pytest
 
 from node_agent.agent import Agent
 from node_agent.drivers.null import NullDriver
+from node_agent.drivers.protocol import DriverEvent, DriverFacts, NodeBudget
+from node_agent.lease_notes import LeaseNotes
 from support.control.rehearsal import Watcher, rehearse
 from testbed.bus.memory import MemoryHub
+from testbed.bus.messages import GuestSpec
 from testbed.control.snapshot import Snapshot
 from testbed.scheduling.workload.jobs import Job
 
@@ -24,10 +27,50 @@ async def at_once(function: Callable[..., object], *arguments: object) -> object
     return function(*arguments)
 
 
-class Disturbed:
-    """A rehearsal in which something is done to the bus and the agents; drivers of new agents have `extras`."""
+class Outliving(NullDriver):
+    """The guests of a killed agent's driver, which the next agent takes over."""
 
-    def __init__(self, disturb: Callable[[Disturbed], None], at_s: float = BEGINS_S, extras: str = "") -> None:
+    def __init__(self, before: NullDriver) -> None:
+        super().__init__(",".join(before._extras))
+        self.keep_s, self.on_saved = 0.0, None
+        self._before = before
+        self._missed: list[DriverEvent] = []
+        self._unmade = [name for name, guest in before._guests.items() if not guest.runs]
+        before._tell = self._missed.append
+        before.close = self.left  # as it is killed
+
+    async def left(self) -> None:
+        """Leave the guests alone."""
+
+    async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
+        self._guests = self._before._guests
+        self._before._tell = tell
+        facts = await super().open(budget, tell)
+        for guest in self._unmade:
+            await self.stop(guest)
+        for driver_event in self._missed:
+            tell(driver_event)
+        return facts
+
+    def taken_over(self) -> list[GuestSpec]:
+        return [guest.spec for guest in self._guests.values()]
+
+    def settled(self, guest: str) -> None:
+        """Nothing is kept of guests that have ended."""
+
+
+class Disturbed:
+    """A rehearsal in which something is done to the bus and the agents; drivers of new agents have `extras`.
+
+    With `outlive` guests outlive an agent that is killed.
+    """
+
+    def __init__(
+        self, disturb: Callable[[Disturbed], None], at_s: float = BEGINS_S, extras: str = "", *, outlive: bool = False
+    ) -> None:
+        self._outlive = outlive
+        self._heirs: dict[str, NullDriver] = {}
+        self._agents: dict[str, Agent] = {}
         self.hub = MemoryHub()
         self._extras = extras
         self._disturb = disturb
@@ -49,12 +92,18 @@ class Disturbed:
     def kill(self, node: str, seconds: float) -> None:
         """Kill the agent of a node; another one is there after so many seconds."""
         self._back_after_s[node] = seconds
+        agent = self._agents[node]
+        driver = agent._driver
+        if agent._lease.lease is not None:
+            LeaseNotes(agent._config.state_dir).keep(agent._lease.lease)  # as agents do whose guests outlive them
+        self._heirs[node] = Outliving(driver) if self._outlive else NullDriver(self._extras)
         self.hub.drop(f"agent-{node}")
         self._tasks[node].cancel()
 
     async def _run(self, first: Agent, run: Callable[[Agent], object]) -> None:
         node = first._config.node
         task = self._tasks[node] = asyncio.current_task()
+        self._agents[node] = first
         try:
             await run(first)
         except asyncio.CancelledError:
@@ -62,7 +111,7 @@ class Disturbed:
                 raise
             task.uncancel()
             await asyncio.sleep(self._back_after_s[node])  # the length of the fault, in virtual time
-            second = Agent(first._config, NullDriver(self._extras), first._connect)
+            second = Agent(first._config, self._heirs[node], first._connect)
             ends = asyncio.ensure_future(first._stopping.wait())
             ends.add_done_callback(lambda _done: second.stop())
             await run(second)

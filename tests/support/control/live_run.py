@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from testbed.measure.rundir import read_journal
 
 SCENARIO = """
 name = "live"
+on_controller_loss = "remove"
 policy = "GreedyPM */per/OPT=MIN/MINVT=600"
 period_s = 60
 time_scale = 60
@@ -41,16 +44,19 @@ JOB_TASKS = {1: 1, 2: 2, 3: 3}  # in all runs but one, which is not asked for jo
 
 
 class Run:
-    """`testbed run` as a child process, whose output is kept line by line."""
+    """`testbed run`, or another command, as a child process, whose output is kept line by line."""
 
-    def __init__(self, folder: Path, room: Path, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, room: Path, *arguments: str, command: Sequence[str] = ("testbed", "run", "live.toml"),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.room = room
         python_path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "testbed", "run", "live.toml", *arguments], cwd=folder, stdout=subprocess.PIPE,
+            [sys.executable, "-m", *command, *arguments], cwd=folder, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(room)},
+            env={**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(room), **(variables or {})},
         )  # fmt: skip
         self.lines: list[str] = []
         self._heard = threading.Condition()
@@ -103,9 +109,16 @@ class Run:
         return sorted(found, key=lambda agent: agent.cmdline())
 
     def programs(self) -> list[psutil.Process]:
-        """Programs of guests, each a child of its node's agent."""
-        children = [child for agent in self.agents() for child in agent.children()]
+        """Programs of guests, each a child of the keeper of its node's agent."""
+        children = [child for agent in self.agents() for child in agent.children(recursive=True)]
         return [child for child in children if child.cmdline()[1:] == ["-P", "-m", "node_agent.programs"]]
+
+    def end_agents(self) -> None:
+        """End agents whose controller was killed."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if "--node" in process.cmdline():
+                    process.terminate()
 
     def serial_programs(self) -> list[psutil.Process]:
         """Programs of jobs of one task."""
@@ -141,9 +154,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="dfrs-t") as room:  # short: names of sockets begin with it
 
-        def begin(jobs: str, *arguments: str) -> Run:
+        def begin(jobs: str, *arguments: str, **how: Any) -> Run:
             (tmp_path / "jobs.csv").write_text(HEADER + jobs)
-            runs.append(Run(tmp_path, Path(room), *arguments))
+            runs.append(Run(tmp_path, Path(room), *arguments, **how))
             return runs[-1]
 
         yield begin
@@ -151,6 +164,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             if run.process.poll() is None:
                 run.process.kill()
                 run.end()
+        for run in runs:
+            if any(run.folder.glob("runs/*/lab.json")):  # it waits to be resumed, with agents that end only if told
+                run.end_agents()
         wait_until(lambda: not any(run.processes() for run in runs), "the end of all that the runs started")
     groups = [path for path in Path("/sys/fs/cgroup").glob("*/dfrs-node-*") if (path / "cgroup.procs").read_text()]
     assert not groups, "a killed agent's groups stay, but empty; the next agent removes them"

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.measure.reasons import reason_of
 from testbed.run import events
-from testbed.study.report.terminal.order_words import text_of_order
+from testbed.study.report.terminal.order_words import Halting, text_of_order
 
 GOOD = "good"
 PLAIN = "plain"
@@ -77,7 +77,7 @@ def _recorder(event: events.RecorderFailed, _names: Sequence[str]) -> tuple[str,
     return ERROR, f"recorder {event.name} is left out: {event.error}"
 
 
-def _order(event: events.Order | events.ClockStarted, _names: Sequence[str]) -> tuple[str, str]:
+def _order(event: Halting, _names: Sequence[str]) -> tuple[str, str]:
     return WARNING, text_of_order(event)
 
 
@@ -103,6 +103,8 @@ _WRITERS: dict[type, Callable[[Any, Sequence[str]], tuple[str, str] | None]] = {
     events.Suspension: _suspension,
     events.Order: _order,
     events.ClockStarted: _order,
+    events.Resumed: _order,
+    events.Recovered: _order,
     events.Node: _node,
     events.Retry: _retry,
     events.RecorderFailed: _recorder,

@@ -114,12 +114,12 @@ class RunState:
         return self.since_zero_s(now_t_s)
 
     def since_zero_s(self, t_s: float) -> float:
-        """Return wall seconds since the replay began, without the pauses of the operator before that moment."""
+        """Return wall seconds since the replay began, without the standstills before that moment."""
         return self.history.standstill.clock_s(t_s) - (self.zero_t_s or 0.0)
 
     @property
     def stood_still_s(self) -> float:
-        """For how long trace time has stood still, by pauses of the operator that are over."""
+        """For how long trace time has stood still, by pauses and times without a controller that are over."""
         return sum(end_s - begin_s for begin_s, end_s in self.history.standstill.spans)
 
     @property
@@ -193,7 +193,9 @@ class RunState:
                 self.state = "finished"
             case events.Aborted():
                 self.state, self.reason = "aborted", event.reason
-            case events.Order() | events.ClockStarted():
+            case events.Resumed():
+                self.state = "recovering"
+            case events.Order() | events.ClockStarted() | events.Recovered():
                 self.state = self.history.standstill.hold or "running"
                 self.changed_names.update([event.node] if isinstance(event, events.Order) and event.node else [])
             case events.Node():

@@ -92,7 +92,7 @@ def _remark(remark: Remark) -> Iterator[str]:
             yield f"At {at} an operation on job {remark.job} was tried again: {remark.error}"
         case events.RecorderFailed():
             yield f"At {at} recorder {remark.name} was left out: {remark.error}"
-        case events.Order() | events.ClockStarted():
+        case events.Order() | events.ClockStarted() | events.Resumed() | events.Recovered():
             yield f"At {at} {text_of_order(remark)}."
         case events.Doubt():
             yield f"At {at} job {remark.job}, task {remark.task}: {remark.reason}"

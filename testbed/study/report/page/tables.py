@@ -12,7 +12,7 @@ from testbed.study.report.page.style import Headline
 from testbed.study.report.page.table import Table
 from testbed.study.report.run.comparison import Group, Verdict, band_of
 from testbed.study.report.run.facts import RunFacts
-from testbed.study.report.terminal.text import METRICS, job_cells, penalty_cells
+from testbed.study.report.terminal.text import BLIND, METRICS, job_cells, penalty_cells
 
 if TYPE_CHECKING:
     from testbed.study.report.run.quantiles import Quantiles
@@ -94,6 +94,8 @@ def metrics_table(runs: Sequence[RunFacts], labels: Sequence[str]) -> Table:
         unit = next((_SHORT_UNITS.get(unit, unit) for unit in units if unit), "")
         values = (run.metrics.get(name, {}).get("value") for run in runs)
         rows.append((title.strip(), unit, *("–" if value is None else _figure(value) for value in values)))
+    if any(run.history.resumes for run in runs):
+        rows.append((BLIND, "s", *(_figure(run.blind_s) for run in runs)))
     caption = (
         "What summary.json holds, to four digits; a dash is what was not measured. Seconds are wall seconds unless "
         "trace is said."

@@ -22,7 +22,7 @@ from testbed.run.reader import Listener, read_history
 
 Remark: TypeAlias = (
     events.Retry | events.Node | events.RecorderFailed | events.Aborted | events.Doubt | events.Results | events.Order
-    | events.ClockStarted
+    | events.ClockStarted | events.Resumed | events.Recovered
 )  # fmt: skip
 
 
@@ -126,6 +126,11 @@ class RunFacts:
     def done(self) -> int:
         """Jobs that ended well."""
         return sum(job.state == "done" for job in self.jobs)
+
+    @property
+    def blind_s(self) -> float:
+        """Wall seconds for which the run was without a controller."""
+        return self.history.standstill.blind_s
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:

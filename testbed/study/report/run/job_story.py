@@ -20,6 +20,7 @@ NODE = "node"
 ENDED = "ended"
 UNCHECKED = "unchecked"
 ORDER = "order"
+FENCE = "fence-awaited"
 
 
 @dataclass(frozen=True, slots=True)

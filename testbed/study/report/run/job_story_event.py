@@ -13,7 +13,8 @@ SHORTEST_WAIT_S = 0.05  # shorter ones are the controller's own time
 _DONE_WITH = {"save": "written", "transfer": "copied", "restore": "read", "migrate": "sent"}
 _VERBS = {"start": "start on", "save": "save on", "transfer": "transfer of its images to", "restore": "restore on",
           "migrate": "live migration to", "cap": "caps on"}  # fmt: skip
-_CAUSES = {"policy": "the policy to choose it", "operator": "the operator to continue the run"}
+_CAUSES = {"policy": "the policy to choose it", "operator": "the operator to continue the run",
+           "blind": "a controller"}  # fmt: skip
 _PENALTIES = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "first_progress_s")
 
 
@@ -54,6 +55,8 @@ def _cause(wait: Mapping[str, Any]) -> str:
             return f"its own {wait['behind']}"
         case "node-away":
             return f"{', '.join(wait['nodes'])} to come back"
+        case "fence":
+            return f"the fences of its guests on {', '.join(wait['nodes'])}"
         case "image-away":
             return f"{', '.join(wait['nodes'])} with its image to come back"
     return _CAUSES.get(wait["kind"], "the controller")
@@ -100,6 +103,8 @@ def _operation(facts: Mapping[str, Any]) -> str:
     verb = facts["verb"]
     at = f" at yield {facts['yield_frac']:.2f}" if verb in ("start", "restore", "migrate", "cap") else ""
     what = f"{_VERBS.get(verb, f'{verb} on')} {places(facts['nodes'])}{at}"
+    if facts.get("carried_on"):
+        what += ", carried on after the loss of the controller"
     if "elapsed_s" not in facts:
         return f"{what}: under way for {seconds(facts['under_way_s'])} at the end{_waited(facts['waits'])}"
     phases = [f"{name.removesuffix('_s')} {seconds(value)}" for name, value in _shown(facts["phases"])]
@@ -183,6 +188,13 @@ def _no_room(facts: Mapping[str, Any]) -> str:
     )
 
 
+def _fence(facts: Mapping[str, Any]) -> str:
+    return (
+        f"waits for the fences of its guests on {places(facts['nodes'])}, which does not answer: "
+        f"for {seconds(facts['left_s'])} at most"
+    )
+
+
 def _node(facts: Mapping[str, Any]) -> str:
     return f"node {facts['node']} " + ("is back" if facts["online"] else f"is away: {facts['reason']}")
 
@@ -207,6 +219,7 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     story.NODE: _node,
     story.ENDED: _ended,
     story.UNCHECKED: _unchecked,
+    story.FENCE: _fence,
     story.ORDER: lambda facts: str(facts["text"]),
 }
 

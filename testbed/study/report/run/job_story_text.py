@@ -10,7 +10,17 @@ from testbed.measure.reasons import REASONS
 from testbed.study.report.run.job_story import GUEST, Event
 from testbed.study.report.run.job_story_event import SHORTEST_WAIT_S, megabytes, places, seconds, text_of, wait_text
 from testbed.study.report.run.job_story_reader import JobReport
-from testbed.study.report.run.job_waits import CONTROLLER, IMAGE_AWAY, MEMORY, NODE_AWAY, OPERATION, OPERATOR, POLICY
+from testbed.study.report.run.job_waits import (
+    BLIND,
+    CONTROLLER,
+    FENCE,
+    IMAGE_AWAY,
+    MEMORY,
+    NODE_AWAY,
+    OPERATION,
+    OPERATOR,
+    POLICY,
+)
 
 _MERGED = frozenset({"progress", "ended", "done"})  # all tasks report these
 _UNDER_WAY = {
@@ -27,7 +37,9 @@ _WAITED = {
     OPERATION: "an operation of its own",
     NODE_AWAY: "nodes that were away",
     IMAGE_AWAY: "nodes with its images that were away",
+    FENCE: "the fences of its guests on nodes that did not answer",
     MEMORY: "memory that other jobs held",
+    BLIND: "a controller, after the loss of the earlier one",
     CONTROLLER: "the controller",
 }
 

@@ -15,6 +15,7 @@ from testbed.run.phases import Phase
 from testbed.study.report.run.job_story import (
     DECISION,
     ENDED,
+    FENCE,
     NODE,
     OPERATION,
     ORDER,
@@ -27,7 +28,7 @@ from testbed.study.report.run.job_story import (
     WaitSpan,
 )
 from testbed.study.report.run.job_waits import POLICY, Target, Wait, Waits, runs, target_of
-from testbed.study.report.terminal.order_words import text_of_order
+from testbed.study.report.terminal.order_words import Halting, text_of_order
 
 _Told: TypeAlias = (
     events.NoRoom
@@ -37,6 +38,7 @@ _Told: TypeAlias = (
     | events.Suspension
     | events.Guest
     | events.Unchecked
+    | events.FenceAwaited
 )
 _OfJob: TypeAlias = _Told | events.Job | events.Intent | events.Outcome | events.Retry
 _TOTALS = frozenset({"t_s", "trace_s", "elapsed_s", "waited_s"})
@@ -70,7 +72,7 @@ class Teller:
             self._close_wait(event.t_s)
         self._tell(event, history, job)
         if job is not None:
-            self._follow(event.t_s, job, history)
+            self._follow(event.since_s if isinstance(event, events.Resumed) else event.t_s, job, history)
 
     def _tell(self, event: events.Known, history: History, job: JobHistory | None) -> None:
         match event:
@@ -78,7 +80,7 @@ class Teller:
                 self._decision(event, history, job)
             case events.Node():
                 self._node(event, job)
-            case events.Order() | events.ClockStarted():
+            case events.Order() | events.ClockStarted() | events.Resumed() | events.Recovered():
                 self._order(event, job)
             case events.Outcome():
                 self._outcome(event)
@@ -165,9 +167,17 @@ class Teller:
         if not event.online:
             self._away.append(event)
 
-    def _order(self, event: events.Order | events.ClockStarted, job: JobHistory | None) -> None:
-        if job is not None and job.active:
-            self._add(event, ORDER, {"text": text_of_order(event)})
+    def _order(self, event: Halting, job: JobHistory | None) -> None:
+        if job is None or not job.active:
+            return
+        text = text_of_order(event)
+        operation = self.story.operation
+        if isinstance(event, events.Recovered):
+            text = f"trace time goes on, after {event.blind_s:.1f} s without a controller"
+            text += "; the job ran on meanwhile" if job.job in event.adopted else ""
+            if operation is not None and operation.facts["action"] in event.carried_on:
+                operation.facts["carried_on"] = True
+        self._add(event, ORDER, {"text": text})
 
     def _tell_node(self, event: events.Node) -> None:
         if not self.story.ended:
@@ -225,7 +235,10 @@ class Teller:
         numbered = [key for key in ("source", "target", "node") if key in entry]
         named: dict[str, Any] = dict(zip(numbered, self._names([entry[key] for key in numbered]), strict=True))
         rest = {name: value for name, value in entry.items() if name not in _KEPT_KEYS}
-        if isinstance(event, events.Penalty):
+        if isinstance(event, events.FenceAwaited):
+            left_s = max(0.0, event.until_s - event.t_s)
+            self._add(event, FENCE, {"nodes": self._names(event.nodes), "left_s": left_s})
+        elif isinstance(event, events.Penalty):
             self._add(event, RESCHEDULING, {**rest, "cut_off": isinstance(event, events.ReschedulingCutOff)})
         else:
             self._add(event, kind_of(event), {**rest, **named})

@@ -16,6 +16,8 @@ NODE_AWAY = "node-away"
 IMAGE_AWAY = "image-away"
 MEMORY = "memory"
 OPERATOR = "operator"
+FENCE = "fence"
+BLIND = "blind"
 CONTROLLER = "controller"
 WAITS = {
     POLICY: "the policy does not choose the job to run",
@@ -24,6 +26,8 @@ WAITS = {
     IMAGE_AWAY: "a node that holds an image of the job is away",
     MEMORY: "memory of a node is held by other jobs",
     OPERATOR: "the operator has paused the run",
+    FENCE: "guests of the job may still run on nodes that do not answer, until their fences fall",
+    BLIND: "the run is without a controller",
     CONTROLLER: "none of these: the controller had not yet begun the operation",
 }
 
@@ -82,6 +86,14 @@ class Waits:
 
     def of(self, job: JobHistory, history: History) -> Wait | None:
         """Return what the job waits for now, None if nothing: it has what the last decision wants, or gets it."""
+        wait = self._of(job, history)
+        if wait is not None and history.standstill.blind_since_s is not None:
+            return Wait(BLIND, wait.verb)
+        return wait
+
+    def _of(self, job: JobHistory, history: History) -> Wait | None:
+        if job.active and job.fenced_on:
+            return Wait(FENCE, nodes=job.fenced_on)
         if not job.active or job.withdrawn:
             return None
         verb, coming = self._next(job)

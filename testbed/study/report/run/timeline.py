@@ -63,7 +63,7 @@ class Timeline:
 
     `closed` are the spans that are over, `now_s` is the time of the last event, `ended` says that no more will come.
     An event that goes back in time counts as one of now. Trace second 0 is wall second 0. Wall time is that in which
-    trace time goes on: pauses of the operator have no length.
+    trace time goes on: pauses of the operator and times without a controller have no length.
     """
 
     def __init__(self, time_scale: float = 1.0, node_names: Sequence[str] = ()) -> None:

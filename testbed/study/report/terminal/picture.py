@@ -31,13 +31,20 @@ def clock(seconds: float) -> str:
 def status(picture: Snapshot) -> str:
     """Return the run in one line."""
     eta = "?" if picture.eta_s is None else clock(picture.eta_s)
-    hold = f"{picture.hold} by the operator; " if picture.hold else ""
+    hold = f"{text}; " if (text := _standstill(picture)) else ""
     return (
         f"{hold}{picture.work_frac:4.0%} of the work, {clock(picture.wall_s)} gone, ETA {eta}; "
         f"jobs: {picture.coming} to come, "
         f"{picture.waiting} waiting, {picture.running} running, {picture.paused} paused, {picture.done} done, "
         f"{picture.failed} failed; {len(picture.operations)} operations under way, {picture.pending} planned"
     )
+
+
+def _standstill(picture: Snapshot) -> str:
+    """Return why trace time stands still, empty if it does not."""
+    if picture.recovering:
+        return "recovering from the loss of the controller"
+    return f"{picture.hold} by the operator" if picture.hold else ""
 
 
 def draw(title: str, picture: Snapshot | None, events: Sequence[str], width: int, height: int) -> RenderableType:
@@ -73,7 +80,7 @@ def _head(title: str, picture: Snapshot, width: int) -> list[RenderableType]:
     row = Table.grid(padding=(0, 2))
     bar = [ProgressBar(total=1.0, completed=picture.work_frac, width=bar_width)] if bar_width >= 8 else []
     row.add_row(where, *bar, rest)
-    hold = (f"  {picture.hold} by the operator", "bold yellow") if picture.hold else ""
+    hold = (f"  {text}", "bold yellow") if (text := _standstill(picture)) else ""
     return [Text.assemble((title, "bold"), hold, no_wrap=True, overflow="ellipsis"), row]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from testbed.errors import printable
 from testbed.run import events
 from testbed.study.report.run.facts import JobRow, RunFacts, read_facts
-from testbed.study.report.terminal.order_words import text_of_order
+from testbed.study.report.terminal.order_words import Halting, text_of_order
 
 METRICS = (
     ("max_stretch", "max bounded stretch"),
@@ -43,6 +43,7 @@ METRICS = (
     ("makespan_wall", "makespan"),
 )
 
+BLIND = "without a controller, in no other figure"
 NARROWEST = 140
 
 
@@ -140,6 +141,8 @@ def metrics_table(runs: Sequence[RunFacts]) -> Table:
     table.add_row("jobs done / all", *(f"{run.done} / {len(run.jobs)}" for run in runs))
     for name, title in METRICS:
         table.add_row(title, *(metric_text(run.metrics.get(name)) for run in runs))
+    if any(run.history.resumes for run in runs):
+        table.add_row(BLIND, *(f"{_number(run.blind_s, 3)} s" for run in runs))
     return table
 
 
@@ -166,7 +169,7 @@ def print_facts(run: RunFacts, console: Console) -> None:
     for job, reason in doubts.items():
         console.print(printable(f"job {job} is doubtful: {reason}"), style="bold yellow", markup=False, highlight=False)
     for remark in run.remarks:
-        if isinstance(remark, events.Order | events.ClockStarted):
+        if isinstance(remark, Halting):
             text = printable(f"at {remark.t_s:.1f} s {text_of_order(remark)}")
             console.print(text, style="yellow", markup=False, highlight=False)
     if run.summary is None:

@@ -9,7 +9,7 @@ import { listen } from "./stream.js";
 const SILENT_MS = 15000;
 const get = (id) => document.getElementById(id);
 const STATE_WORDS = {
-  running: "Running", finished: "Finished", aborted: "Aborted", preparing: "Preparing", "no run yet": "No run yet", paused: "Paused", resuming: "Resuming", stopping: "Stopping", silent: "No news",
+  running: "Running", finished: "Finished", aborted: "Aborted", preparing: "Preparing", "no run yet": "No run yet", paused: "Paused", resuming: "Resuming", recovering: "Recovering", stopping: "Stopping", silent: "No news",
 };
 let head = null, now_s = 0, skew_ms = 0, news_ms = 0, eta = null, ticked = 0, shutOut = false, linked = true;
 

@@ -1,0 +1,118 @@
+"""Virtual machines that outlive an agent: which ones are its guests, noted in the state folder.
+
+libvirt keeps the domains and their caps, a guest keeps its frames and the state of its MPI rank. So a note has what
+neither can tell: the guest, and its end until that is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node_agent.drivers.protocol import DriverError, DriverEvent
+from node_agent.drivers.virt.hypervisor import Hypervisor
+from node_agent.drivers.virt.platform import Timeouts
+from testbed.bus.messages import GuestSpec
+from testbed.bus.telemetry import GuestSample
+from testbed.host.whole_files import write_whole
+
+FILE = "guests.json"
+ENDS = ("done", "failed")
+_log = logging.getLogger(__name__)
+
+
+class LeftGuest(msgspec.Struct, frozen=True):
+    """A guest; or its `end`, which is not settled yet. One that `leaves` is being saved, or is migrating."""
+
+    spec: GuestSpec
+    leaves: bool = False
+    end: tuple[str, int, dict[str, Any]] | None = None
+
+
+class LeftGuests:
+    """The file. It is written when a guest has been made, when it begins to leave, and when it ends."""
+
+    def __init__(
+        self, state_dir: Path | None = None, tell: Callable[[DriverEvent], None] = lambda _driver_event: None
+    ) -> None:  # fmt: skip
+        """Without a folder nothing is noted."""
+        self._path = None if state_dir is None else state_dir / FILE
+        self._tell = tell
+        self._guests: dict[str, LeftGuest] = {}
+
+    def read(self) -> dict[str, LeftGuest]:
+        """Return the guests that an earlier agent has noted; their notes stay."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if self._path is not None:
+                self._guests = msgspec.json.decode(self._path.read_bytes(), type=dict[str, LeftGuest])
+        return dict(self._guests)
+
+    def note(self, spec: GuestSpec, *, leaves: bool = False) -> None:
+        """Note a guest."""
+        self._guests[spec.guest] = LeftGuest(spec, leaves)
+        self._write()
+
+    def tell(self, driver_event: DriverEvent) -> None:
+        """Report an event of a guest, and note its end before."""
+        known = self._guests.get(driver_event.guest)
+        if driver_event.event in ENDS and known is not None and known.end is None:
+            end = driver_event.event, driver_event.mono_ns, driver_event.detail
+            self._guests[driver_event.guest] = LeftGuest(known.spec, end=end)
+            self._write()
+        self._tell(driver_event)
+
+    def specs(self) -> list[GuestSpec]:
+        """Return the noted guests."""
+        return [each.spec for each in self._guests.values()]
+
+    async def is_there(self, left: LeftGuest, hypervisor: Hypervisor, timeouts: Timeouts) -> bool:
+        """Whether the domain of a guest is still there, once nothing is done with it any more.
+
+        The end of one that has ended is reported. Raises `DriverError` if it has ended, and nobody knows how.
+        """
+        name = left.spec.guest
+        if left.end is not None:
+            event, mono_ns, detail = left.end
+            self._tell(DriverEvent(name, event, mono_ns, detail))
+            return False
+        await hypervisor.settled(name, timeouts.memory_s)
+        if await hypervisor.find_own(name, timeouts.call_s) is not None:
+            self.note(left.spec)
+            return True
+        if not left.leaves:
+            raise DriverError("its virtual machine ended while no agent was there")
+        self.drop(name)  # it was written, or has arrived elsewhere, or neither: whoever ordered that finds it out
+        return False
+
+    def drop(self, guest: str) -> None:
+        """Forget a guest: it was destroyed, or its end is settled."""
+        if self._guests.pop(guest, None) is not None:
+            self._write()
+
+    def remove(self) -> None:
+        """Delete the file: no guest is left."""
+        self._guests.clear()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        try:
+            write_whole(self._path, msgspec.json.encode(self._guests), durable=False)
+        except OSError as error:
+            _log.warning("%s: %s: the next agent will not know all guests", self._path, error.strerror)
+
+
+def arrived(guest: str) -> GuestSample:
+    """Return the sample of a guest that has arrived by migration, and waits to be adopted."""
+    return GuestSample(
+        guest=guest, state="arrived", cap_cores=None, cpu_s=0.0, rss_mib=0.0, read_mib=0.0, written_mib=0.0,
+        units_done=0, units_mono_ns=time.monotonic_ns(),
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""What runs: the specification of a guest and its program, and the reference of a saved guest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from testbed.bus.lives import Generation
+from testbed.bus.numbers import Cores, Count, Memory, Rank, Ranks, Workers
+from testbed.bus.records import Value
+
+GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
+ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
+Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
+Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
+
+
+class ProgramSpec(Value, frozen=True):
+    """The workload of one task.
+
+    `work_units` is the job's demand per task; `units_per_iteration` of them are done between two messages (patterns) or
+    two polls of the control channel (eatcpu). `workers` is the number of threads that compute in parallel.
+    `touched_frac` is the part of the guest's ballast that is written, from its beginning on; the rest is reserved and
+    never touched.
+    """
+
+    name: ProgramName
+    work_units: Count
+    units_per_iteration: Count
+    seed: Count
+    workers: Workers = 1
+    rank: Rank = 0
+    ranks: Ranks = 1
+    topology: Topology = "ring"
+    imbalance: Imbalance = "uniform"
+    message_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 4096
+    touched_frac: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+
+
+class GuestSpec(Value, frozen=True):
+    """One task of one job as one guest (a process tree, a virtual machine, a container) on one node.
+
+    `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
+    own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
+    ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
+    the value in a command. `generation` numbers the lives of the task, see `Generation`.
+    """
+
+    guest: GuestName
+    run: str
+    job: Count
+    task: Count
+    program: ProgramSpec
+    cpu_cores: Cores
+    memory_mib: Memory
+    address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
+    lease: str = ""
+    generation: Generation = 0
+
+
+class ImageRef(Value, frozen=True):
+    """A saved guest: file name in the image store of the node that holds it, and the generation that was saved."""
+
+    image: str
+    bytes: Count
+    digest: str
+    generation: Generation = 0

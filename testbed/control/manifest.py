@@ -1,0 +1,69 @@
+"""The manifest of a run, and the jobs of its trace as the journal has them: what is known before the replay begins."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import msgspec
+
+from testbed import __version__
+from testbed.control.dedicated import Shape
+from testbed.control.recorder import Recorder
+from testbed.lab.fleet import Fleet
+from testbed.lab.guests import PreparedJob
+from testbed.run import events
+from testbed.scenario.schema import Scenario
+from testbed.scheduling.policies.view import Policy
+
+
+def manifest_of(
+    run: str, run_tag: str, scenario: Scenario, policy: Policy, fleet: Fleet, rates: Mapping[Shape, float],
+    recorder: Recorder,
+) -> dict[str, object]:  # fmt: skip
+    """Return the manifest of a run whose replay begins now."""
+    return {
+        "run": run,
+        "run_tag": run_tag,
+        "policy": policy.name,
+        "period_s": policy.period_s,
+        "seed": scenario.seed,
+        "scenario": scenario.model_dump(mode="json"),
+        "versions": {
+            "testbed": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "aiomqtt", "mpi4py", "mpich", "psutil")},
+        },
+        "controller": {"kernel": platform.release(), "cores": os.cpu_count()},
+        "nodes": {node.name: msgspec.to_builtins(node.facts) for node in fleet.nodes},
+        "units_per_core_s": by_name(rates),
+        "clocks": {
+            "anchor_unix_ns": recorder.anchor_ns,
+            "replay_begin_s": recorder.now_s(),
+            "time_scale": scenario.time_scale,
+            "note": "t_s counts from the anchor; trace second 0 is at replay_begin_s",
+        },
+    }
+
+
+def trace_job(prepared: PreparedJob) -> events.TraceJob:
+    """Return a job of the trace for the journal: a run whose controller was killed has no other list of jobs."""
+    job, spec = prepared.job, prepared.specs[0]
+    return events.TraceJob(
+        job=job.job_id,
+        submit_time_s=job.submit_time_s,
+        tasks=job.tasks,
+        cpu_need_frac=job.cpu_need_frac,
+        mem_req_frac=job.mem_req_frac,
+        run_time_s=job.run_time_s,
+        memory_mib=spec.memory_mib,
+        cpu_cores=spec.cpu_cores,
+        estimate_s=job.estimate_s,
+    )
+
+
+def by_name(rates: Mapping[Shape, float]) -> dict[str, float]:
+    """Return rates by the names of their kinds of job."""
+    return {str(shape): rate for shape, rate in rates.items()}

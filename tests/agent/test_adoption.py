@@ -1,0 +1,16 @@
+"""Processes outlive their agent: under the best caps of this machine, and under those that an agent enforces itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.agent.adoption import AdoptionSuite, Bench
+
+pytestmark = pytest.mark.slow
+
+
+class TestProcesses(AdoptionSuite):
+    @pytest.fixture(params=["", "duty"])
+    def bench(self, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+        return Bench(tmp_path, request.param)
