@@ -115,7 +115,7 @@ class LibvirtDriver(Driver):
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         left = self._left.read()
-        await self._sweep(but=left)
+        await self._sweep(but=self._left.with_domains())
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         for each in left.values():
@@ -192,7 +192,8 @@ class LibvirtDriver(Driver):
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
         _, hypervisor = self._reached()
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._left.tell, self._forget)
+        left = self._left
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, left.tell, self._forget, left.note_end)
 
     async def enforce_fences(self) -> None:
         """See `EnforcesFences.enforce_fences`."""
@@ -381,6 +382,7 @@ class LibvirtDriver(Driver):
         self._saves.end(guest)
         known = self._guests.get(guest)
         if known is not None:
+            self._left.leaves(known.spec)
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):
