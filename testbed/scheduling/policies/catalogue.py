@@ -24,6 +24,7 @@ from testbed.scheduling.policies.configuration import (
 )
 from testbed.scheduling.policies.decision import rules_of
 from testbed.scheduling.policies.dfrs import DfrsPolicy
+from testbed.scheduling.policies.dps import DPS
 from testbed.scheduling.policies.view import Policy
 
 EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.scheduling.simulation.named`
@@ -34,6 +35,7 @@ BASELINES: tuple[Policy, ...] = (
     BatchPolicy("FCFS", backfill=False),
     BatchPolicy("EASY", backfill=True),
     BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
+    *DPS,
 )
 
 GRAMMAR = {
@@ -49,6 +51,9 @@ GRAMMAR = {
     "FCFS": "batch: whole nodes, in order of submission",
     "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
     "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
+    "DPS/none": "work-conserving shares, as booked: a task's CPU need is its share of the node; in order of submission",
+    "DPS/distributed": "the same; tasks give shares that they do not use to the tasks whose messages they wait for",
+    "DPS/bank": "the same; they give them to a bank of the job, which gives them to its tasks that are short",
     EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
