@@ -16,14 +16,16 @@ from node_agent.drivers.protocol import (
     Natives,
     Reading,
     Saves,
+    Shares,
     UnableError,
 )
+from testbed.bus.messages import GuestSpec
 
-PROTOCOLS: Mapping[str, type] = {"save": Saves, "live": Migrates, "mpi": Joins, "native": Natives}
+PROTOCOLS: Mapping[str, type] = {"save": Saves, "live": Migrates, "mpi": Joins, "native": Natives, "shares": Shares}
 """Optional protocols by the ability that nodes announce."""
 _TASKS = {
     "save": "save and restore guests", "live": "migrate guests live", "mpi": "run members of MPI jobs",
-    "native": "run programs outside guests",
+    "native": "run programs outside guests", "shares": "let guests compete by shares",
 }  # fmt: skip
 
 
@@ -80,10 +82,18 @@ class Abilities:
             return self._driver
         raise self._refusal("native")
 
-    def check_start(self, ranks: int) -> None:
-        """Raise `UnableError` for a guest of an MPI job of so many ranks that this driver could not let join."""
-        if ranks > 1 and not self._has("mpi"):
-            raise self._refusal("mpi")
+    @property
+    def sharing(self) -> Shares:
+        """The driver as one whose guests compete by shares."""
+        if isinstance(self._driver, Shares) and "shares" not in self._lacks:
+            return self._driver
+        raise self._refusal("shares")
+
+    def check_start(self, spec: GuestSpec) -> None:
+        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver could not make."""
+        for ability, is_needed in (("mpi", spec.program.ranks > 1), ("shares", spec.share_cores is not None)):
+            if is_needed and not self._has(ability):
+                raise self._refusal(ability)
 
     def _has(self, ability: str) -> bool:
         return isinstance(self._driver, PROTOCOLS[ability]) and ability not in self._lacks

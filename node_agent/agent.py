@@ -40,6 +40,7 @@ from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.measuring import measure
 from node_agent.presence import presence_of
+from node_agent.share_exchange import ShareExchange
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.survivors import Survivors
@@ -80,6 +81,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
+from testbed.bus.telemetry import GuestSample
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import FailureCode
 from testbed.host.agents import SERVING
@@ -118,6 +120,9 @@ class Agent:
         self._simulated = driver.traits.simulated
         now_s = asyncio.get_running_loop().time
         self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
+        self._shares = ShareExchange(
+            config.lab, config.node, config.cpus, config.state_dir, now_s, self._usage, self._set_share
+        )
         self._stores = ImageStores(config.image_dir, durable=not self._simulated)
         self._kept_images = KeptImages(self._stores, self._holds)
         self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
@@ -148,7 +153,9 @@ class Agent:
             capabilities = self._able.found(found)
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
-            for spec in self._survivors.found():
+            survivors = self._survivors.found()
+            self._shares.take_over(survivors)
+            for spec in survivors:
                 self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
                 self._verify(spec)
             if self._survivors.orphaned:
@@ -247,6 +254,7 @@ class Agent:
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
             asyncio.create_task(self._fencing.run(), name="fences"),
+            asyncio.create_task(self._shares.run(bus), name="shares"),
         ]
         for task in tasks:
             task.add_done_callback(self._background_ended)
@@ -406,6 +414,15 @@ class Agent:
         async with self._locks.setdefault(guest, asyncio.Lock()):
             return await self._driver.set_cap(guest, cores)
 
+    async def _set_share(self, guest: str, cores: float) -> float:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            return await self._able.sharing.set_share(guest, cores)
+
+    async def _usage(self) -> list[GuestSample]:
+        """Return the usage of all guests as it is now."""
+        await self._driver.refresh()
+        return self._guest_sampler.look()
+
     async def _on_guest(self, action: AnyAction) -> dict[str, object]:
         match action:
             case Start():
@@ -458,9 +475,10 @@ class Agent:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
-        self._able.check_start(spec.program.ranks)
+        self._able.check_start(spec)
         self._reserve(spec)
         try:
+            self._shares.begin(spec, action.exchange)
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest, certain=False)
@@ -493,6 +511,7 @@ class Agent:
     def _gone(self, guest: str, *, certain: bool = True) -> None:
         if certain:
             self._fencing.gone(guest)
+        self._shares.gone(guest)
         self._memory_mib.pop(guest, None)
         self._runs.pop(guest, None)
         self._events.ends.gone(guest)

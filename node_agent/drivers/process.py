@@ -12,12 +12,13 @@ from pathlib import Path
 
 from node_agent.drivers.builtin import PROCESS
 from node_agent.drivers.caps.probe import open_caps
-from node_agent.drivers.caps.protocol import Caps
+from node_agent.drivers.caps.protocol import Caps, Weights
 from node_agent.drivers.procs.child import Running
 from node_agent.drivers.procs.enclosure import Enclosure
 from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.procs.guest_record import GuestRecord, decode_record
+from node_agent.drivers.procs.guest_share import GuestShare
 from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.keeping import KEEP_S, Keeping, Kept, Left
 from node_agent.drivers.procs.native import run_native
@@ -95,6 +96,8 @@ class ProcessDriver(Driver):
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         lacks = {} if mpi else {"mpi": "mpich and mpi4py are not installed"}
+        if not isinstance(self._caps, Weights):
+            lacks["shares"] = f"caps by {self._caps.name} have no weights"
         fences = ("fences",) if self._keeping is not None else ()
         return DriverFacts((f"cap:{self._caps.name}", "checksums", *fences), versions, FLOOR_MIB, self._programs, lacks)
 
@@ -206,9 +209,12 @@ class ProcessDriver(Driver):
     ) -> ProcessGuest:  # fmt: skip
         budget, caps, records = self._opened()
         self._count += 1
+        share = None
+        if spec.share_cores is not None:
+            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, caps, tell)
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
-            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept,
+            budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept, share,
         )  # fmt: skip
 
     def socket_name(self, guest: str) -> str:
@@ -230,6 +236,10 @@ class ProcessDriver(Driver):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
         return await self._get(guest).set_cap(cap_cores)
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """See `Shares.set_share`."""
+        return await self._get(guest).set_share(share_cores)
 
     async def hold(self, guest: str) -> int | None:
         """See `Saves.hold`."""

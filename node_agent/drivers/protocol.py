@@ -4,8 +4,8 @@ A driver is written once per kind of guest and knows nothing of jobs, policies o
 that never block the loop; each returns once the effect was read back. Names of guests are unique in a lab. Calls for
 one guest never overlap: the agent sees to that.
 
-The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters` or
-`Outlives` implements that protocol; there is nothing to register. The agent refuses commands that need a protocol
+The core is `Driver`. A class that also has the members of `Saves`, `Migrates`, `Joins`, `Natives`, `Meters`, `Shares`
+or `Outlives` implements that protocol; there is nothing to register. The agent refuses commands that need a protocol
 which its driver does not implement (`node_agent.abilities`).
 """
 
@@ -315,6 +315,18 @@ class Natives(Protocol):
         They are measured for `seconds` after the first progress of the last of them, each under a cap of `cap_cores`,
         or without one for 0. Raises `DriverError`, also when the work is done before that.
         """
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """Guests can compete by shares of the node (`GuestSpec.share_cores`): capability `shares`.
+
+    Under contention a guest gets its share; what others do not use is anybody's. All guests with shares together get no
+    more than the node's cores. A guest has its first share before it works.
+    """
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """Set the share of a guest that has one; return it as read back. `DriverError` if that cannot be done."""
 
 
 @runtime_checkable

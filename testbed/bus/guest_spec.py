@@ -44,7 +44,8 @@ class GuestSpec(Value, frozen=True):
     `cpu_cores` is the CPU usage of the task at full speed: CPU need times the node's cores. `address` is the guest's
     own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
     ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
-    the value in a command. `generation` numbers the lives of the task, see `Generation`.
+    the value in a command. `generation` numbers the lives of the task, see `Generation`. A guest with `share_cores`
+    competes for the cores of its node: that is its first share.
     """
 
     guest: GuestName
@@ -57,6 +58,7 @@ class GuestSpec(Value, frozen=True):
     address: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f:.]{2,45}/[0-9]{1,3})?\Z")] = ""
     lease: str = ""
     generation: Generation = 0
+    share_cores: Cores | None = None
 
 
 class ImageRef(Value, frozen=True):

@@ -46,6 +46,21 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_k
     """Base of the commands that an agent understands."""
 
 
+class Exchange(Value, frozen=True, kw_only=True):
+    """How the guests of a job exchange their shares (`testbed.shares`), and the nodes of all its guests.
+
+    Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
+    these nodes know the `secret`, by which they seal their messages.
+    """
+
+    mode: Literal["distributed", "bank"]
+    secret: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+    grant_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+    nodes: dict[GuestName, str]
+    bank: str = ""
+
+
 class Start(Action, frozen=True):
     """Create a guest, from nothing or from `image`, with its cap set before it runs.
 
@@ -56,7 +71,8 @@ class Start(Action, frozen=True):
     With `verify` the agent computes the guest's expected final checksum in parallel. The time for it is proportional to
     the guest's work, so guests that never end must not be verified.
 
-    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen.
+    A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen. A guest
+    with a share exchanges it with others as `exchange` says, if there is one.
     """
 
     spec: GuestSpec
@@ -65,6 +81,7 @@ class Start(Action, frozen=True):
     cold: bool = False
     verify: bool = True
     fence: Fence | None = None
+    exchange: Exchange | None = None
 
 
 class RankKeys(Value, frozen=True):

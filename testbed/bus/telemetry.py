@@ -27,7 +27,8 @@ class GuestSample(Value, frozen=True):
 
     `cap_cores` is the cap in force as read back for this very sample: all that the guest can use while it has none,
     None if it could not be read. `wanted_cores` is the requested cap. Agents before the latter was added sent it as
-    `cap_cores`, which is corrected here: the cap in force there is unknown.
+    `cap_cores`, which is corrected here: the cap in force there is unknown. `share_cores` is the share in force of a
+    guest that has one, read back in the same way.
     """
 
     guest: str
@@ -41,6 +42,7 @@ class GuestSample(Value, frozen=True):
     units_mono_ns: Count
     supersteps: Supersteps | None = None
     wanted_cores: Amount | None = None
+    share_cores: Amount | None = None
 
     def __post_init__(self) -> None:
         """Correct the sample of an older agent, and make texts for people printable."""

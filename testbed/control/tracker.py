@@ -144,7 +144,7 @@ class Tracker:
                 self._judge(node, live, task)
                 progress.advance(task, end.units)
                 self._last_steps(node, live, task, end)
-            case Drift(found=float() as found, wanted=float() as wanted):
+            case Drift(found=float() as found, wanted=float() as wanted, of="cap"):
                 tags = {"node": self._recorder.node_names[node], "job": str(live.job_id), "task": str(task)}
                 self._end_window(live, task, live.specs[task].guest, tags, drifted=True)
                 self._recorder.cap_drift(tags, found, wanted)
@@ -201,7 +201,9 @@ class Tracker:
         if not here and (node.index, task) not in live.state.been:
             return  # it never had the guest
         tags = {"node": node.name, "job": str(live.job_id), "task": str(task)}
-        caps = {"cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores}
+        caps = {
+            "cap_cores": sample.cap_cores, "wanted_cores": sample.wanted_cores, "share_cores": sample.share_cores
+        }  # fmt: skip
         self._recorder.point(
             "guest",
             tags,
@@ -260,9 +262,12 @@ class Tracker:
             self._recorder.say_of(node.name, text)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
-        """Take a sample into the open window, which ends when the cap in force changes or is unknown."""
+        """Take a sample into the open window, which ends when the cap in force changes or is unknown.
+
+        Guests that compete by shares use what others leave, so their caps say little.
+        """
         found, wanted = sample.cap_cores, sample.wanted_cores
-        if found is None or wanted is None:
+        if found is None or wanted is None or sample.share_cores is not None:
             self._end_window(live, task, sample.guest, tags)
             return
         drifted = not same_cap(found, wanted, float(live.specs[task].program.workers))

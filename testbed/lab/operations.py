@@ -36,6 +36,7 @@ from testbed.lab.mpi_exchange import MpiExchange
 from testbed.lab.node_facts import check_fetch
 from testbed.lab.replies import Guests, Nodes, ReplyError
 from testbed.lab.saving import Saving
+from testbed.lab.sharing import Sharing
 from testbed.scenario.schema import DeadlinesTable
 
 _HELD = "held"  # the state of a guest in samples of all drivers
@@ -56,10 +57,13 @@ class _Caps(msgspec.Struct):
 class Operations:
     """The mechanics of one run's jobs; knows nodes and guests, but no policy and no ledger.
 
-    With `fences` guests have fences, which must be renewed.
+    With `fences` guests have fences, which must be renewed. With `sharing` they exchange shares.
     """
 
-    def __init__(self, nodes: Nodes, deadlines: DeadlinesTable, fences: FenceBook | None = None) -> None:
+    def __init__(
+        self, nodes: Nodes, deadlines: DeadlinesTable, fences: FenceBook | None = None, sharing: Sharing | None = None
+    ) -> None:
+        self._sharing = sharing
         self._commands = JobCommands(nodes, deadlines)
         self._saving = Saving(self._commands, self._all_there, self.drop_images)
         self._nodes = nodes
@@ -110,6 +114,7 @@ class Operations:
         self, live: JobGuests, nodes: Sequence[int], yield_frac: float, images: Sequence[ImageRef], *, cold: bool
     ) -> dict[str, float]:
         deadline_s = self._commands.bulk_s(live.memory_mib)
+        exchange = None if self._sharing is None else self._sharing.order(live, nodes)
         replies = await in_parallel(
             [
                 self._commands.ask(
@@ -121,6 +126,7 @@ class Operations:
                         cold=cold,
                         verify=live.verified,
                         fence=self.fence(node, spec.guest),
+                        exchange=exchange,
                     ),
                     _Started,
                     deadline_s,

@@ -154,6 +154,12 @@ _ALL = (
                 "cores",
                 "CPU cap that was asked for; points of versions without this field tell it as `cap_cores`",
             ),
+            Field(
+                "share_cores",
+                float,
+                "cores",
+                "share of a guest that competes by shares, as read back for this point; others have none",
+            ),
             Field("cpu_s", float, "s", "CPU time used since the guest was created"),
             Field("rss_mib", float, "MiB", "resident memory"),
             Field("read_mib", float, "MiB", "read from storage since the guest was created"),

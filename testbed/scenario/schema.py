@@ -28,6 +28,7 @@ from testbed.errors import InputError
 from testbed.measure.influx_address import DEFAULT_BUCKET, DEFAULT_ORG, DEFAULT_URL, expected_url
 from testbed.toml_files import first_mistake, read_toml
 
+ExchangePeriod = Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST_TRACE_S, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -99,6 +100,8 @@ class NodeTable(_Table):
 
     `image_budget_mib` limits the images of saved guests on the disk of an agent that this scenario or its lab starts;
     0 is no limit but the disk's. `migration` is needed for live migrations between nodes that are not of a `[box]`.
+    `cpu_set` are the CPUs of this machine that a spawned agent and its processes may use, by default all. Guests compete
+    by shares only where they cannot run side by side, so a part of a core needs one CPU.
     """
 
     name: Name
@@ -107,6 +110,7 @@ class NodeTable(_Table):
     driver: str = "process"
     spawn: bool = True
     image_budget_mib: Annotated[int, Field(ge=0, le=MOST_DISK_MIB)] = 0
+    cpu_set: tuple[Annotated[int, Field(ge=0, lt=MOST_NODE_CORES)], ...] = ()
     migration: NodeMigrationTable | None = None
 
 
@@ -249,6 +253,17 @@ class ImagesTable(_Table):
     replicas: Annotated[int, Field(ge=0, le=1)] = 0
 
 
+class SharesTable(_Table):
+    """The exchange of shares by policies that let jobs compete by shares, in wall seconds.
+
+    Every `period_s` each node compares the shares of its guests with what they use. The bank of a job, if the policy
+    has one, gives what it has every `grant_s`.
+    """
+
+    period_s: ExchangePeriod = 5.0
+    grant_s: ExchangePeriod = 5.0
+
+
 class BoundTable(_Table):
     """The offline lower bound that stretches are compared with [RR Theorem 1]."""
 
@@ -310,6 +325,7 @@ class Scenario(_Table):
     on_node_loss: Literal["fail", "restart"] = "fail"
     bound: BoundTable = BoundTable()
     images: ImagesTable = ImagesTable()
+    shares: SharesTable = SharesTable()
     box: BoxTable | None = None
     run: RunTable = RunTable()
     influx: InfluxTable | None = None

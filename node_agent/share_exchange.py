@@ -1,0 +1,232 @@
+"""The exchange of shares at this node: when a period ends, what is kept on the disk, and where messages go.
+
+One task does all of it, one job after the other. Messages are sent at most once; those without an answer are repeated
+in the next period. What an account has booked is on the disk before a message leaves, so that shares are neither lost
+nor made when the agent is killed. It need not outlast a reboot, as no guest does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from node_agent.drivers.protocol import DriverError
+from testbed.bus import topics
+from testbed.bus.messages import Exchange, GuestSpec
+from testbed.bus.protocol import Bus
+from testbed.bus.telemetry import GuestSample
+from testbed.errors import TestbedError
+from testbed.host.whole_files import write_whole
+from testbed.shares.formulas import cores_of, shares_of
+from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
+from testbed.shares.node import BANK, NodeExchange, Use
+from testbed.shares.state import AccountState
+
+FOLDER = "shares"
+_MOST_WAITING = 1024  # messages that were received and not yet processed: others are lost, as on any network
+_log = logging.getLogger(__name__)
+
+
+class Kept(msgspec.Struct):
+    """What is kept of a job: its order, how many periods have begun, and the accounts at this node."""
+
+    order: Exchange
+    number: int = 0
+    accounts: dict[str, AccountState] = {}
+
+
+class _Job:
+    """A job with guests at this node."""
+
+    def __init__(self, kept: Kept, path: Path, now_s: float) -> None:
+        self.kept = kept
+        self.path = path
+        self.secret = bytes.fromhex(kept.order.secret)
+        self.node = NodeExchange(kept.accounts, banked=kept.order.mode == "bank")
+        self.next_s = now_s + kept.order.period_s
+        self.grant_s = now_s + kept.order.grant_s
+        self.read: dict[str, tuple[float, float]] = {}  # when, and the CPU time then, of each guest
+
+    def add(self, guest: str, shares: int) -> None:
+        """Open the account of a guest."""
+        self.kept.accounts.setdefault(guest, AccountState(shares))
+        self.node = NodeExchange(self.kept.accounts, banked=self.kept.order.mode == "bank")
+
+    def uses(self, samples: Iterable[GuestSample], now_s: float) -> dict[str, Use]:
+        """Return what each guest used per second since the last call, in shares.
+
+        Guests take part from their first work on: one that waits for its job to begin has no shares to spare.
+        """
+        found = {}
+        for sample in samples:
+            if sample.guest not in self.kept.accounts or not sample.units_done:
+                continue
+            at_s, cpu_s = self.read.get(sample.guest, (now_s, 0.0))
+            if now_s > at_s:
+                found[sample.guest] = Use(shares_of(max(sample.cpu_s - cpu_s, 0.0) / (now_s - at_s)))
+            self.read[sample.guest] = (now_s, sample.cpu_s)
+        return found
+
+
+class ShareExchange:
+    """Exchanges the shares of all jobs with guests at this node.
+
+    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores.
+    """
+
+    def __init__(
+        self, lab: str, node: str, cores: float, state_dir: Path, now_s: Callable[[], float],
+        samples: Callable[[], Awaitable[Sequence[GuestSample]]], set_share: Callable[[str, float], Awaitable[object]],
+    ) -> None:  # fmt: skip
+        self._lab, self._node, self._cores = lab, node, shares_of(cores)
+        self._folder = state_dir / FOLDER
+        self._now_s = now_s
+        self._samples, self._set_share = samples, set_share
+        self._booked: dict[str, int] = {}  # the shares of all guests that have some
+        self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
+        self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
+
+    def begin(self, spec: GuestSpec, order: Exchange | None) -> None:
+        """Book the share of a new guest, if it has one, and let it exchange shares; raises `DriverError`."""
+        if spec.share_cores is None:
+            return
+        self._booked[spec.guest] = shares_of(spec.share_cores)
+        if order is None:
+            return
+        if order.nodes.get(spec.guest) != self._node:
+            raise DriverError(f"guest {spec.guest}: its exchange names another node: expected {self._node}")
+        name = min(order.nodes)
+        job = self._jobs.get(name)
+        if job is None or job.kept.order != order:  # or of an earlier life
+            accounts = {BANK: AccountState(0)} if order.mode == "bank" and order.bank == self._node else {}
+            path = self._folder / f"{name}.json"
+            job = self._jobs[name] = _Job(Kept(order, 0, accounts), path, self._now_s())
+        job.add(spec.guest, shares_of(spec.share_cores))
+
+    def take_over(self, specs: Iterable[GuestSpec]) -> None:
+        """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here."""
+        names = {spec.guest for spec in specs if spec.share_cores is not None}
+        for spec in specs:
+            if spec.share_cores is not None:
+                self._booked[spec.guest] = shares_of(spec.share_cores)
+        for path in sorted(self._folder.glob("*.json")):
+            kept = _read(path)
+            if kept is None or not names & kept.accounts.keys():
+                path.unlink(missing_ok=True)
+                continue
+            job = self._jobs[path.stem] = _Job(kept, path, self._now_s())
+            self._booked.update({guest: shares for guest, shares in job.node.shares().items() if guest in names})
+
+    def gone(self, guest: str) -> None:
+        """A guest is not here any more; the last one of its job takes the accounts with it, and the job's bank."""
+        if self._booked.pop(guest, None) is None:
+            return
+        for name, job in list(self._jobs.items()):
+            if guest in job.kept.accounts and not self._booked.keys() & job.kept.accounts.keys():
+                del self._jobs[name]
+                job.path.unlink(missing_ok=True)
+
+    async def run(self, bus: Bus) -> None:
+        """Exchange until cancelled."""
+        await bus.subscribe(topics.node_topic(self._lab, self._node, "exchange"), self._take, qos=0)
+        self._folder.mkdir(exist_ok=True)
+        for job in list(self._jobs.values()):
+            await self._apply(job)
+        while True:
+            payload = await self._next()
+            if payload is None:
+                await self._periods(bus)
+            else:
+                await self._hear(bus, payload)
+
+    async def _take(self, _topic: str, payload: bytes) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self._heard.put_nowait(payload)
+
+    async def _next(self) -> bytes | None:
+        """Return the next message, or None when a period ends before one comes."""
+        ends_s = min((min(job.next_s, job.grant_s) for job in self._jobs.values()), default=self._now_s() + 1.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(ends_s - self._now_s(), 0.0)):
+                return await self._heard.get()
+        return None
+
+    async def _periods(self, bus: Bus) -> None:
+        now_s = self._now_s()
+        due = [job for job in self._jobs.values() if job.next_s <= now_s]
+        samples = await self._samples() if due else ()
+        for job in list(self._jobs.values()):
+            out: list[ExchangeMessage] = []
+            if job in due:
+                out += job.node.unanswered()
+                job.kept.number += 1
+                out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
+                job.next_s = max(job.next_s + job.kept.order.period_s, now_s)
+            if job.grant_s <= now_s:
+                out += job.node.grant()
+                job.grant_s = max(job.grant_s + job.kept.order.grant_s, now_s)
+            await self._carry(bus, job, out)
+
+    async def _hear(self, bus: Bus, payload: bytes) -> None:
+        for job in list(self._jobs.values()):
+            try:
+                message = unseal(job.secret, payload)
+            except SealError:
+                continue  # perhaps of another job
+            await self._carry(bus, job, job.node.hear(message, self._free))
+            return
+
+    @property
+    def _free(self) -> int:
+        """The shares of the node that no guest has."""
+        return max(self._cores - sum(self._booked.values()), 0)
+
+    async def _carry(self, bus: Bus, job: _Job, out: list[ExchangeMessage]) -> None:
+        """Take the messages for this node, keep the accounts, and send the others."""
+        away: list[tuple[str, ExchangeMessage]] = []
+        while out:
+            message = out.pop(0)
+            owner = message.source if isinstance(message, Receipt) else message.target
+            node = job.kept.order.bank if owner == BANK else job.kept.order.nodes.get(owner, "")
+            self._book(job)
+            if node == self._node:
+                out += job.node.hear(message, self._free)
+            elif node:
+                away.append((node, message))
+        self._book(job)
+        if job not in self._jobs.values():  # its guests have ended meanwhile
+            return
+        content = msgspec.json.encode(job.kept)
+        try:
+            await asyncio.to_thread(write_whole, job.path, content, mode=0o600, durable=False)
+        except OSError as error:  # nothing leaves that is not kept
+            _log.warning("%s: %s: shares wait", job.path, error.strerror)
+            return
+        for node, message in away:
+            topic = topics.node_topic(self._lab, node, "exchange")
+            await bus.publish(topic, seal(job.secret, message), qos=0)
+        await self._apply(job)
+
+    def _book(self, job: _Job) -> None:
+        for guest, shares in job.node.shares().items():
+            if guest in self._booked:
+                self._booked[guest] = shares
+
+    async def _apply(self, job: _Job) -> None:
+        for guest, shares in job.node.shares().items():
+            if guest in self._booked:
+                with contextlib.suppress(TestbedError):  # it is ending; or the share is set in the next period
+                    await self._set_share(guest, cores_of(shares))
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("%s: %s: the shares of its job stay as they are", path, error)
+        return None

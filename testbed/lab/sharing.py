@@ -1,0 +1,49 @@
+"""Jobs whose guests compete by shares: the orders by which the agents of a job exchange them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.bus.messages import Exchange, NodeFacts
+from testbed.errors import UserError
+from testbed.lab.job_guests import JobGuests
+from testbed.scenario.schema import SharesTable
+from testbed.scheduling.policies.view import ExchangeMode, Policy, SharingPolicy
+
+_SECRET_BYTES = 32
+
+
+def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts]) -> None:
+    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that."""
+    for node, facts in nodes.items():
+        if isinstance(policy, SharingPolicy) and "shares" not in facts.capabilities:
+            raise UserError(
+                f"node {node}: its driver {facts.driver!r} cannot let guests compete by shares here, as policy "
+                f"{policy.name} wants: expected one with the capability shares, such as process with control groups"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the jobs of a run exchange shares. The bank of a job is at the node of its first task.
+
+    That node has a guest of the job for as long as the job runs, so the bank needs no node of its own to be watched.
+    Each life of a job gets a new secret: messages of an earlier life are worth nothing.
+    """
+
+    mode: ExchangeMode
+    periods: SharesTable
+    name: Callable[[int], str]  # of a node
+
+    def order(self, job: JobGuests, nodes: Sequence[int]) -> Exchange | None:
+        """Return the order for a new life of a job, None if its shares stay as they are."""
+        if self.mode == "none" or len(nodes) < 2:  # alone there is nobody to exchange with
+            return None
+        names = [self.name(node) for node in nodes]
+        return Exchange(
+            mode=self.mode, secret=secrets.token_hex(_SECRET_BYTES),
+            period_s=self.periods.period_s, grant_s=self.periods.grant_s,
+            nodes=dict(zip(job.guests, names, strict=True)), bank=names[0],
+        )  # fmt: skip
