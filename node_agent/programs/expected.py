@@ -11,8 +11,8 @@ import numpy as np
 
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C
 from node_agent.programs.task import Task
-from node_agent.programs.topology import children, neighbours, parent, subtree
 from node_agent.programs.words import MASK, Words, fold, mix64, seed_of, stream
+from testbed.bus.topology import children, neighbours, parent, subtree
 
 
 def work_checksum(task: Task, given_up: Callable[[], bool] = lambda: False) -> int | None:

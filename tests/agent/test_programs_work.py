@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from node_agent.programs.ballast import Ballast, ballast_mib
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C, Kernel
 from node_agent.programs.task import TOPOLOGIES, Task, TaskError
-from node_agent.programs.topology import children, grid, neighbours, parent, subtree
+from testbed.bus.topology import children, grid, neighbours, parent, subtree
 from node_agent.programs.words import GOLDEN, MASK, fold, mix64, seed_of, stream
 
 WORD = st.integers(0, MASK)

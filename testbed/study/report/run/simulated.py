@@ -17,6 +17,7 @@ from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
 from testbed.scheduling.simulation.overheads import Overheads, constant
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
+from testbed.scheduling.simulation.sharing import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
@@ -60,15 +61,16 @@ def simulate_schedule(
     node_memory_gb: float,
     time_scale: float = 1.0,
     name: str = "",
+    sharing: SharingModel | None = None,
 ) -> Simulation:
     """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
-    `name` is that of the schedule, by default the overheads'. Raises what `simulate` raises.
+    `name` is that of the schedule, by default the overheads'. `sharing` is as for `simulate`, and so is what is raised.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
     run = simulate(
-        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True
+        jobs, nodes, policy, overheads, node_memory_gb=node_memory_gb, compiling=compiling, record=True, sharing=sharing
     )  # fmt: skip
     spans = _Spans(jobs, time_scale)
     decisions: list[SimulatedDecision] = []
@@ -184,7 +186,20 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
     if overheads.per_node and _on_one_machine(manifest["nodes"]):
         overheads = replace(overheads, per_node=False)
     jobs = read_jobs(run / "jobs.csv", estimates)
-    return simulate_schedule(jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name)
+    return simulate_schedule(
+        jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
+        sharing=_sharing(manifest["scenario"], time_scale),
+    )  # fmt: skip
+
+
+def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
+    """Return what jobs that compete by shares do, and the exchange's periods in trace seconds."""
+    programs, shares = scenario.get("programs", {}), scenario.get("shares", {})
+    plain = SharingModel()
+    return SharingModel(
+        tuple(programs.get("topologies", plain.topologies)), programs.get("imbalance", plain.imbalance),
+        shares.get("period_s", plain.period_s) * time_scale, shares.get("grant_s", plain.grant_s) * time_scale,
+    )  # fmt: skip
 
 
 def _on_one_machine(nodes: Mapping[str, Mapping[str, Any]]) -> bool:
