@@ -29,6 +29,7 @@ from testbed.shares.state import AccountState
 
 FOLDER = "shares"
 _MOST_WAITING = 1024  # messages that were received and not yet processed: others are lost, as on any network
+_LEAST_OF_WAITS, _LEAST_OF_PERIOD = 0.1, 0.01  # for less nobody is waited for
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +51,7 @@ class _Job:
         self.node = NodeExchange(kept.accounts, banked=kept.order.mode == "bank")
         self.next_s = now_s + kept.order.period_s
         self.grant_s = now_s + kept.order.grant_s
-        self.read: dict[str, tuple[float, float]] = {}  # when, and the CPU time then, of each guest
+        self.read: dict[str, tuple[float, GuestSample]] = {}  # when, and what was seen then, of each guest
 
     def add(self, guest: str, shares: int) -> None:
         """Open the account of a guest."""
@@ -66,11 +67,20 @@ class _Job:
         for sample in samples:
             if sample.guest not in self.kept.accounts or not sample.units_done:
                 continue
-            at_s, cpu_s = self.read.get(sample.guest, (now_s, 0.0))
+            at_s, before = self.read.get(sample.guest, (now_s, sample))
             if now_s > at_s:
-                found[sample.guest] = Use(shares_of(max(sample.cpu_s - cpu_s, 0.0) / (now_s - at_s)))
-            self.read[sample.guest] = (now_s, sample.cpu_s)
+                used = shares_of(max(sample.cpu_s - before.cpu_s, 0.0) / (now_s - at_s))
+                found[sample.guest] = Use(used, self._upstreams(before.waits_s, sample.waits_s, now_s - at_s))
+            self.read[sample.guest] = (now_s, sample)
         return found
+
+    def _upstreams(self, before_s: Sequence[float], after_s: Sequence[float], period_s: float) -> list[str]:
+        """Return the guests whose messages a rank has waited for, from its waits by rank."""
+        if len(before_s) != len(after_s):
+            before_s = [0.0] * len(after_s)  # it is another life
+        waited_s = [max(after - before, 0.0) for before, after in zip(before_s, after_s, strict=True)]
+        least_s = max(_LEAST_OF_WAITS * sum(waited_s), _LEAST_OF_PERIOD * period_s)
+        return [guest for guest, each_s in zip(self.kept.order.nodes, waited_s, strict=False) if each_s > least_s]
 
 
 class ShareExchange:

@@ -23,6 +23,7 @@ from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.keeping import KEEP_S, Keeping, Kept, Left
 from node_agent.drivers.procs.native import run_native
 from node_agent.drivers.procs.records import RECORDS, ProcessRecords
+from node_agent.drivers.procs.waits import WaitsLayer, why_not
 from node_agent.drivers.protocol import (
     Driver,
     DriverError,
@@ -72,6 +73,7 @@ class ProcessDriver(Driver):
         self._budget: NodeBudget | None = None
         self._caps: Caps | None = None
         self._records: ProcessRecords | None = None
+        self._waits: WaitsLayer | None = None
         self._tell: Callable[[DriverEvent], None] = lambda _driver_event: None
 
     async def open(self, budget: NodeBudget, tell: Callable[[DriverEvent], None]) -> DriverFacts:
@@ -99,7 +101,12 @@ class ProcessDriver(Driver):
         if not isinstance(self._caps, Weights):
             lacks["shares"] = f"caps by {self._caps.name} have no weights"
         fences = ("fences",) if self._keeping is not None else ()
-        return DriverFacts((f"cap:{self._caps.name}", "checksums", *fences), versions, FLOOR_MIB, self._programs, lacks)
+        if mpi and not why_not():
+            self._waits = WaitsLayer(budget.state_dir)
+        waits = () if self._waits is None else ("waits",)
+        return DriverFacts(
+            (f"cap:{self._caps.name}", "checksums", *fences, *waits), versions, FLOOR_MIB, self._programs, lacks
+        )
 
     async def clear(self, found: Sequence[tuple[GuestRecord, Left]]) -> None:
         """Remove what an earlier agent left beside processes, except what the guests that it left need."""
@@ -226,7 +233,8 @@ class ProcessDriver(Driver):
         """See `Joins.mpi_join`; all processes of a node are reachable at the node's address."""
         member = self._get(guest)
         check_rank(member.spec)
-        await join_job(member, session, self._opened()[0].address)
+        waits = {} if self._waits is None or member.spec.share_cores is None else await self._waits.environment(guest)
+        await join_job(member, session, self._opened()[0].address, waits)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:
         """See `Joins.mpi_pass`."""

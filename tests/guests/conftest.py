@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.lab.guest_image.recipe import compile_patterns, compile_program
-from testbed.lab.guest_image.recipe_mpi import mpich
+from testbed.host.mpich import mpich
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
 from testbed.host.guest_image import SOURCES, VERSION, own_fingerprints
+from testbed.host.mpich import Mpich, MpichError, mpich
 from testbed.lab.guest_image import cpio
 from testbed.lab.guest_image.recipe_debian import Package, busybox, fetch, kernel_package, unpack
-from testbed.lab.guest_image.recipe_mpi import Mpich, closure, mpich
+from testbed.lab.guest_image.recipe_mpi import closure
 from testbed.lab.guest_image.recipe_tools import run, sha256
 
 _MODULES = (  # in the order in which they depend on each other
@@ -52,7 +53,7 @@ class Ingredients:
 
 def gather(downloads: Path) -> Ingredients:
     """Determine the present ingredients of the image without making it; raises `UserError` or `RunError`."""
-    kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), mpich()
+    kernel, (busybox_file, busybox_package), mpi = kernel_package(downloads), busybox(), _mpich()
     loader, libraries = closure((mpi.library,))
     libraries[mpi.library.name] = mpi.library
     compiler = run(["gcc", "--version"]).splitlines()[0]
@@ -79,6 +80,13 @@ def gather(downloads: Path) -> Ingredients:
         "compiler": compiler,
     }
     return Ingredients(kernel, busybox_file, busybox_package, mpi, loader, libraries, fingerprints, versions)
+
+
+def _mpich() -> Mpich:
+    try:
+        return mpich()
+    except MpichError as error:
+        raise UserError(f"guest image: {error}") from error
 
 
 def compile_program(name: str, into: Path, *more: str) -> Path:
