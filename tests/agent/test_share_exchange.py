@@ -1,0 +1,209 @@
+"""The exchange of shares between agents: over a network that loses messages, and over the end of an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.live import until
+
+from node_agent.drivers.protocol import DriverError
+from node_agent.share_exchange import FOLDER, Kept, ShareExchange
+from testbed.bus.messages import Exchange, GuestSpec, ProgramSpec
+from testbed.bus.protocol import Handler
+from testbed.bus.telemetry import GuestSample
+from testbed.shares.formulas import shares_of
+from testbed.shares.messages import Transfer, seal
+from testbed.shares.node import BANK
+
+BOOKED = 0.3
+ORDER = Exchange(
+    mode="bank", secret="5" * 64, period_s=0.1, grant_s=0.1, nodes={"g0": "n0", "g1": "n1", "g2": "n2"}, bank="n0"
+)
+
+
+class Network:
+    """Hands messages to the agents that are there; some are lost, some come twice."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.sent: list[tuple[str, bytes]] = []
+        self._random = None if seed is None else random.Random(seed)  # noqa: S311  # of a test
+
+    async def subscribe(self, pattern: str, handler: Handler, qos: int = 1) -> None:
+        del qos
+        self.handlers[pattern] = handler
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        del qos, retain
+        self.sent.append((topic, payload))
+        times = 1 if self._random is None else self._random.choice((0, 1, 1, 2))
+        for _ in range(times):
+            if topic in self.handlers:
+                await self.handlers[topic](topic, payload)
+
+
+class Node:
+    """One agent's exchange, and a guest that uses what it is told to use."""
+
+    def __init__(self, number: int, folder: Path, uses_cores: float) -> None:
+        self.guest, self.name = f"g{number}", f"n{number}"
+        self.folder = folder / self.name
+        self.folder.mkdir(exist_ok=True)
+        self.uses_cores = uses_cores
+        self.set: dict[str, float] = {}
+        self.waits_s: tuple[float, ...] = ()
+        self.exchange = self.agent()
+
+    def agent(self) -> ShareExchange:
+        loop = asyncio.get_running_loop()
+        return ShareExchange("lab", self.name, 1.0, self.folder, loop.time, self.samples, self.set_share)
+
+    async def samples(self) -> Sequence[GuestSample]:
+        cpu_s = self.uses_cores * asyncio.get_running_loop().time()
+        return [
+            GuestSample(
+                guest=self.guest, state="running", cap_cores=1.0, cpu_s=cpu_s, rss_mib=1.0, read_mib=0.0,
+                written_mib=0.0, units_done=1, units_mono_ns=1, waits_s=self.waits_s,
+            )
+        ]  # fmt: skip
+
+    async def set_share(self, guest: str, cores: float) -> None:
+        self.set[guest] = cores
+
+    def spec(self) -> GuestSpec:
+        return GuestSpec(
+            guest=self.guest, run="r", job=1, task=int(self.guest[1:]), cpu_cores=1.0, memory_mib=64,
+            program=ProgramSpec("patterns", 10, 1, 1), share_cores=BOOKED,
+        )  # fmt: skip
+
+    def kept(self) -> Kept:
+        return msgspec.json.decode((self.folder / FOLDER / "g0.json").read_bytes(), type=Kept)
+
+
+@contextlib.asynccontextmanager
+async def serving(network: Any, *nodes: Node) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(node.exchange.run(network)) for node in nodes]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def lab(tmp_path: Path, order: Exchange, *uses: float) -> list[Node]:
+    nodes = [Node(number, tmp_path, cores) for number, cores in enumerate(uses)]
+    for node in nodes:
+        node.exchange.begin(node.spec(), order)
+    return nodes
+
+
+def total(nodes: Sequence[Node]) -> int:
+    """Return all shares of the job, by what the agents keep: of a transfer that was taken, the receiver's count."""
+    accounts = {name: state for node in nodes for name, state in node.kept().accounts.items()}
+    found = sum(state.shares for state in accounts.values())
+    for name, state in accounts.items():
+        for target, sent in state.sent.items():
+            last = accounts[target].received.get(name)
+            taken = last is not None and last.number == sent.number and last.taken
+            found += 0 if taken else sent.shares
+    return found
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_what_one_guest_does_not_use_goes_to_the_one_that_is_short(tmp_path: Path, seed: int | None) -> None:
+    async def scenario() -> None:
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        async with serving(Network(seed), *nodes):
+            await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "the shares of the others")
+            await until(lambda: nodes[1].set.get("g1", 1) < 0.15, "the end of what one has too much")
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+def test_a_guest_gives_to_those_that_it_waits_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        order = msgspec.structs.replace(ORDER, mode="distributed", bank="")
+        nodes = lab(tmp_path, order, 0.3, 0.3, 0.1)
+        async with serving(Network(), *nodes):
+            waited = (0.0, 0.0, 0.0)
+
+            def wait() -> bool:
+                nonlocal waited
+                waited = (waited[0], waited[1] + 1.0, waited[2])
+                nodes[2].waits_s = waited
+                return nodes[1].set.get("g1", 0) > BOOKED + 0.05
+
+            await until(wait, "shares of the guest that waits")
+        assert nodes[0].set["g0"] == pytest.approx(BOOKED), "nobody waits for it"
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+def test_the_next_agent_goes_on_with_the_accounts_of_a_killed_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        network = Network(3)
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        async with serving(network, *nodes):
+            await until(lambda: nodes[0].set.get("g0", 0) > 0.4, "the first shares of the others")
+        for node in nodes:
+            node.exchange = node.agent()
+            node.exchange.take_over([node.spec()])
+            node.set.clear()
+        async with serving(network, *nodes):
+            await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "more of them")
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+def test_accounts_end_with_their_guests_and_with_an_agent_that_finds_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1)
+        async with serving(Network(), *nodes):
+            await until(lambda: all((node.folder / FOLDER / "g0.json").exists() for node in nodes), "accounts")
+            nodes[0].exchange.gone("g0")
+            assert not (nodes[0].folder / FOLDER / "g0.json").exists()
+            nodes[0].exchange.gone("g0")
+        again = nodes[1].agent()
+        again.take_over([])
+        assert not (nodes[1].folder / FOLDER / "g0.json").exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_without_the_secret_of_the_job_changes_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        network = Network()
+        nodes = lab(tmp_path, ORDER, 0.9, 0.9, 0.9)
+        forged = Transfer(source="g1", target="g0", number=1, shares=shares_of(0.4))
+        async with serving(network, *nodes):
+            topic = "testbed/v1/lab/node/n0/exchange"
+            await until(lambda: topic in network.handlers, "the subscription of n0")
+            for secret in (b"", bytes.fromhex("6" * 64)):
+                await network.handlers[topic](topic, seal(secret, forged))
+                await network.handlers[topic](topic, b"nonsense")
+            sent = len(network.sent)
+            await until(lambda: len(network.sent) > sent + 10, "some periods")
+        assert nodes[0].kept().accounts["g0"].shares == shares_of(BOOKED)
+        assert nodes[0].kept().accounts[BANK].shares == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_order_for_a_guest_of_another_node_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(0, tmp_path, 0.5)
+        with pytest.raises(DriverError, match="guest g0: its exchange names another node: expected n0"):
+            node.exchange.begin(node.spec(), msgspec.structs.replace(ORDER, nodes={"g0": "n1"}))
+
+    asyncio.run(scenario())
