@@ -7,9 +7,12 @@ from testbed.testing.joins import JoinsConformance
 from testbed.testing.migrates import MigratesConformance
 from testbed.testing.natives import NativesConformance
 from testbed.testing.saves import SavesConformance
+from testbed.testing.shares import SharesConformance
 
 
-class DriverConformance(CoreConformance, SavesConformance, MigratesConformance, JoinsConformance, NativesConformance):
+class DriverConformance(
+    CoreConformance, SavesConformance, MigratesConformance, JoinsConformance, NativesConformance, SharesConformance
+):
     """Inherit, and return the driver in `make`; `testbed.testing.suite.DriverSuite` lists the settings.
 
     Tests of a protocol that the driver does not implement are skipped.

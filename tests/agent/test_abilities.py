@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node_agent.abilities import PROTOCOLS, Abilities, meter_of
@@ -134,6 +135,7 @@ REFUSED = {
     "mpi": [MpiJoin(guest="a", session="0" * 16), MpiPass(guest="a", session="0" * 16, number=1, keys=(), last=True),
             Start(spec=RANK, cap_cores=1.0)],
     "native": [Native(program=PROGRAM, seconds=1.0)],
+    "shares": [Start(spec=msgspec.structs.replace(SPEC, share_cores=0.5), cap_cores=1.0)],
 }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from node_agent.programs.ballast import Ballast, ballast_mib
 from node_agent.programs.kernel import ELEMENTS, LCG_A, LCG_C, Kernel
 from node_agent.programs.task import TOPOLOGIES, Task, TaskError
-from testbed.bus.topology import children, grid, neighbours, parent, subtree
 from node_agent.programs.words import GOLDEN, MASK, fold, mix64, seed_of, stream
+from testbed.bus.topology import children, grid, neighbours, parent, subtree
 
 WORD = st.integers(0, MASK)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.lab.guest_image.recipe import compile_patterns, compile_program
 from testbed.host.mpich import mpich
+from testbed.lab.guest_image.recipe import compile_patterns, compile_program
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from testbed.testing import DriverConformance
 class Containers(DriverConformance):
     """What the suite needs to know of containers, whichever way they are saved; `_url` is that of an engine."""
 
+    lacks = frozenset({"shares"})
     memory_mib = 96
     units_a_second = 40_000
     units_per_iteration = 200
