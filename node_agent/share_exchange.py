@@ -34,9 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(msgspec.Struct):
-    """What is kept of a job: its order, how many periods have begun, and the accounts at this node."""
+    """What is kept of a job: its order, its shares, how many periods have begun, and the accounts at this node."""
 
     order: Exchange
+    total: int  # shares of the job
     number: int = 0
     accounts: dict[str, AccountState] = {}
 
@@ -48,7 +49,7 @@ class _Job:
         self.kept = kept
         self.path = path
         self.secret = bytes.fromhex(kept.order.secret)
-        self.node = NodeExchange(kept.accounts, banked=kept.order.mode == "bank")
+        self.node = self._open()
         self.next_s = now_s + kept.order.period_s
         self.grant_s = now_s + kept.order.grant_s
         self.read: dict[str, tuple[float, GuestSample]] = {}  # when, and what was seen then, of each guest
@@ -56,7 +57,11 @@ class _Job:
     def add(self, guest: str, shares: int) -> None:
         """Open the account of a guest."""
         self.kept.accounts.setdefault(guest, AccountState(shares))
-        self.node = NodeExchange(self.kept.accounts, banked=self.kept.order.mode == "bank")
+        self.node = self._open()
+
+    def _open(self) -> NodeExchange:
+        kept = self.kept
+        return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total)
 
     def uses(self, samples: Iterable[GuestSample], now_s: float) -> dict[str, Use]:
         """Return what each guest used per second since the last call, in shares.
@@ -115,7 +120,8 @@ class ShareExchange:
         if job is None or job.kept.order != order:  # or of an earlier life
             accounts = {BANK: AccountState(0)} if order.mode == "bank" and order.bank == self._node else {}
             path = self._folder / f"{name}.json"
-            job = self._jobs[name] = _Job(Kept(order, 0, accounts), path, self._now_s())
+            total = shares_of(spec.share_cores) * len(order.nodes)
+            job = self._jobs[name] = _Job(Kept(order, total, 0, accounts), path, self._now_s())
         job.add(spec.guest, shares_of(spec.share_cores))
 
     def take_over(self, specs: Iterable[GuestSpec]) -> None:

@@ -29,10 +29,11 @@ class NodeExchange:
     """Accounts of the job's guests on a node, and of its bank if this node keeps it.
 
     `banked`: guests deal with the bank; else with the guests that they wait for. Guests do not withhold shares from
-    the bank, which they can ask for more.
+    the bank, which they can ask for more. `total` are the job's shares: no account takes more, whoever offers it.
     """
 
-    def __init__(self, accounts: Mapping[str, AccountState], *, banked: bool) -> None:
+    def __init__(self, accounts: Mapping[str, AccountState], *, banked: bool, total: int) -> None:
+        self._total = total
         self.accounts = {owner: Account(owner, state) for owner, state in accounts.items()}
         self._banked = banked
         self._short: dict[str, Shortage] = {}  # what guests have asked the bank for since its last grants
@@ -74,14 +75,15 @@ class NodeExchange:
     def hear(self, message: ExchangeMessage, free: int) -> list[ExchangeMessage]:
         """Take a message for an account of this node; return what is to be sent in answer.
 
-        A guest takes what fits into the `free` shares of its node, a bank takes everything.
+        A guest takes what fits into the `free` shares of its node, a bank all that the job can have.
         """
         match message:
             case Receipt() if message.source in self.accounts:
                 self.accounts[message.source].settle(message)
             case Transfer() if message.target in self.accounts:
-                room = message.shares if message.target == BANK else free
-                receipt = self.accounts[message.target].take(message, room)
+                account = self.accounts[message.target]
+                room = self._total - account.shares
+                receipt = account.take(message, room if message.target == BANK else min(room, free))
                 return [] if receipt is None else [receipt]
             case Shortage() if message.target in self.accounts:
                 last = self._short.get(message.source)

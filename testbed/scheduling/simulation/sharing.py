@@ -196,7 +196,8 @@ class _World:
         banked = self._policy.exchange == "bank"
         if banked:
             accounts[nodes[0]][BANK] = AccountState(0)
-        exchanges = {node: NodeExchange(each, banked=banked) for node, each in accounts.items()}
+        total = job.tasks * shares_of(job.cpu_need_frac)
+        exchanges = {node: NodeExchange(each, banked=banked, total=total) for node, each in accounts.items()}
         return _Live(row, job, nodes, work, exchanges, now_s + model.period_s, now_s + model.grant_s)
 
     # --- rates
