@@ -108,8 +108,8 @@ class _World:
                 return
             if changed:
                 self._decide(now_s)
-            self._exchange(now_s)
-            self._set_rates()
+            if self._exchange(now_s) or changed:
+                self._set_rates()
             next_s = self._next_s(now_s)
             if not np.isfinite(next_s):
                 names = ", ".join(str(self._jobs[row].job_id) for row in self._waiting)
@@ -147,7 +147,7 @@ class _World:
         ends = [now_s + (live.job.run_time_s - live.done_s) / live.rate for live in self._live.values()]
         moves = [s for live in self._live.values() for s in (live.next_s, live.grant_s)]
         coming = [self._jobs[self._to_come].submit_time_s] if self._to_come < len(self._jobs) else []
-        return min([*ends, *(moves if self._policy.exchange != "none" else []), *coming], default=np.inf)
+        return min([*ends, *moves, *coming], default=np.inf)
 
     def _decide(self, now_s: float) -> None:
         rows = sorted([*self._waiting, *self._live])
@@ -198,6 +198,8 @@ class _World:
             accounts[nodes[0]][BANK] = AccountState(0)
         total = job.tasks * shares_of(job.cpu_need_frac)
         exchanges = {node: NodeExchange(each, banked=banked, total=total) for node, each in accounts.items()}
+        if self._policy.exchange == "none" or job.tasks == 1:  # alone there is nobody to exchange with
+            return _Live(row, job, nodes, work, exchanges, np.inf, np.inf)
         return _Live(row, job, nodes, work, exchanges, now_s + model.period_s, now_s + model.grant_s)
 
     # --- rates
@@ -229,9 +231,9 @@ class _World:
 
     # --- the exchange
 
-    def _exchange(self, now_s: float) -> None:
-        if self._policy.exchange == "none":
-            return
+    def _exchange(self, now_s: float) -> bool:
+        """Carry out what is due; return whether shares have moved."""
+        before = [live.shares for live in self._live.values()]
         for live in self._live.values():
             if live.next_s <= now_s + _ROUNDING_S:
                 live.next_s += self._model.period_s
@@ -244,6 +246,7 @@ class _World:
                 live.grant_s += self._model.grant_s
                 for exchange in live.exchanges.values():
                     self._deliver(live, exchange.grant())
+        return before != [live.shares for live in self._live.values()]
 
     def _uses(self, live: _Live) -> dict[str, Use]:
         if not live.speeds:
