@@ -34,6 +34,7 @@ from testbed.study.report.run.figures_barrier import figure_supersteps
 from testbed.study.report.run.figures_caps import figures_caps
 from testbed.study.report.run.figures_penalty import figure_penalty
 from testbed.study.report.run.figures_schedule import figures_schedule, figures_schedules
+from testbed.study.report.run.figures_shares import figures_shares
 from testbed.study.report.run.figures_stretch import figure_stretch, run_labels
 from testbed.study.report.run.figures_traffic import figure_traffic
 from testbed.study.report.run.figures_utilisation import figure_utilisation
@@ -145,7 +146,11 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
             ),
             Section(
                 "accuracy", "Accuracy, noise and latency",
-                (*figures_caps(run, points.get("cap")), figure_supersteps(points.get("superstep"))),
+                (
+                    *figures_caps(run, points.get("cap")),
+                    *figures_shares(points.get("guest")),
+                    figure_supersteps(points.get("superstep")),
+                ),
                 (latency,) if latency else (),
             ),
             Section("tables", "Tables", tables=tuple(tables)),

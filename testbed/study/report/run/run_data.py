@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
+from testbed.scheduling.policies.catalogue import parse
+from testbed.scheduling.policies.view import SharingPolicy
 from testbed.study.report.run.facts import RunFacts, read_facts
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.run.timeline import Timeline
@@ -16,8 +18,9 @@ from testbed.study.report.run.timeline import Timeline
 if TYPE_CHECKING:
     import polars as pl
 
-# Samples of nodes and guests are most of a run's points, and no figure needs them.
+# Samples of nodes and guests are most of a run's points. Only shares of guests are shown.
 _MEASUREMENTS = ("cap", "action", "decision", "superstep", "bus")
+_OF_SHARES = (*_MEASUREMENTS, "guest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,17 @@ def with_points(record: RunData) -> RunData:
     from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
 
     try:
-        points = load_points(record.facts.path, _MEASUREMENTS)
+        points = load_points(record.facts.path, _OF_SHARES if _has_shares(record.facts.policy) else _MEASUREMENTS)
     except UserError as error:
         return replace(record, trouble=(f"Figures of points are missing: {error}",))
     return replace(record, points=points)
+
+
+def _has_shares(policy: str) -> bool:
+    try:
+        return isinstance(parse(policy), SharingPolicy)
+    except UserError:  # a plug-in that is not installed here
+        return False
 
 
 def load_run_data(path: Path) -> RunData:
