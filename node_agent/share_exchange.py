@@ -182,10 +182,10 @@ class ShareExchange:
                 out += job.node.unanswered()
                 job.kept.number += 1
                 out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
-                job.next_s = max(job.next_s + job.kept.order.period_s, now_s)
+                job.next_s = self._now_s() + job.kept.order.period_s  # a shorter one would not tell what guests use
             if job.grant_s <= now_s:
                 out += job.node.grant()
-                job.grant_s = max(job.grant_s + job.kept.order.grant_s, now_s)
+                job.grant_s = self._now_s() + job.kept.order.grant_s
             await self._carry(bus, job, out)
 
     async def _hear(self, bus: Bus, payload: bytes) -> None:

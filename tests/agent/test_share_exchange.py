@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -162,6 +163,31 @@ def test_the_next_agent_goes_on_with_the_accounts_of_a_killed_one(tmp_path: Path
         async with serving(network, *nodes):
             await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "more of them")
         assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
+    """An agent that was late must not look at its guests again at once: they would seem to use nothing."""
+
+    async def scenario() -> None:
+        (node,) = lab(tmp_path, ORDER, 0.9)
+        loop, looked_s = asyncio.get_running_loop(), []
+        plain = node.samples
+
+        async def late() -> Sequence[GuestSample]:
+            found = await plain()
+            looked_s.append(loop.time())
+            if len(looked_s) == 2:
+                await asyncio.sleep(2.5 * ORDER.period_s)  # speed: the machine stands still for some periods
+            return found
+
+        node.samples = late  # type: ignore[method-assign]
+        node.exchange = node.agent()
+        node.exchange.begin(node.spec(), ORDER)
+        async with serving(Network(), node):
+            await until(lambda: len(looked_s) == 5, "five periods")
+        assert min(after - before for before, after in itertools.pairwise(looked_s)) > ORDER.period_s - 1e-3
 
     asyncio.run(scenario())
 
