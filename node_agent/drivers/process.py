@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node_agent.drivers.builtin import PROCESS
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.caps.probe import open_caps
 from node_agent.drivers.caps.protocol import Caps, Weights
 from node_agent.drivers.procs.child import Running
@@ -18,7 +19,6 @@ from node_agent.drivers.procs.enclosure import Enclosure
 from node_agent.drivers.procs.environment import environment, program_argv
 from node_agent.drivers.procs.guest import ProcessGuest
 from node_agent.drivers.procs.guest_record import GuestRecord, decode_record
-from node_agent.drivers.procs.guest_share import GuestShare
 from node_agent.drivers.procs.job import join_job
 from node_agent.drivers.procs.keeping import KEEP_S, Keeping, Kept, Left
 from node_agent.drivers.procs.native import run_native
@@ -218,7 +218,8 @@ class ProcessDriver(Driver):
         self._count += 1
         share = None
         if spec.share_cores is not None:
-            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, caps, tell)
+            weights = caps if isinstance(caps, Weights) else None
+            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, weights, tell)
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
             budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept, share,

@@ -17,12 +17,18 @@ _SECRET_BYTES = 32
 
 def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts]) -> None:
     """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that."""
+    if not isinstance(policy, SharingPolicy):
+        return
+    needs = {"shares": "let guests compete by shares"}
+    if policy.exchange == "distributed":
+        needs["waits"] = "note which tasks wait for which"
     for node, facts in nodes.items():
-        if isinstance(policy, SharingPolicy) and "shares" not in facts.capabilities:
-            raise UserError(
-                f"node {node}: its driver {facts.driver!r} cannot let guests compete by shares here, as policy "
-                f"{policy.name} wants: expected one with the capability shares, such as process with control groups"
-            )
+        for capability, what in needs.items():
+            if capability not in facts.capabilities:
+                raise UserError(
+                    f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} wants: expected "
+                    f"one with the capability {capability}, such as process with control groups"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,17 @@ import asyncio
 
 import pytest
 
-from node_agent.drivers.caps.duty import DutyCaps
-from node_agent.drivers.procs.guest_share import GuestShare
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.bus.guest_details import Drift, detail_of
 
 NODE_CORES = 2.0
 
 
-class Kernel(DutyCaps):
+class Kernel:
     """Weights as a kernel keeps them, but for one that does as it likes when it is `deaf`."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.found: dict[str, float] = {}
         self.bounds: list[float] = []
         self.deaf = False
@@ -36,8 +34,8 @@ class Kernel(DutyCaps):
         return self.found[guest]
 
 
-def share_of(caps: DutyCaps, told: list[DriverEvent]) -> GuestShare:
-    return GuestShare("g", 0.5, NODE_CORES, caps, told.append)
+def share_of(weights: Kernel | None, told: list[DriverEvent]) -> GuestShare:
+    return GuestShare("g", 0.5, NODE_CORES, weights, told.append)
 
 
 async def settle() -> None:
@@ -86,9 +84,9 @@ def test_a_share_that_somebody_else_has_changed_is_told_once_and_set_again() -> 
 
 def test_without_weights_there_are_no_shares() -> None:
     async def main() -> None:
-        share = share_of(DutyCaps(), [])
+        share = share_of(None, [])
         assert share.in_force() is None
-        with pytest.raises(DriverError, match="guest g has a share: caps by duty have no weights"):
+        with pytest.raises(DriverError, match="guest g has a share: there are no weights here"):
             await share.take()
 
     asyncio.run(main())

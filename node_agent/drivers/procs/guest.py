@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.caps.protocol import Caps
 from node_agent.drivers.native import RankProgress
 from node_agent.drivers.procs.asked import Asked
@@ -21,7 +22,6 @@ from node_agent.drivers.procs.child import Child, Running, describe
 from node_agent.drivers.procs.enclosure import Enclosure
 from node_agent.drivers.procs.guest_cap import GuestCap
 from node_agent.drivers.procs.guest_record import GuestRecord, State
-from node_agent.drivers.procs.guest_share import GuestShare
 from node_agent.drivers.procs.keeping import Kept, Left
 from node_agent.drivers.procs.link import GuestLink
 from node_agent.drivers.procs.log import Log

@@ -53,6 +53,7 @@ _WITHOUT = {
     "mpi": "its guests have no network without a bridge",
     "native": "the programs of the guest image could not be unpacked here",
     "live": "no transport of migrations is set",
+    "shares": "without a partition nothing bounds all guests of this node together",
 }
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,8 @@ class LibvirtDriver(Driver):
             await self._take_over(each)
         self._native = await asyncio.to_thread(native_programs, image, budget)
         versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
-        there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport}
+        bounded = self._place.partition or not self._platform.shared
+        there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport, "shares": bounded}
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
         migration = [f"migration:{self._transport}"] if self._transport else []
         fences = ("fences",) if self._watching.able else ()
@@ -191,8 +193,8 @@ class LibvirtDriver(Driver):
         return [f"guest {owner['guest']}" for owner in left]
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
-        _, hypervisor = self._reached()
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._left.tell, self._forget)
+        budget, hypervisor = self._reached()
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._left.tell, self._forget, budget.cpus)
 
     async def enforce_fences(self) -> None:
         """See `EnforcesFences.enforce_fences`."""
@@ -302,6 +304,10 @@ class LibvirtDriver(Driver):
     async def set_cap(self, guest: str, cap_cores: float) -> float:
         """See `Driver.set_cap`."""
         return await self._get(guest).set_cap(cap_cores)
+
+    async def set_share(self, guest: str, share_cores: float) -> float:
+        """See `Shares.set_share`."""
+        return await self._get(guest).set_share(share_cores)
 
     async def hold(self, guest: str) -> int | None:
         """See `Saves.hold`: any point will do, as long as no member continues."""

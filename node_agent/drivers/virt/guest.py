@@ -14,11 +14,13 @@ from typing import TypeVar
 import libvirt
 import msgspec
 
+from node_agent.drivers.caps.guest_share import GuestShare
 from node_agent.drivers.protocol import DriverError, DriverEvent, Meter, Reading
 from node_agent.drivers.virt.aftermath import is_image_of, is_still_here
 from node_agent.drivers.virt.channel import GuestChannel, UnansweredError
 from node_agent.drivers.virt.console import tail_of
 from node_agent.drivers.virt.domain_states import resume, suspend
+from node_agent.drivers.virt.domain_weights import DomainWeights
 from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
@@ -64,12 +66,16 @@ class VirtualGuest:
 
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
-        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None],
+        tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None], node_cores: float,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
         self.state = State.BOOTING
         self._cap = GuestCap(spec, cap_cores, hypervisor, platform, tell)
+        self._share: GuestShare | None = None
+        if spec.share_cores is not None:
+            weights = DomainWeights(hypervisor, platform.timeouts.call_s, self._cap.known_vcpus)
+            self._share = GuestShare(spec.guest, spec.share_cores, node_cores, weights, tell)
         self._hypervisor = hypervisor
         self._platform = platform
         self._timeouts = platform.timeouts
@@ -102,6 +108,8 @@ class VirtualGuest:
         """Take over the running or paused domain."""
         self.created = True
         await self._cap.find()
+        if self._share is not None:
+            await self._share.take()
 
     async def take_over(self, *, works: bool) -> None:
         """Go on with the domain of an earlier agent, under the cap that it is under."""
@@ -172,6 +180,13 @@ class VirtualGuest:
         async with self._end_told():
             self._cap.wanted_cores = cap_cores
             return await (self._cap.apply() if self.state in (State.RUNNING, State.HELD) else self._cap.in_force())
+
+    async def set_share(self, share_cores: float) -> float:
+        """Set the share; return it as read back."""
+        async with self._end_told():
+            if self._share is None:
+                raise DriverError(f"guest {self.name} has no share: it is capped")
+            return await self._share.set(share_cores)
 
     @property
     def cap_cores(self) -> float:
@@ -445,8 +460,16 @@ class VirtualGuest:
         return GuestSample(
             guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self.cap_cores,
             cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=units,
-            units_mono_ns=mono_ns, supersteps=steps,
+            units_mono_ns=mono_ns, supersteps=steps, share_cores=self._seen_share(),
         )  # fmt: skip
+
+    def _seen_share(self) -> float | None:
+        """Return the share in force, and have it set again if somebody else has changed it."""
+        if self._share is None:
+            return None
+        found = self._share.in_force()
+        self._share.look_after(found)
+        return found
 
     async def look(self) -> None:
         """Refresh the values for `sample`."""

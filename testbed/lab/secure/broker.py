@@ -37,8 +37,8 @@ def agents_acl(lab: str, nodes: Sequence[str], controllers: Sequence[str], parte
     """Return the access rules of agents.
 
     Each writes under its own name, replies to `controllers`, and writes to the topics on which other nodes get shares:
-    the secret of a job decides whose word counts there. It reads its commands, the lease, and its own such topic. In the name of
-    the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
+    the secret of a job decides whose word counts there. It reads its commands, the lease, and its own such topic.
+    In the name of the node `parted`, if any, only its status may be written: `testbed.lab.secure.farewell` needs that.
     """
     lines = [f"# Agents of lab {lab}: who is not named here may do nothing."]
     for node in nodes:

@@ -1,7 +1,5 @@
 """Shares and CPU use of the tasks of parallel jobs that compete by shares, over time [DPS]."""
 
-
-
 from __future__ import annotations
 
 import numpy as np

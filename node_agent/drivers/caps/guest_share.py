@@ -1,4 +1,4 @@
-"""The share of one process guest: a weight that is set and read back, and repaired on drift."""
+"""The share of one guest: a weight that is set and read back, and repaired on drift."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from node_agent.drivers.caps.protocol import Caps, Weights
+from node_agent.drivers.caps.protocol import Weights
 from node_agent.drivers.protocol import DriverError, DriverEvent
 from testbed.bus.caps import same_share
 
 
 class GuestShare:
-    """`wanted_cores` is the share of the guest on a node of `node_cores`."""
+    """`wanted_cores` is the share of the guest on a node of `node_cores`. Without `weights` none can be set."""
 
     def __init__(
-        self, guest: str, wanted_cores: float, node_cores: float, caps: Caps, tell: Callable[[DriverEvent], None]
-    ) -> None:
+        self, guest: str, wanted_cores: float, node_cores: float, weights: Weights | None,
+        tell: Callable[[DriverEvent], None],
+    ) -> None:  # fmt: skip
         self.wanted_cores = wanted_cores
         self._guest = guest
         self._node_cores = node_cores
-        self._caps = caps
+        self._weights = weights
         self._tell = tell
         self._taken = False
         self._setting = asyncio.Lock()  # held while the share is being set: a read may return the old or the new one
         self._repairing: asyncio.Task[None] | None = None
 
     async def take(self) -> None:
-        """Set the share of a guest that has entered its group; raises `DriverError`."""
+        """Set the share of a guest that is there by now; raises `DriverError`."""
         self._taken = True
         await self.set(self.wanted_cores)
 
     async def set(self, share_cores: float) -> float:
-        """Set the share, also of a guest that is not in its group yet; return it as read back. `DriverError`."""
+        """Set the share, or keep it for a guest that is not there yet; return it as read back. Raises `DriverError`."""
         self.wanted_cores = share_cores
         if not self._taken:
             return share_cores
-        weights = self._weights()
+        weights = self._weights
+        if weights is None:
+            raise DriverError(f"guest {self._guest} has a share: there are no weights here")
         try:
             async with self._setting:
                 await weights.bound(self._node_cores)
@@ -51,8 +54,8 @@ class GuestShare:
     def in_force(self) -> float | None:
         """Return the share in force, None where that cannot be read."""
         try:
-            return self._weights().weight(self._guest) * self._node_cores
-        except (OSError, KeyError, ValueError, DriverError):  # not in its group yet, or it has ended just now
+            return None if self._weights is None else self._weights.weight(self._guest) * self._node_cores
+        except (OSError, KeyError, ValueError, DriverError):  # not there yet, or it has ended just now
             return None
 
     def look_after(self, in_force: float | None) -> None:
@@ -67,8 +70,3 @@ class GuestShare:
         self._tell(DriverEvent(self._guest, "drift", time.monotonic_ns(), detail))
         with contextlib.suppress(DriverError):
             await self.set(self.wanted_cores)
-
-    def _weights(self) -> Weights:
-        if not isinstance(self._caps, Weights):
-            raise DriverError(f"guest {self._guest} has a share: caps by {self._caps.name} have no weights")
-        return self._caps
