@@ -26,8 +26,8 @@ def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts]) -> None:
         for capability, what in needs.items():
             if capability not in facts.capabilities:
                 raise UserError(
-                    f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} wants: expected "
-                    f"one with the capability {capability}, such as process with control groups"
+                    f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} wants: "
+                    f"expected one with the capability {capability}, such as process with control groups"
                 )
 
 
