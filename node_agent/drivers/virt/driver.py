@@ -116,7 +116,7 @@ class LibvirtDriver(Driver):
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         left = self._left.read()
-        await self._sweep(but=left)
+        await self._sweep(but=self._left.with_domains())
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         for each in left.values():
@@ -194,7 +194,8 @@ class LibvirtDriver(Driver):
 
     def _new(self, spec: GuestSpec, cap_cores: float) -> VirtualGuest:
         budget, hypervisor = self._reached()
-        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, self._left.tell, self._forget, budget.cpus)
+        left, cores = self._left, budget.cpus
+        return VirtualGuest(spec, cap_cores, hypervisor, self._platform, left.tell, self._forget, cores, left.note_end)
 
     async def enforce_fences(self) -> None:
         """See `EnforcesFences.enforce_fences`."""
@@ -387,6 +388,7 @@ class LibvirtDriver(Driver):
         self._saves.end(guest)
         known = self._guests.get(guest)
         if known is not None:
+            self._left.leaves(known.spec)
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeftGuest(msgspec.Struct, frozen=True):
-    """A guest; or its `end`, which is not settled yet. One that `leaves` is being saved, or is migrating."""
+    """A guest; or its `end`, which is not settled yet. One that `leaves` is being saved, migrated or destroyed."""
 
     spec: GuestSpec
     leaves: bool = False
@@ -58,14 +58,28 @@ class LeftGuests:
         self._guests[spec.guest] = LeftGuest(spec, leaves)
         self._write()
 
-    def tell(self, driver_event: DriverEvent) -> None:
-        """Report an event of a guest, and note its end before."""
+    def note_end(self, driver_event: DriverEvent) -> None:
+        """Note the end of a guest, before its domain is destroyed: the next agent could not find out how it ended."""
         known = self._guests.get(driver_event.guest)
         if driver_event.event in ENDS and known is not None and known.end is None:
             end = driver_event.event, driver_event.mono_ns, driver_event.detail
             self._guests[driver_event.guest] = LeftGuest(known.spec, end=end)
             self._write()
+
+    def tell(self, driver_event: DriverEvent) -> None:
+        """Report an event of a guest, and note its end before."""
+        self.note_end(driver_event)
         self._tell(driver_event)
+
+    def leaves(self, spec: GuestSpec) -> None:
+        """Note that a guest is being destroyed: the next agent does not report that it failed if its domain is gone."""
+        known = self._guests.get(spec.guest)
+        if known is not None and known.end is None:
+            self.note(spec, leaves=True)
+
+    def with_domains(self) -> list[str]:
+        """Return the noted guests whose ends are not known; the domain of any other may be destroyed."""
+        return [name for name, left in self._guests.items() if left.end is None]
 
     def specs(self) -> list[GuestSpec]:
         """Return the noted guests."""
