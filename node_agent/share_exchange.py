@@ -123,6 +123,14 @@ class ShareExchange:
             total = shares_of(spec.share_cores) * len(order.nodes)
             job = self._jobs[name] = _Job(Kept(order, total, 0, accounts), path, self._now_s())
         job.add(spec.guest, shares_of(spec.share_cores))
+        try:  # now: an agent that is killed before its first period ends would leave no account
+            self._folder.mkdir(exist_ok=True)
+            self._keep(job)
+        except OSError as error:
+            raise DriverError(f"guest {spec.guest}: its shares cannot be kept: {job.path}: {error.strerror}") from error
+
+    def _keep(self, job: _Job) -> None:
+        write_whole(job.path, msgspec.json.encode(job.kept), mode=0o600, durable=False)
 
     def take_over(self, specs: Iterable[GuestSpec]) -> None:
         """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here."""
@@ -136,7 +144,7 @@ class ShareExchange:
                 path.unlink(missing_ok=True)
                 continue
             job = self._jobs[path.stem] = _Job(kept, path, self._now_s())
-            self._booked.update({guest: shares for guest, shares in job.node.shares().items() if guest in names})
+            self._booked.update({guest: shares for guest, shares in job.node.held().items() if guest in names})
 
     def gone(self, guest: str) -> None:
         """A guest is not here any more; the last one of its job takes the accounts with it, and the job's bank."""
@@ -150,7 +158,6 @@ class ShareExchange:
     async def run(self, bus: Bus) -> None:
         """Exchange until cancelled."""
         await bus.subscribe(topics.node_topic(self._lab, self._node, "exchange"), self._take, qos=0)
-        self._folder.mkdir(exist_ok=True)
         for job in list(self._jobs.values()):
             await self._apply(job)
         while True:
@@ -199,7 +206,7 @@ class ShareExchange:
 
     @property
     def _free(self) -> int:
-        """The shares of the node that no guest has."""
+        """The shares of the node that no guest has, and none can get back."""
         return max(self._cores - sum(self._booked.values()), 0)
 
     async def _carry(self, bus: Bus, job: _Job, out: list[ExchangeMessage]) -> None:
@@ -217,19 +224,18 @@ class ShareExchange:
         self._book(job)
         if job not in self._jobs.values():  # its guests have ended meanwhile
             return
-        content = msgspec.json.encode(job.kept)
         try:
-            await asyncio.to_thread(write_whole, job.path, content, mode=0o600, durable=False)
+            self._keep(job)
         except OSError as error:  # nothing leaves that is not kept
             _log.warning("%s: %s: shares wait", job.path, error.strerror)
             return
+        await self._apply(job)  # what was given is not in force any more when its receiver takes it
         for node, message in away:
             topic = topics.node_topic(self._lab, node, "exchange")
             await bus.publish(topic, seal(job.secret, message), qos=0)
-        await self._apply(job)
 
     def _book(self, job: _Job) -> None:
-        for guest, shares in job.node.shares().items():
+        for guest, shares in job.node.held().items():
             if guest in self._booked:
                 self._booked[guest] = shares
 

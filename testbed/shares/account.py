@@ -24,6 +24,11 @@ class Account:
         """The shares in this account, without those in transfers."""
         return self.state.shares
 
+    @property
+    def held(self) -> int:
+        """The shares in this account and in its transfers without an answer: a refused transfer returns."""
+        return self.state.shares + sum(sent.shares for sent in self.state.sent.values())
+
     def give(self, target: str, shares: int) -> Transfer | None:
         """Book a transfer and return it, to be sent; None for no shares, or while an earlier one has no answer."""
         last = self.state.sent.get(target, Sent())

@@ -42,6 +42,10 @@ class NodeExchange:
         """Return the shares of the guests."""
         return {owner: account.shares for owner, account in self.accounts.items() if owner != BANK}
 
+    def held(self) -> dict[str, int]:
+        """Return the shares of the guests with those that may still return: nobody else may have them here."""
+        return {owner: account.held for owner, account in self.accounts.items() if owner != BANK}
+
     def exchange(self, uses: Mapping[str, Use], free: int, number: int) -> list[ExchangeMessage]:
         """Begin a period, the `number`th: give what guests do not use, and ask for what they are short of.
 
