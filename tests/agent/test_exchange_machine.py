@@ -21,7 +21,7 @@ from testbed.shares.account import Account
 from testbed.shares.messages import ExchangeMessage, Receipt, Transfer
 from testbed.shares.node import NodeExchange
 
-EXAMPLES = int(os.environ.get("DFRS_EXCHANGE_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("DFRS_EXCHANGE_EXAMPLES", "100"))
 MOST_EXAMPLES = 2000  # until a defect must have been found
 CORES = 1.0
 _EVENTS = (
@@ -31,7 +31,7 @@ _EVENTS = (
 )  # fmt: skip
 PARTS = st.sampled_from([0.0, 0.1, 0.4])
 FAULTS = st.builds(
-    Faults, lost=PARTS, doubled=PARTS, delayed=PARTS, deaths=st.sampled_from([0.0, 0.02, 0.1]),
+    Faults, lost=PARTS, doubled=PARTS, delayed=PARTS, deaths=st.sampled_from([0.0, 0.05, 0.2]),
     delay_s=st.sampled_from([1.0, 3 * PERIOD_S]),
 )  # fmt: skip
 PLACES = st.lists(st.sampled_from(NODES), min_size=2, max_size=4)  # of the guests of one job
