@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -443,6 +444,26 @@ def test_what_a_guest_tells_twice_is_heard_once(tmp_path: Path):
         await channel.order("go", [], HANG_S)
         assert [frame.count("seq") for frame in heard if frame.kind == "exit"] == [4, 8]
         assert [frame.count("seq") for frame in heard if frame.kind == "out"] == [1, 2, 3]
+
+    with_guest(tmp_path, tell, play)
+
+
+def test_what_a_guest_tells_while_the_host_stands_still_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An answer that arrives as the order is due again counts: what follows it is not sent again."""
+    monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", 0.01)
+
+    def tell(guest: FakeGuest, frame: Frame) -> None:
+        obey(guest, frame)
+        if len(guest.orders) == 1:
+            guest.say("done", ("seq", 1), ("units", 4))
+            guest.say("progress", ("units", 4), ("mono_ns", 1))
+            time.sleep(0.1)  # speed: the host's loop finds the answer and the end of its patience at once
+
+    async def play(guest: FakeGuest, channel: GuestChannel, heard: list[Frame]) -> None:
+        await channel.attach(guest.path, HANG_S)
+        monkeypatch.setattr(channel_module, "REPEAT_AFTER_S", HANG_S)
+        await channel.order("go", [], HANG_S)  # earlier reports arrive before the answer to this order
+        assert [frame.kind for frame in heard] == ["done", "progress"]
 
     with_guest(tmp_path, tell, play)
 

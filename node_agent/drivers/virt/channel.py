@@ -127,19 +127,21 @@ class GuestChannel:
         self._order = max(self._order + 1, time.time_ns() // 1_000_000)
         frame = encode(kind, [("id", self._order), *fields])
         most_bytes = MOST_UNSENT_BYTES - len(frame)  # that may wait before it
-        while True:
-            if self._writer is None:
-                raise DriverError(f"guest {self._guest}: its control channel is not open")
-            self._answer = asyncio.get_running_loop().create_future()
-            if self._writer.unsent_bytes <= most_bytes:
-                self._writer.write(frame)
-                most_bytes = 0  # a guest that reads nothing needs no repetition: the order waits for it already
-            try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REPEAT_AFTER_S):
-                        return await self._answer
-            finally:
-                self._answer = None
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        try:
+            while not answer.done():  # it lasts over the repetitions: after an answer nothing is told again
+                if self._writer is None:
+                    raise DriverError(f"guest {self._guest}: its control channel is not open")
+                if self._writer.unsent_bytes <= most_bytes:
+                    self._writer.write(frame)
+                    most_bytes = 0  # a guest that reads nothing needs no repetition: the order waits for it already
+                await asyncio.wait((answer,), timeout=REPEAT_AFTER_S)
+            return answer.result()
+        finally:
+            self._answer = None
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # perhaps nobody waits for it any more
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = Reader(self._overhear)
