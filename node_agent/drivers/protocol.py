@@ -78,8 +78,9 @@ class DriverFacts:
     `capabilities` are those that follow from no protocol: `checksums`: the end of a guest carries the checksum of its
     task; `dom0`: this machine is a control domain, whose counters do not contain the CPU time of guests; `fences`:
     guests do not outlive their fences, even if the agent is dead, stopped or stuck; how guests are capped (`cap:`),
-    accelerated (`accel:`) and migrated (`migration:`). `lacks` names abilities of the driver's
-    class that are missing on this machine (`save`, `live`, `mpi`, `native`), each with the reason.
+    accelerated (`accel:`) and migrated (`migration:`); `waits`: samples of ranks have `waits_s`. `lacks` names
+    abilities of the driver's class that are missing on this machine (`save`, `live`, `mpi`, `native`, `shares`,
+    `waits`), each with the reason.
     """
 
     capabilities: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.live import HANG_S
 
 from node_agent.drivers.procs import waits
 from node_agent.drivers.procs.environment import BIN
@@ -98,7 +99,7 @@ def test_each_rank_waits_for_the_one_before_it(tmp_path: Path, thread_level: str
         argv += [] if rank == 0 else [":"]
         argv += ["-n", "1", "env", *(f"{name}={value}" for name, value in variables.items())]
         argv += [sys.executable, "-c", PROGRAM, thread_level]
-    subprocess.run(argv, check=True, env={**os.environ, "FOLDER": str(tmp_path)}, timeout=600)
+    subprocess.run(argv, check=True, env={**os.environ, "FOLDER": str(tmp_path)}, timeout=HANG_S)
     assert counts(tmp_path, 0) == [0, 0, 0]
     for rank in range(1, RANKS):
         found = counts(tmp_path, rank)

@@ -54,6 +54,7 @@ _WITHOUT = {
     "native": "the programs of the guest image could not be unpacked here",
     "live": "no transport of migrations is set",
     "shares": "without a partition nothing bounds all guests of this node together",
+    "waits": "the guest image has no layer that notes which ranks wait for which",
 }
 _log = logging.getLogger(__name__)
 
@@ -124,12 +125,18 @@ class LibvirtDriver(Driver):
         self._native = await asyncio.to_thread(native_programs, image, budget)
         versions = await self._hypervisor.call(self._timeouts.call_s, self._platform.versions)
         bounded = self._place.partition or not self._platform.shared
-        there = {"mpi": self._place.bridge, "native": self._native, "live": self._transport, "shares": bounded}
+        waits = self._place.bridge and image.waits
+        there = {
+            "mpi": self._place.bridge, "native": self._native, "live": self._transport, "shares": bounded,
+            "waits": waits,
+        }  # fmt: skip
         lacks = {ability: why for ability, why in _WITHOUT.items() if not there[ability]}
+        if "mpi" in lacks:
+            lacks["waits"] = lacks["mpi"]
         migration = [f"migration:{self._transport}"] if self._transport else []
-        fences = ("fences",) if self._watching.able else ()
+        found = [name for name, there in (("fences", self._watching.able), ("waits", waits)) if there]
         return DriverFacts(
-            ("checksums", *platform, *migration, *fences), {**versions, "guest-image": image.key, **image.versions},
+            ("checksums", *platform, *migration, *found), {**versions, "guest-image": image.key, **image.versions},
             image.floor_mib, tuple(PROGRAMS), lacks, self._platform.boot_s,
         )  # fmt: skip
 
