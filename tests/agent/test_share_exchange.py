@@ -61,6 +61,7 @@ class Node:
         self.set: dict[str, float] = {}
         self.waits_s: tuple[float, ...] = ()
         self.units = 1
+        self.guessed_waits_s: tuple[float, ...] = ()
         self.sampled = 0
         self.exchange = self.agent()
 
@@ -75,6 +76,7 @@ class Node:
             GuestSample(
                 guest=self.guest, state="running", cap_cores=1.0, cpu_s=cpu_s, rss_mib=1.0, read_mib=0.0,
                 written_mib=0.0, units_done=self.units, units_mono_ns=1, waits_s=self.waits_s,
+                guessed_waits_s=self.guessed_waits_s,
             )
         ]  # fmt: skip
 
@@ -165,6 +167,41 @@ def test_the_next_agent_goes_on_with_the_accounts_of_a_killed_one(tmp_path: Path
             node.set.clear()
         async with serving(network, *nodes):
             await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "more of them")
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("waits", ["traffic", "layer"])
+def test_a_guess_serves_where_the_order_asks_for_it_and_ranks_count_nothing(tmp_path: Path, waits: str) -> None:
+    async def scenario() -> None:
+        addresses = ("10.77.1.1/16", "10.77.1.2/16", "10.77.1.3/16")
+        order = msgspec.structs.replace(ORDER, mode="distributed", bank="", waits=waits, addresses=addresses)
+        nodes = lab(tmp_path, order, 0.3, 0.3, 0.1)
+        asked: list[tuple[str, Sequence[str]]] = []
+
+        async def guess(guest: str, where: Sequence[str]) -> None:
+            asked.append((guest, where))
+            if len(asked) == 1:
+                raise DriverError("its tap is not there yet")
+            nodes[2].guessed_waits_s = (0.0, 0.0, 0.0)
+
+        nodes[2].exchange.guess = guess
+        async with serving(Network(), *nodes):
+            if waits == "layer":
+                last = nodes[2].sampled + 5
+                await until(lambda: nodes[2].sampled >= last, "five periods")
+                assert asked == []
+                return
+
+            def wait() -> bool:
+                nodes[2].guessed_waits_s = tuple(
+                    each + (rank == 1) for rank, each in enumerate(nodes[2].guessed_waits_s)
+                )
+                return nodes[1].set.get("g1", 0) > BOOKED + 0.05
+
+            await until(wait, "shares of the guest that waits")
+        assert asked == [("g2", addresses)] * 2, "once more after it failed"
         assert total(nodes) == 3 * shares_of(BOOKED)
 
     asyncio.run(scenario())

@@ -23,7 +23,7 @@ from node_agent.drivers.virt.domain_weights import DomainWeights
 from node_agent.drivers.virt.exits import Exits
 from node_agent.drivers.virt.guest_cap import GuestCap
 from node_agent.drivers.virt.hypervisor import Hypervisor
-from node_agent.drivers.virt.platform import Platform
+from node_agent.drivers.virt.platform import Platform, Vcpus
 from node_agent.drivers.virt.rank import GuestRank
 from node_agent.drivers.virt.recovery import GiveUp, Reattach, Recovery
 from node_agent.drivers.virt.told import Told
@@ -190,6 +190,11 @@ class VirtualGuest:
             if self._share is None:
                 raise DriverError(f"guest {self.name} has no share: it is capped")
             return await self._share.set(share_cores)
+
+    @property
+    def vcpus(self) -> Vcpus:
+        """Its virtual CPUs; raises `DriverError` before its domain is there."""
+        return self._cap.known_vcpus()
 
     @property
     def cap_cores(self) -> float:
@@ -443,8 +448,8 @@ class VirtualGuest:
 
     # --- its usage
 
-    def sample(self) -> GuestSample:
-        """Return its usage; also check its cap, and detect a guest that fell silent."""
+    def sample(self, guessed_waits_s: tuple[float, ...] = ()) -> GuestSample:
+        """Return its usage, with a guess of its waits; also check its cap, and detect a guest that fell silent."""
         rss_mib = 0.0
         cap_cores: float | None = None
         if self._cap.vcpus is not None:
@@ -458,7 +463,7 @@ class VirtualGuest:
             guest=self.name, state=self.state.value, cap_cores=cap_cores, wanted_cores=self.cap_cores,
             cpu_s=self._cpu_s, rss_mib=rss_mib, read_mib=0.0, written_mib=0.0, units_done=self._told.units,
             units_mono_ns=self._told.mono_ns, supersteps=self._told.sampled(), share_cores=self._seen_share(),
-            waits_s=self._told.waits_s,
+            waits_s=self._told.waits_s, guessed_waits_s=guessed_waits_s,
         )  # fmt: skip
 
     def _seen_share(self) -> float | None:
