@@ -31,4 +31,4 @@ class GuessesConformance(DriverSuite):
             await until(lambda: two.guessed_waits_s(specs[1].guest)[0] > 1.0, "a guess of waits for the first rank")
             assert two.guessed_waits_s(specs[1].guest)[1] == 0, "nobody waits for itself"
 
-        self.on_nodes(tmp_path, 2, scenario, "mpi", "traffic")
+        self.on_nodes(tmp_path, 2, scenario, "traffic", "mpi")
