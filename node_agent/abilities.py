@@ -9,6 +9,7 @@ from node_agent.drivers.protocol import (
     DriverError,
     DriverFacts,
     FindsSaves,
+    GuessesWaits,
     Joins,
     Meter,
     Meters,
@@ -19,13 +20,16 @@ from node_agent.drivers.protocol import (
     Shares,
     UnableError,
 )
-from testbed.bus.messages import GuestSpec
+from testbed.bus.messages import Exchange, GuestSpec
 
-PROTOCOLS: Mapping[str, type] = {"save": Saves, "live": Migrates, "mpi": Joins, "native": Natives, "shares": Shares}
+PROTOCOLS: Mapping[str, type] = {
+    "save": Saves, "live": Migrates, "mpi": Joins, "native": Natives, "shares": Shares, "traffic": GuessesWaits,
+}  # fmt: skip
 """Optional protocols by the ability that nodes announce."""
 _TASKS = {
     "save": "save and restore guests", "live": "migrate guests live", "mpi": "run members of MPI jobs",
     "native": "run programs outside guests", "shares": "let guests compete by shares",
+    "traffic": "guess from traffic which ranks wait for which",
 }  # fmt: skip
 
 
@@ -35,10 +39,13 @@ class Abilities:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lacks: Mapping[str, str] = {}
+        self.counts_waits = False
+        """Ranks note for whom they wait: nobody needs to guess."""
 
     def found(self, facts: DriverFacts) -> tuple[str, ...]:
         """Take what the driver found when it opened; return all capabilities of the node."""
         self._lacks = facts.lacks
+        self.counts_waits = "waits" in facts.capabilities
         able = [name for name in PROTOCOLS if self._has(name)]
         images = [f"save:{self.saving.images.name}"] if "save" in able else []
         whole = ["whole"] if "save" in able and self.saving.images.whole else []
@@ -89,9 +96,21 @@ class Abilities:
             return self._driver
         raise self._refusal("shares")
 
-    def check_start(self, spec: GuestSpec) -> None:
-        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver could not make."""
-        for ability, is_needed in (("mpi", spec.program.ranks > 1), ("shares", spec.share_cores is not None)):
+    @property
+    def guessing(self) -> GuessesWaits:
+        """The driver as one that guesses for whom guests wait."""
+        if isinstance(self._driver, GuessesWaits) and "traffic" not in self._lacks:
+            return self._driver
+        raise self._refusal("traffic")
+
+    def check_start(self, spec: GuestSpec, exchange: Exchange | None = None) -> None:
+        """Raise `UnableError` for a rank of an MPI job, or a guest with a share, that this driver could not make.
+
+        So it does where an exchange wants a guess for whom guests wait, and there is none.
+        """
+        guesses = exchange is not None and exchange.waits == "traffic" and not self.counts_waits
+        needs = {"mpi": spec.program.ranks > 1, "shares": spec.share_cores is not None, "traffic": guesses}
+        for ability, is_needed in needs.items():
             if is_needed and not self._has(ability):
                 raise self._refusal(ability)
 

@@ -151,6 +151,7 @@ class Agent:
             self._fencing.begin()
             found = await self._driver.open(config.budget, self._put)
             capabilities = self._able.found(found)
+            self._shares.guess = None if self._able.counts_waits else self._guess_waits
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
             survivors = self._survivors.found()
@@ -418,6 +419,10 @@ class Agent:
         async with self._locks.setdefault(guest, asyncio.Lock()):
             return await self._able.sharing.set_share(guest, cores)
 
+    async def _guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            await self._able.guessing.guess_waits(guest, addresses)
+
     async def _usage(self) -> list[GuestSample]:
         """Return the usage of all guests as it is now."""
         await self._driver.refresh()
@@ -475,7 +480,7 @@ class Agent:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
-        self._able.check_start(spec)
+        self._able.check_start(spec, action.exchange)
         self._reserve(spec)
         try:
             self._shares.begin(spec, action.exchange)

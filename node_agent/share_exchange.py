@@ -26,10 +26,10 @@ from testbed.shares.formulas import cores_of, shares_of
 from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
+from testbed.shares.waits import upstream_ranks
 
 FOLDER = "shares"
 _MOST_WAITING = 1024  # messages that were received and not yet processed: others are lost, as on any network
-_LEAST_OF_WAITS, _LEAST_OF_PERIOD = 0.1, 0.01  # for less nobody is waited for
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +53,7 @@ class _Job:
         self.next_s = now_s + kept.order.period_s
         self.grant_s = now_s + kept.order.grant_s
         self.read: dict[str, tuple[float, GuestSample]] = {}  # when, and what was seen then, of each guest
+        self.guessed: set[str] = set()  # guests whose waits are guessed
 
     def add(self, guest: str, shares: int) -> None:
         """Open the account of a guest."""
@@ -75,23 +76,22 @@ class _Job:
             at_s, before = self.read.get(sample.guest, (now_s, sample))
             if now_s > at_s:
                 used = shares_of(max(sample.cpu_s - before.cpu_s, 0.0) / (now_s - at_s))
-                found[sample.guest] = Use(used, self._upstreams(before.waits_s, sample.waits_s, now_s - at_s))
+                waits_s, earlier_s = (each.waits_s or each.guessed_waits_s for each in (sample, before))
+                found[sample.guest] = Use(used, self._upstreams(earlier_s, waits_s, now_s - at_s))
             self.read[sample.guest] = (now_s, sample)
         return found
 
     def _upstreams(self, before_s: Sequence[float], after_s: Sequence[float], period_s: float) -> list[str]:
         """Return the guests whose messages a rank has waited for, from its waits by rank."""
-        if len(before_s) != len(after_s):
-            before_s = [0.0] * len(after_s)  # it is another life
-        waited_s = [max(after - before, 0.0) for before, after in zip(before_s, after_s, strict=True)]
-        least_s = max(_LEAST_OF_WAITS * sum(waited_s), _LEAST_OF_PERIOD * period_s)
-        return [guest for guest, each_s in zip(self.kept.order.nodes, waited_s, strict=False) if each_s > least_s]
+        guests = list(self.kept.order.nodes)
+        return [guests[rank] for rank in upstream_ranks(before_s, after_s, period_s) if rank < len(guests)]
 
 
 class ShareExchange:
     """Exchanges the shares of all jobs with guests at this node.
 
-    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores.
+    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores. `guess`, to
+    be set where ranks do not count their waits, has those of a guest guessed by the addresses of its job's guests.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class ShareExchange:
         self._folder = state_dir / FOLDER
         self._now_s = now_s
         self._samples, self._set_share = samples, set_share
+        self.guess: Callable[[str, Sequence[str]], Awaitable[None]] | None = None
         self._booked: dict[str, int] = {}  # the shares of all guests that have some
         self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
         self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
@@ -186,6 +187,7 @@ class ShareExchange:
         for job in list(self._jobs.values()):
             out: list[ExchangeMessage] = []
             if job in due:
+                await self._guess(job, samples)
                 out += job.node.unanswered()
                 job.kept.number += 1
                 out += job.node.exchange(job.uses(samples, self._now_s()), self._free, job.kept.number)
@@ -194,6 +196,18 @@ class ShareExchange:
                 out += job.node.grant()
                 job.grant_s = self._now_s() + job.kept.order.grant_s
             await self._carry(bus, job, out)
+
+    async def _guess(self, job: _Job, samples: Sequence[GuestSample]) -> None:
+        """Have the waits of guests at work guessed, where the order wants that."""
+        if job.kept.order.waits != "traffic" or self.guess is None:
+            return
+        for sample in samples:
+            if sample.guest in job.kept.accounts and sample.guest not in job.guessed and sample.units_done:
+                try:
+                    await self.guess(sample.guest, job.kept.order.addresses)
+                    job.guessed.add(sample.guest)
+                except DriverError as error:  # it may have ended just now; else it is tried again in the next period
+                    _log.warning("guest %s: nobody guesses for whom it waits: %s", sample.guest, error)
 
     async def _hear(self, bus: Bus, payload: bytes) -> None:
         for job in list(self._jobs.values()):

@@ -46,11 +46,15 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_k
     """Base of the commands that an agent understands."""
 
 
+WaitsFrom = Literal["layer", "traffic"]
+
+
 class Exchange(Value, frozen=True, kw_only=True):
     """How the guests of a job exchange their shares (`testbed.shares`), and the nodes of all its guests.
 
     Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
-    these nodes know the `secret`, by which they seal their messages.
+    these nodes know the `secret`, by which they seal their messages. With `waits` = `traffic` an agent whose ranks do
+    not note for whom they wait guesses it, by the `addresses` of the job's guests, in the order of `nodes`.
     """
 
     mode: Literal["distributed", "bank"]
@@ -59,6 +63,8 @@ class Exchange(Value, frozen=True, kw_only=True):
     grant_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
     nodes: dict[GuestName, str]
     bank: str = ""
+    waits: WaitsFrom = "layer"
+    addresses: tuple[str, ...] = ()
 
 
 class Start(Action, frozen=True):

@@ -10,6 +10,7 @@ from testbed.bus.messages import Record, Value, convert, make_printable
 from testbed.bus.numbers import Amount, Count, DiskSpace
 
 MOST_WAITS = 1024  # ranks of a job whose waits are told
+Waits = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=MOST_WAITS)]
 
 
 class Supersteps(Value, frozen=True):
@@ -33,7 +34,8 @@ class GuestSample(Value, frozen=True):
     None if it could not be read. `wanted_cores` is the requested cap. Agents before the latter was added sent it as
     `cap_cores`, which is corrected here: the cap in force there is unknown. `share_cores` is the share in force of a
     guest that has one, read back in the same way. `waits_s` is for how long a rank has waited for messages of each rank
-    of its job, since it began; empty where that is not known.
+    of its job, since it began; empty where that is not known. `guessed_waits_s` is a guess of that by what is seen from
+    outside the guest, since it is watched.
     """
 
     guest: str
@@ -48,7 +50,8 @@ class GuestSample(Value, frozen=True):
     supersteps: Supersteps | None = None
     wanted_cores: Amount | None = None
     share_cores: Amount | None = None
-    waits_s: Annotated[tuple[Amount, ...], msgspec.Meta(max_length=MOST_WAITS)] = ()
+    waits_s: Waits = ()
+    guessed_waits_s: Waits = ()
 
     def __post_init__(self) -> None:
         """Correct the sample of an older agent, and make texts for people printable."""

@@ -295,7 +295,7 @@ class _Session:
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, facts, strict=True)))
-            check_sharing(self._policy, dict(zip(names, facts, strict=True)))
+            check_sharing(self._policy, dict(zip(names, facts, strict=True)), scenario.shares.waits)
             self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self.display.line(0.0, self._headline)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.bus.messages import Exchange, NodeFacts
+from testbed.bus.messages import Exchange, NodeFacts, WaitsFrom
 from testbed.errors import UserError
 from testbed.lab.job_guests import JobGuests
 from testbed.scenario.schema import SharesTable
@@ -15,19 +15,25 @@ from testbed.scheduling.policies.view import ExchangeMode, Policy, SharingPolicy
 _SECRET_BYTES = 32
 
 
-def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts]) -> None:
-    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that."""
+def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts], waits: WaitsFrom = "layer") -> None:
+    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that.
+
+    With `waits` = `traffic` a node may also guess which tasks wait for which.
+    """
     if not isinstance(policy, SharingPolicy):
         return
-    needs = {"shares": "let guests compete by shares"}
+    needs = {"let guests compete by shares": ["shares"]}
     if policy.exchange == "distributed":
-        needs["waits"] = "note which tasks wait for which"
+        if waits == "traffic":
+            needs["note or guess which tasks wait for which"] = ["waits", "traffic"]
+        else:
+            needs["note which tasks wait for which"] = ["waits"]
     for node, facts in nodes.items():
-        for capability, what in needs.items():
-            if capability not in facts.capabilities:
+        for what, capabilities in needs.items():
+            if not set(capabilities) & set(facts.capabilities):
                 raise UserError(
                     f"node {node}: its driver {facts.driver!r} cannot {what} here, as policy {policy.name} wants: "
-                    f"expected one with the capability {capability}, such as process with control groups"
+                    f"expected one with the capability {' or '.join(capabilities)}, such as process with control groups"
                 )
 
 
@@ -48,8 +54,10 @@ class Sharing:
         if self.mode == "none" or len(nodes) < 2:  # alone there is nobody to exchange with
             return None
         names = [self.name(node) for node in nodes]
+        waits = self.periods.waits if self.mode == "distributed" else "layer"  # nobody asks for whom, with a bank
         return Exchange(
             mode=self.mode, secret=secrets.token_hex(_SECRET_BYTES),
             period_s=self.periods.period_s, grant_s=self.periods.grant_s,
-            nodes=dict(zip(job.guests, names, strict=True)), bank=names[0],
+            nodes=dict(zip(job.guests, names, strict=True)), bank=names[0], waits=waits,
+            addresses=() if waits == "layer" else tuple(spec.address for spec in job.specs),
         )  # fmt: skip

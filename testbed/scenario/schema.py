@@ -257,11 +257,13 @@ class SharesTable(_Table):
     """The exchange of shares by policies that let jobs compete by shares, in wall seconds.
 
     Every `period_s` each node compares the shares of its guests with what they use. The bank of a job, if the policy
-    has one, gives what it has every `grant_s`.
+    has one, gives what it has every `grant_s`. A layer below MPI notes which tasks wait for which. With `waits` =
+    `traffic` nodes without it guess that from the traffic of their guests.
     """
 
     period_s: ExchangePeriod = 5.0
     grant_s: ExchangePeriod = 5.0
+    waits: Literal["layer", "traffic"] = "layer"
 
 
 class BoundTable(_Table):

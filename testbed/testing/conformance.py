@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed.testing.core import CoreConformance
+from testbed.testing.guesses import GuessesConformance
 from testbed.testing.joins import JoinsConformance
 from testbed.testing.migrates import MigratesConformance
 from testbed.testing.natives import NativesConformance
@@ -11,7 +12,13 @@ from testbed.testing.shares import SharesConformance
 
 
 class DriverConformance(
-    CoreConformance, SavesConformance, MigratesConformance, JoinsConformance, NativesConformance, SharesConformance
+    CoreConformance,
+    SavesConformance,
+    MigratesConformance,
+    JoinsConformance,
+    NativesConformance,
+    SharesConformance,
+    GuessesConformance,
 ):
     """Inherit, and return the driver in `make`; `testbed.testing.suite.DriverSuite` lists the settings.
 

@@ -101,6 +101,10 @@ class Node(Abilities):
         await self.driver.refresh()
         return next(sample.share_cores for sample in self.driver.sample() if sample.guest == guest)
 
+    def guessed_waits_s(self, guest: str) -> tuple[float, ...]:
+        """Return the guess for how long a guest has waited for each rank, as it is now."""
+        return next(sample.guessed_waits_s for sample in self.driver.sample() if sample.guest == guest)
+
     async def cpu_s(self, guest: str) -> float:
         """Return the CPU time that a guest has used by now."""
         await self.driver.refresh()

@@ -27,7 +27,7 @@ class DriverSuite:
     """
 
     lacks: frozenset[str] = frozenset()
-    """Abilities of the driver's class (`save`, `live`, `mpi`, `native`, `shares`) that it lacks where the tests run."""
+    """Abilities of the driver's class that it lacks where the tests run, such as `save`, `live`, `mpi` or `native`."""
     leaves = True
     """Guests outlive an agent that is killed, until they are swept away."""
     lazy = True

@@ -60,6 +60,9 @@ class Node:
         self.uses_cores = uses_cores
         self.set: dict[str, float] = {}
         self.waits_s: tuple[float, ...] = ()
+        self.units = 1
+        self.guessed_waits_s: tuple[float, ...] = ()
+        self.sampled = 0
         self.exchange = self.agent()
 
     def agent(self) -> ShareExchange:
@@ -68,10 +71,12 @@ class Node:
 
     async def samples(self) -> Sequence[GuestSample]:
         cpu_s = self.uses_cores * asyncio.get_running_loop().time()
+        self.sampled += 1
         return [
             GuestSample(
                 guest=self.guest, state="running", cap_cores=1.0, cpu_s=cpu_s, rss_mib=1.0, read_mib=0.0,
-                written_mib=0.0, units_done=1, units_mono_ns=1, waits_s=self.waits_s,
+                written_mib=0.0, units_done=self.units, units_mono_ns=1, waits_s=self.waits_s,
+                guessed_waits_s=self.guessed_waits_s,
             )
         ]  # fmt: skip
 
@@ -163,6 +168,68 @@ def test_the_next_agent_goes_on_with_the_accounts_of_a_killed_one(tmp_path: Path
         async with serving(network, *nodes):
             await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "more of them")
         assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("waits", ["traffic", "layer"])
+def test_a_guess_serves_where_the_order_asks_for_it_and_ranks_count_nothing(tmp_path: Path, waits: str) -> None:
+    async def scenario() -> None:
+        addresses = ("10.77.1.1/16", "10.77.1.2/16", "10.77.1.3/16")
+        order = msgspec.structs.replace(ORDER, mode="distributed", bank="", waits=waits, addresses=addresses)
+        nodes = lab(tmp_path, order, 0.3, 0.3, 0.1)
+        asked: list[tuple[str, Sequence[str]]] = []
+
+        async def guess(guest: str, where: Sequence[str]) -> None:
+            asked.append((guest, where))
+            if len(asked) == 1:
+                raise DriverError("its tap is not there yet")
+            nodes[2].guessed_waits_s = (0.0, 0.0, 0.0)
+
+        nodes[2].exchange.guess = guess
+        async with serving(Network(), *nodes):
+            if waits == "layer":
+                last = nodes[2].sampled + 5
+                await until(lambda: nodes[2].sampled >= last, "five periods")
+                assert asked == []
+                return
+
+            def wait() -> bool:
+                nodes[2].guessed_waits_s = tuple(
+                    each + (rank == 1) for rank, each in enumerate(nodes[2].guessed_waits_s)
+                )
+                return nodes[1].set.get("g1", 0) > BOOKED + 0.05
+
+            await until(wait, "shares of the guest that waits")
+        assert asked == [("g2", addresses)] * 2, "once more after it failed"
+        assert total(nodes) == 3 * shares_of(BOOKED)
+
+    asyncio.run(scenario())
+
+
+def test_waits_of_before_the_agent_began_count_for_nothing(tmp_path: Path) -> None:
+    """A virtual machine counts its waits since its rank began, also over the end of an agent, a save and a restore."""
+
+    async def scenario() -> None:
+        order = msgspec.structs.replace(ORDER, mode="distributed", bank="")
+        nodes = lab(tmp_path, order, 0.3, 0.3, 0.1)
+        node = nodes[2]
+
+        async def periods(count: int) -> None:
+            last = node.sampled + count
+            await until(lambda: node.sampled >= last, f"{count} periods")
+
+        async with serving(Network(), *nodes):
+            node.units, node.waits_s = 0, ()  # the agent has not heard of it yet
+            await periods(2)
+            node.units, node.waits_s = 5, (0.0, 100.0, 0.0)
+            await periods(3)
+            node.waits_s = (0.0, 1.0, 0.0)  # it began again
+            await periods(3)
+            assert node.kept().accounts["g2"].shares == shares_of(BOOKED)
+            assert nodes[1].kept().accounts["g1"].shares == shares_of(BOOKED)
+            node.waits_s = (0.0, 2.0, 0.0)
+            await until(lambda: nodes[1].kept().accounts["g1"].shares > shares_of(BOOKED), "shares for a new wait")
 
     asyncio.run(scenario())
 

@@ -21,7 +21,7 @@ def job(tasks: int) -> JobGuests:
     specs = tuple(
         GuestSpec(
             guest=f"g{task}", run="r", job=1, task=task, program=ProgramSpec("patterns", 10, 1, 1), cpu_cores=1.0,
-            memory_mib=64, share_cores=0.5,
+            memory_mib=64, share_cores=0.5, address=f"10.77.1.{task + 1}/16",
         )
         for task in range(tasks)
     )  # fmt: skip
@@ -44,6 +44,28 @@ def test_each_life_of_a_job_gets_a_new_secret_and_the_bank_is_with_its_first_tas
     assert first.nodes == {"g0": "n2", "g1": "n0"}
     assert first.secret != second.secret
     assert msgspec.structs.replace(first, secret=second.secret) == second
+
+
+def test_agents_that_may_guess_know_where_the_guests_are() -> None:
+    periods = SharesTable(waits="traffic")
+    found = Sharing("distributed", periods, NODES.__getitem__).order(job(2), [2, 0])
+    assert found is not None
+    assert (found.waits, found.addresses) == ("traffic", ("10.77.1.1/16", "10.77.1.2/16"))
+    for mode, others in (("distributed", SharesTable()), ("bank", periods)):
+        found = Sharing(mode, others, NODES.__getitem__).order(job(2), [2, 0])
+        assert found is not None
+        assert (found.waits, found.addresses) == ("layer", ())
+
+
+def test_a_node_may_guess_where_the_scenario_says_so() -> None:
+    policy, nodes = parse("DPS/distributed"), {"n0": facts_of("shares", "waits"), "n1": facts_of("shares", "traffic")}
+    check_sharing(policy, nodes, "traffic")
+    check_sharing(parse("DPS/bank"), nodes)
+    with pytest.raises(UserError, match=r"n1: .* cannot note which tasks .*: expected one with the capability waits,"):
+        check_sharing(policy, nodes)
+    nodes["n0"] = facts_of("shares")
+    with pytest.raises(UserError, match=r"n0: .* cannot note or guess .*: expected one with the capability waits or t"):
+        check_sharing(policy, nodes, "traffic")
 
 
 def test_nobody_exchanges_alone_or_where_shares_stay() -> None:

@@ -149,6 +149,7 @@ class Xen:
     timeouts = Timeouts(call_s=60.0, boot_s=300.0, order_s=60.0, memory_s=900.0, silence_s=180.0, reattach_s=60.0)
     shared = False
     heavy_at_once = 1  # libxl gives up a network card whose scripts take 40 s, as they do beside others on a slow dom0
+    taps = False
     aborts_saves = False  # libvirt's libxl driver cannot
     keepalive_s = 40
     boot_s = 2.0

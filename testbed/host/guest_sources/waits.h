@@ -1,4 +1,4 @@
-/* The file in which a rank's waits are counted; node_agent/programs/waits.py reads it. */
+/* The file in which a rank's waits are counted; node_agent/programs/waits.py reads it, and agent.c in a guest. */
 #ifndef WAITS_H
 #define WAITS_H
 

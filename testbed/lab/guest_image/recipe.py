@@ -1,7 +1,8 @@
 """Contents of the guest image: the tree of its files, and the fingerprints of all its ingredients.
 
 Kernel modules that a paravirtual device of any supported hypervisor needs, a static busybox for `init`, the programs
-of `SOURCES`, and MPICH with its libraries. There is no disk: the file system is memory, saved with the machine.
+of `SOURCES`, MPICH with its libraries, and the layer that counts waits. There is no disk: the file system is memory,
+saved with the machine.
 """
 
 from __future__ import annotations
@@ -111,6 +112,18 @@ def compile_patterns(mpi: Mpich, into: Path) -> Path:
     return out
 
 
+def compile_waits(mpi: Mpich, into: Path) -> Path:
+    """Compile the layer that counts waits against an MPICH; return its file. Raises `UserError` or `RunError`."""
+    out = into / "waits.so"
+    beside = f"-Wl,-rpath-link,{mpi.library.parent / 'mpich'}"
+    run(
+        ["gcc", *_FLAGS, "-fPIC", "-shared", f"-I{mpi.header.parent}", "-o", str(out), "waits.c", str(mpi.library),
+         beside, "-lpthread"],
+        cwd=SOURCES,
+    )  # fmt: skip
+    return out
+
+
 def make(
     ingredients: Ingredients, downloads: Path, scratch: Path, progress: Callable[[str], None]
 ) -> tuple[bytes, bytes]:
@@ -128,6 +141,7 @@ def make(
     build.mkdir()
     ours = [compile_program(name, build) for name in _STATIC]
     ours.append(compile_patterns(ingredients.mpi, build))
+    layer = compile_waits(ingredients.mpi, build)
     entries = [
         *(cpio.folder(name) for name in ("bin", "dev", "etc", "lib", "lib/modules", "lib64", "proc", "root", "run",
                                          "sys", "usr", "usr/bin", "usr/lib")),
@@ -140,6 +154,7 @@ def make(
         *(cpio.file(f"bin/{path.name}", _stripped(path, scratch), 0o755) for path in ours),
         *(cpio.file(f"usr/lib/{name}", _stripped(path, scratch), 0o755)
           for name, path in ingredients.libraries.items()),
+        cpio.file(f"usr/lib/{layer.name}", _stripped(layer, scratch), 0o755),
         cpio.file(f"lib64/{ingredients.loader.name}", _stripped(ingredients.loader, scratch), 0o755),
         *_modules(kernel),
     ]  # fmt: skip
