@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 from testbed.bus.suspicious_acts import ActKind
 from testbed.bus.telemetry import BankSample, GuestSample
@@ -66,7 +66,7 @@ def _wrong(live: LiveJob, task: int, sample: GuestSample) -> str:
     return "" if sample.bank is None else _wrong_bank(sample.bank, guests, sum(booked_cores) + _ROUNDING_CORES)
 
 
-def _wrong_bank(bank: BankSample, guests: Set[str], most_cores: float) -> str:
+def _wrong_bank(bank: BankSample, guests: set[str], most_cores: float) -> str:
     if others := bank.taken_cores.keys() - guests:
         return f"in a bank, from {min(others)!r}: expected a guest of the job"
     if bank.share_cores > most_cores:

@@ -13,6 +13,7 @@ from testbed import __version__
 from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 from testbed.run import events
+from testbed.study.report.page.share_tables import exchange_table
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.study.report.page.table import Table
 from testbed.study.report.page.tables import (
@@ -32,6 +33,7 @@ from testbed.study.report.run.comparison import groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import Remark, verdict
 from testbed.study.report.run.figures_barrier import figure_supersteps
 from testbed.study.report.run.figures_caps import figures_caps
+from testbed.study.report.run.figures_flows import figures_flows
 from testbed.study.report.run.figures_penalty import figure_penalty
 from testbed.study.report.run.figures_schedule import figures_schedule, figures_schedules
 from testbed.study.report.run.figures_shares import figures_shares
@@ -149,9 +151,10 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
                 (
                     *figures_caps(run, points.get("cap")),
                     *figures_shares(points.get("guest")),
+                    *figures_flows([material.schedule, *others]),
                     figure_supersteps(points.get("superstep")),
                 ),
-                (latency,) if latency else (),
+                tuple(table for table in (latency, exchange_table(points.get("node"))) if table),
             ),
             Section("tables", "Tables", tables=tuple(tables)),
             Section(
