@@ -53,6 +53,11 @@ class ShareFlows:
             self._recorder.point("share_transfer", tags, {"taken_cores": cores}, time_ns)
 
 
+def bank_cores(live: LiveJob, task: int, sample: GuestSample) -> float | None:
+    """Return what the job's bank has by a sample of a task; None without a bank, or if that cannot be true."""
+    return None if sample.bank is None or _wrong(live, task, sample) else sample.bank.share_cores
+
+
 def _wrong(live: LiveJob, task: int, sample: GuestSample) -> str:
     """Return what cannot be true of the shares in a sample, as the end of a sentence; empty if nothing is."""
     booked_cores = [spec.share_cores for spec in live.specs if spec.share_cores is not None]

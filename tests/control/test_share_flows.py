@@ -11,7 +11,7 @@ from support.live_jobs import live_job
 from testbed.bus.messages import BadRecordError, GuestSpec, ProgramSpec, decode
 from testbed.bus.telemetry import BankSample, ExchangeCounts, GuestSample, Telemetry
 from testbed.control.cluster import LiveJob
-from testbed.control.share_flows import ShareFlows
+from testbed.control.share_flows import ShareFlows, bank_cores
 from testbed.scheduling.workload.jobs import Job
 
 BOOKED_CORES = 0.3
@@ -79,6 +79,13 @@ def test_a_bank_is_recorded_beside_the_first_guest() -> None:
     assert flows.take(live, 0, sample(0, taken_cores={"bank": 0.1}, bank=bank), 0, 5) == {"bank_cores": 0.25}
     found = {(tags["giver"], tags["receiver"]): fields["taken_cores"] for _, tags, fields, _ in recorded.points}
     assert found == {("bank", "0"): 0.1, ("0", "bank"): 0.2, ("1", "bank"): 0.15}
+
+
+def test_displays_show_what_a_bank_has_only_if_it_can_be_true() -> None:
+    live, bank = job(), BankSample(share_cores=0.25)
+    assert bank_cores(live, 0, sample(0, bank=bank)) == 0.25
+    assert bank_cores(live, 0, sample(0)) is None
+    assert bank_cores(live, 1, sample(1, bank=bank)) is None
 
 
 BANK_0 = BankSample(share_cores=0.1)
