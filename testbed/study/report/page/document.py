@@ -29,7 +29,7 @@ from testbed.study.report.page.tables import (
     scenario_text,
     verdicts_table,
 )
-from testbed.study.report.run.comparison import groups_of, same_runs, verdicts
+from testbed.study.report.run.comparison import Group, groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import Remark, verdict
 from testbed.study.report.run.figures_barrier import figure_supersteps
 from testbed.study.report.run.figures_caps import figures_caps
@@ -41,6 +41,7 @@ from testbed.study.report.run.figures_stretch import figure_stretch, run_labels
 from testbed.study.report.run.figures_traffic import figure_traffic
 from testbed.study.report.run.figures_utilisation import figure_utilisation
 from testbed.study.report.run.quantiles import latencies
+from testbed.study.report.run.response_times import figure_responses, response_table, response_times
 from testbed.study.report.run.run_data import RunData
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.terminal.order_words import text_of_order
@@ -201,11 +202,21 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
         sections=(
             Section("metrics-section", "Side by side", tables=(groups_table(groups), metrics_table(runs, labels))),
             Section("noise", "Noise band", tables=tuple(one for one in (against, bands) if one), lead=noise_lead),
+            *_responses(groups),
             Section("stretches", "Stretch", (figure_stretch(runs),)),
             Section("schedule", "Schedules", figures_schedules(schedules)),
             Section("provenance", "Provenance", facts=tuple(provenance(run) for run in runs)),
         ),
     )  # fmt: skip
+
+
+def _responses(groups: Sequence[Group]) -> tuple[Section, ...]:
+    """Return the section of response times of runs whose jobs compete by shares; none for others."""
+    found = response_times(groups)
+    figure, table = figure_responses(found), response_table(found)
+    if figure is None or table is None:
+        return ()
+    return (Section("responses-section", "Response times", (figure,), (table,)),)
 
 
 def _draw(one: Chart) -> Markup:

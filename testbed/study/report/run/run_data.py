@@ -54,7 +54,7 @@ def with_points(record: RunData) -> RunData:
     from testbed.measure.frames import load_points  # noqa: PLC0415  # polars is an extra, and slow to import
 
     try:
-        points = load_points(record.facts.path, _OF_SHARES if _has_shares(record.facts.policy) else _MEASUREMENTS)
+        points = load_points(record.facts.path, _OF_SHARES if has_shares(record.facts.policy) else _MEASUREMENTS)
     except UserError as error:
         return replace(record, trouble=(f"Figures of points are missing: {error}",))
     return replace(record, points=points, schedule=_with_moves(record, points))
@@ -71,7 +71,8 @@ def _with_moves(record: RunData, points: Mapping[str, pl.DataFrame]) -> Schedule
     return replace(record.schedule, share_moves=measured_moves(transfers, zero_ns))
 
 
-def _has_shares(policy: str) -> bool:
+def has_shares(policy: str) -> bool:
+    """Whether jobs compete by shares under the policy of this name."""
     try:
         return isinstance(parse(policy), SharingPolicy)
     except UserError:  # a plug-in that is not installed here
