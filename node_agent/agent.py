@@ -290,7 +290,8 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            sender.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
+            guests = self._shares.told(self._guest_sampler.take())
+            sender.put(sampler.sample(guests, self._backlog.dropped, refused, self._shares.counts))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""

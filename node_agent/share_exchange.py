@@ -19,9 +19,10 @@ from node_agent.drivers.protocol import DriverError
 from testbed.bus import topics
 from testbed.bus.messages import Exchange, GuestSpec
 from testbed.bus.protocol import Bus
-from testbed.bus.telemetry import GuestSample
+from testbed.bus.telemetry import MOST_GIVERS, BankSample, ExchangeCounts, GuestSample
 from testbed.errors import TestbedError
 from testbed.host.whole_files import write_whole
+from testbed.shares.account import Account
 from testbed.shares.formulas import cores_of, shares_of
 from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
 from testbed.shares.node import BANK, NodeExchange, Use
@@ -106,6 +107,8 @@ class ShareExchange:
         self._booked: dict[str, int] = {}  # the shares of all guests that have some
         self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
         self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
+        self._sent = self._received = 0  # messages, to and from other nodes
+        self._exchanges = False  # whether there has ever been a job that exchanges shares
 
     def begin(self, spec: GuestSpec, order: Exchange | None) -> None:
         """Book the share of a new guest, if it has one, and let it exchange shares; raises `DriverError`."""
@@ -123,6 +126,7 @@ class ShareExchange:
             path = self._folder / f"{name}.json"
             total = shares_of(spec.share_cores) * len(order.nodes)
             job = self._jobs[name] = _Job(Kept(order, total, 0, accounts), path, self._now_s())
+            self._exchanges = True
         job.add(spec.guest, shares_of(spec.share_cores))
         try:  # now: an agent that is killed before its first period ends would leave no account
             self._folder.mkdir(exist_ok=True)
@@ -145,6 +149,7 @@ class ShareExchange:
                 path.unlink(missing_ok=True)
                 continue
             job = self._jobs[path.stem] = _Job(kept, path, self._now_s())
+            self._exchanges = True
             self._booked.update({guest: shares for guest, shares in job.node.held().items() if guest in names})
 
     def gone(self, guest: str) -> None:
@@ -155,6 +160,19 @@ class ShareExchange:
             if guest in job.kept.accounts and not self._booked.keys() & job.kept.accounts.keys():
                 del self._jobs[name]
                 job.path.unlink(missing_ok=True)
+
+    @property
+    def counts(self) -> ExchangeCounts | None:
+        """The messages sent to other nodes and received from them so far; None if no guest here has exchanged shares.
+
+        Messages between accounts of this node do not leave it, and are not counted.
+        """
+        return ExchangeCounts(sent=self._sent, received=self._received) if self._exchanges else None
+
+    def told(self, samples: Sequence[GuestSample]) -> tuple[GuestSample, ...]:
+        """Add to telemetry samples what each guest has taken from whom, and to a job's first guest its bank's."""
+        jobs = {guest: job for job in self._jobs.values() for guest in job.kept.accounts if guest != BANK}
+        return tuple(_told(sample, jobs[sample.guest]) if sample.guest in jobs else sample for sample in samples)
 
     async def run(self, bus: Bus) -> None:
         """Exchange until cancelled."""
@@ -169,6 +187,7 @@ class ShareExchange:
                 await self._hear(bus, payload)
 
     async def _take(self, _topic: str, payload: bytes) -> None:
+        self._received += 1
         with contextlib.suppress(asyncio.QueueFull):
             self._heard.put_nowait(payload)
 
@@ -247,6 +266,7 @@ class ShareExchange:
         for node, message in away:
             topic = topics.node_topic(self._lab, node, "exchange")
             await bus.publish(topic, seal(job.secret, message), qos=0)
+            self._sent += 1
 
     def _book(self, job: _Job) -> None:
         for guest, shares in job.node.held().items():
@@ -258,6 +278,20 @@ class ShareExchange:
             if guest in self._booked:
                 with contextlib.suppress(TestbedError):  # it is ending; or the share is set in the next period
                     await self._set_share(guest, cores_of(shares))
+
+
+def _told(sample: GuestSample, job: _Job) -> GuestSample:
+    accounts = job.node.accounts
+    bank = None
+    if BANK in accounts and sample.guest == next(iter(job.kept.order.nodes)):
+        bank = BankSample(share_cores=cores_of(accounts[BANK].shares), taken_cores=_most_taken(accounts[BANK]))
+    return msgspec.structs.replace(sample, taken_cores=_most_taken(accounts[sample.guest]), bank=bank)
+
+
+def _most_taken(account: Account) -> dict[str, float]:
+    """Return what an account has taken, in cores by giver: of the greatest givers, as many as a sample holds."""
+    greatest = sorted(account.taken.items(), key=lambda each: -each[1])[:MOST_GIVERS]
+    return {giver: cores_of(shares) for giver, shares in greatest}
 
 
 def _read(path: Path) -> Kept | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from testbed.bus.caps import same_cap
 from testbed.bus.guest_details import Done, Drift, GuestReport, Healed, Progress
 from testbed.bus.suspicious_acts import ActKind
-from testbed.bus.telemetry import GuestSample, Supersteps, Telemetry
+from testbed.bus.telemetry import ExchangeCounts, GuestSample, Supersteps, Telemetry
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.recorder import CapWindow, Recorder
+from testbed.control.share_flows import ShareFlows
 from testbed.control.work_rates import Allowance, CpuAccounts, WorkRates
 from testbed.lab.fleet import Node
 from testbed.lab.guest_specs import cap_at
@@ -82,6 +83,7 @@ class Tracker:
         self._ends: set[tuple[int, str, str, int]] = set()  # already processed: agents send them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
+        self._flows = ShareFlows(recorder)
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
@@ -186,6 +188,7 @@ class Tracker:
                 "agent_rss_mib": record.agent_rss_mib,
                 **({"core_units_per_s": record.core_units_per_s} if record.core_units_per_s > 0 else {}),
                 **({"image_free_mib": record.image_free_mib} if record.image_free_mib is not None else {}),
+                **_exchanged(record.exchange),
             },
             time_ns,
         )
@@ -209,6 +212,7 @@ class Tracker:
             tags,
             {
                 **{name: cores for name, cores in caps.items() if cores is not None},
+                **self._flows.take(live, task, sample, node.index, time_ns),
                 "cpu_s": sample.cpu_s,
                 "rss_mib": sample.rss_mib,
                 "read_mib": sample.read_mib,
@@ -307,6 +311,10 @@ class Tracker:
 
 def _now_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
+
+
+def _exchanged(counts: ExchangeCounts | None) -> dict[str, Value]:
+    return {} if counts is None else {"exchange_sent": counts.sent, "exchange_received": counts.received}
 
 
 def _allowance(live: LiveJob, task: int) -> Allowance:

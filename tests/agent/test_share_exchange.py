@@ -18,10 +18,11 @@ from node_agent.drivers.protocol import DriverError
 from node_agent.share_exchange import FOLDER, Kept, ShareExchange
 from testbed.bus.messages import Exchange, GuestSpec, ProgramSpec
 from testbed.bus.protocol import Handler
-from testbed.bus.telemetry import GuestSample
+from testbed.bus.telemetry import MOST_GIVERS, ExchangeCounts, GuestSample
 from testbed.shares.formulas import shares_of
 from testbed.shares.messages import Transfer, seal
 from testbed.shares.node import BANK
+from testbed.shares.state import Received
 
 BOOKED = 0.3
 ORDER = Exchange(
@@ -298,5 +299,71 @@ def test_an_order_for_a_guest_of_another_node_is_refused(tmp_path: Path) -> None
         node = Node(0, tmp_path, 0.5)
         with pytest.raises(DriverError, match="guest g0: its exchange names another node: expected n0"):
             node.exchange.begin(node.spec(), msgspec.structs.replace(ORDER, nodes={"g0": "n1"}))
+
+    asyncio.run(scenario())
+
+
+def test_telemetry_tells_who_has_taken_what_from_whom(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        network = Network(4)
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        assert nodes[1].exchange.counts == ExchangeCounts(sent=0, received=0)
+        async with serving(network, *nodes):
+            await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "the shares of the others")
+        accounts = {node.guest: node.kept().accounts for node in nodes}
+        found = {node.guest: node.exchange.told(await node.samples())[0] for node in nodes}
+        bank = found["g0"].bank
+        assert bank is not None
+        assert bank.taken_cores.keys() == {"g1", "g2"}
+        assert shares_of(bank.share_cores) == accounts["g0"][BANK].shares
+        assert found["g0"].taken_cores == {BANK: pytest.approx(nodes[0].set["g0"] - BOOKED, abs=1e-6)}
+        assert [found[guest].bank for guest in ("g1", "g2")] == [None, None], "the bank is at one node"
+
+    asyncio.run(scenario())
+
+
+def test_telemetry_goes_on_with_what_a_killed_agent_has_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        async with serving(Network(), *nodes):
+            await until(lambda: nodes[0].set.get("g0", 0) > 0.55, "the shares of the others")
+        (before,) = nodes[0].exchange.told(await nodes[0].samples())
+        nodes[0].exchange = nodes[0].agent()
+        assert nodes[0].exchange.told(await nodes[0].samples())[0].bank is None, "it knows of no job yet"
+        nodes[0].exchange.take_over([nodes[0].spec()])
+        (after,) = nodes[0].exchange.told(await nodes[0].samples())
+        assert (after.taken_cores, after.bank) == (before.taken_cores, before.bank)
+
+    asyncio.run(scenario())
+
+
+def test_messages_to_and_from_other_nodes_are_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        network = Network()
+        alone = Node(3, tmp_path, 0.5)
+        assert alone.exchange.counts is None, "no guest here has exchanged shares"
+        nodes = lab(tmp_path, ORDER, 0.9, 0.1, 0.2)
+        async with serving(network, *nodes):
+            await until(lambda: len(network.sent) > 20, "some periods")
+        counts = [node.exchange.counts for node in nodes]
+        assert sum(each.sent for each in counts if each) == len(network.sent)
+        for node, each in zip(nodes, counts, strict=True):
+            assert each is not None
+            assert each.received == sum(f"/{node.name}/" in topic for topic, _ in network.sent)
+
+    asyncio.run(scenario())
+
+
+def test_a_sample_holds_the_greatest_givers_of_very_many(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(0, tmp_path, 0.5)
+        node.exchange.begin(node.spec(), ORDER)
+        account = node.exchange._jobs["g0"].node.accounts[BANK]
+        account.state.received.update({f"x{number}": Received(1, True, number) for number in range(5000)})
+        (sample,) = node.exchange.told(await node.samples())
+        assert sample.bank is not None
+        assert len(sample.bank.taken_cores) == MOST_GIVERS
+        assert min(sample.bank.taken_cores.values()) == pytest.approx((5000 - MOST_GIVERS) / 1e6)
+        assert msgspec.json.decode(msgspec.json.encode(sample), type=GuestSample) == sample
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from testbed.errors import RunError
 from testbed.scheduling.policies.capacity import offsets
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, Ints, JobState, SharingPolicy
 from testbed.scheduling.simulation.batch import BatchSchedule, undisturbed_run
-from testbed.scheduling.simulation.run import SimulatedRun
+from testbed.scheduling.simulation.run import ShareTransfer, SimulatedRun
 from testbed.scheduling.workload.jobs import Job
-from testbed.shares.formulas import shares_of
-from testbed.shares.messages import ExchangeMessage, Receipt
+from testbed.shares.formulas import cores_of, shares_of
+from testbed.shares.messages import ExchangeMessage, Receipt, Transfer
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
 
@@ -83,13 +83,18 @@ def simulate_sharing(
     jobs: Sequence[Job], nodes: int, policy: SharingPolicy, model: SharingModel, *, record: bool = False
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes; starts cost nothing. RunError if jobs wait for ever."""
-    world = _World(jobs, nodes, policy, model)
+    world = _World(jobs, nodes, policy, model, record=record)
     world.run()
-    return undisturbed_run(policy.name, nodes, jobs, world.schedule(), record=record)
+    run = undisturbed_run(policy.name, nodes, jobs, world.schedule(), record=record)
+    return replace(run, share_transfers=tuple(world.transfers))
 
 
 class _World:
-    def __init__(self, jobs: Sequence[Job], nodes: int, policy: SharingPolicy, model: SharingModel) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], nodes: int, policy: SharingPolicy, model: SharingModel, *, record: bool
+    ) -> None:  # fmt: skip
+        self._record = record
+        self.transfers: list[ShareTransfer] = []  # if they are to be recorded
         self._jobs, self._nodes, self._policy, self._model = jobs, nodes, policy, model
         self._waiting: list[int] = []
         self._live: dict[int, _Live] = {}
@@ -241,11 +246,11 @@ class _World:
                 uses = self._uses(live)
                 for node, exchange in live.exchanges.items():
                     own = {name: uses[name] for name in exchange.shares()}
-                    self._deliver(live, exchange.exchange(own, self._free(node), live.number))
+                    self._deliver(live, exchange.exchange(own, self._free(node), live.number), now_s)
             if live.grant_s <= now_s + _ROUNDING_S:
                 live.grant_s += self._model.grant_s
                 for exchange in live.exchanges.values():
-                    self._deliver(live, exchange.grant())
+                    self._deliver(live, exchange.grant(), now_s)
         return before != [live.shares for live in self._live.values()]
 
     def _uses(self, live: _Live) -> dict[str, Use]:
@@ -274,9 +279,18 @@ class _World:
         booked = sum(sum(live.exchanges[node].shares().values()) for live in self._live.values() if node in live.nodes)
         return max(shares_of(1.0) - booked, 0)
 
-    def _deliver(self, live: _Live, messages: list[ExchangeMessage]) -> None:
+    def _deliver(self, live: _Live, messages: list[ExchangeMessage], now_s: float) -> None:
         while messages:
             message = messages.pop(0)
             owner = message.source if isinstance(message, Receipt) else message.target
             node = live.nodes[0] if owner == BANK else live.nodes[int(owner)]
-            messages += live.exchanges[node].hear(message, self._free(node))
+            answers = live.exchanges[node].hear(message, self._free(node))
+            if self._record and isinstance(message, Transfer):
+                self._note(live.row, message, answers, now_s)
+            messages += answers
+
+    def _note(self, row: int, transfer: Transfer, answers: list[ExchangeMessage], now_s: float) -> None:
+        """Record a transfer that was taken."""
+        if any(isinstance(answer, Receipt) and answer.taken for answer in answers):
+            cores = cores_of(transfer.shares)
+            self.transfers.append(ShareTransfer(now_s, row, transfer.source, transfer.target, cores))

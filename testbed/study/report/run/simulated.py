@@ -21,6 +21,7 @@ from testbed.scheduling.simulation.sharing import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
+from testbed.study.report.run.share_moves import simulated_moves
 
 _MANY_JOBS = 100  # with fewer, loading the machine code of the loop takes longer than the simulation
 
@@ -62,10 +63,12 @@ def simulate_schedule(
     time_scale: float = 1.0,
     name: str = "",
     sharing: SharingModel | None = None,
+    node_cores: float = 1.0,
 ) -> Simulation:
     """Simulate `jobs`, in order of submission, and keep which job was where; the results are those of `simulate`.
 
     `name` is that of the schedule, by default the overheads'. `sharing` is as for `simulate`, and so is what is raised.
+    Shares that move are in cores of nodes with `node_cores` each.
     """
     nodes = len(node_names)
     compiling = NEVER if len(jobs) <= _MANY_JOBS else Compiling(When.IF_SOONER)
@@ -90,6 +93,7 @@ def simulate_schedule(
         node_names=tuple(node_names),
         time_scale=time_scale,
         end_s=float(run.end_s.max()) / time_scale,
+        share_moves=simulated_moves(run, time_scale, node_cores),
     )
     return Simulation(run, schedule, overheads, decisions)
 
@@ -168,6 +172,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         time_scale = float(manifest["clocks"]["time_scale"])
         policy = parse(manifest["policy"], manifest["period_s"] or manifest["scenario"]["period_s"])
         memory_gb = manifest["scenario"]["nodes"][0]["memory_mib"] * 2**20 / 1e9
+        node_cores = float(manifest["nodes"][names[0]].get("cpus", 1.0))
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     penalties_s: list[float] = []
@@ -188,7 +193,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
     jobs = read_jobs(run / "jobs.csv", estimates)
     return simulate_schedule(
         jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
-        sharing=_sharing(manifest["scenario"], time_scale),
+        sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
     )  # fmt: skip
 
 
