@@ -98,8 +98,8 @@ class ProcessDriver(Driver):
         self._programs = installed()
         versions = {name: importlib.metadata.version(name) for name in ("numpy", *(("mpich", "mpi4py") if mpi else ()))}
         lacks = {} if mpi else {"mpi": "mpich and mpi4py are not installed"}
-        if not isinstance(self._caps, Weights):
-            lacks["shares"] = f"caps by {self._caps.name} have no weights"
+        if isinstance(self.weights, str):
+            lacks["shares"] = self.weights
         fences = ("fences",) if self._keeping is not None else ()
         if mpi and not why_not():
             self._waits = WaitsLayer(budget.state_dir)
@@ -128,6 +128,12 @@ class ProcessDriver(Driver):
     async def open_caps(self, group: str) -> Caps:
         """Return the mechanism that caps the guests, ready to use."""
         return await open_caps(group, self._forced_caps)
+
+    @property
+    def weights(self) -> Weights | str:
+        """The mechanism that sets the shares of guests, or why there is none."""
+        caps = self._opened()[1]
+        return caps if isinstance(caps, Weights) else f"caps by {caps.name} have no weights"
 
     @property
     def enclosure(self) -> Enclosure | None:
@@ -218,8 +224,9 @@ class ProcessDriver(Driver):
         self._count += 1
         share = None
         if spec.share_cores is not None:
-            weights = caps if isinstance(caps, Weights) else None
-            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, weights, tell)
+            weights = self.weights
+            known = None if isinstance(weights, str) else weights
+            share = GuestShare(spec.guest, spec.share_cores, budget.cpus, known, tell)
         return ProcessGuest(
             spec, cap_cores, image, budget.state_dir / self.socket_name(spec.guest),
             budget.state_dir / f"{spec.guest}.log", caps, records, tell, self._forget, enclosure, kept, share,

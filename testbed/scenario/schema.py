@@ -100,8 +100,9 @@ class NodeTable(_Table):
 
     `image_budget_mib` limits the images of saved guests on the disk of an agent that this scenario or its lab starts;
     0 is no limit but the disk's. `migration` is needed for live migrations between nodes that are not of a `[box]`.
-    `cpu_set` are the CPUs of this machine that a spawned agent and its processes may use, by default all. As guests
-    compete by shares only where they cannot run side by side, a node with a part of a core needs one CPU.
+    `cpu_set` are the CPUs of this machine that the guests of a spawned agent, or of a node of a `[box]`, may use, by
+    default all. As guests compete by shares only where they cannot run side by side, a node with a part of a core needs
+    one CPU.
     """
 
     name: Name

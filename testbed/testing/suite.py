@@ -103,8 +103,10 @@ class DriverSuite:
                 for node in nodes:
                     await node.open()
                     node.budget.image_dir.mkdir(parents=True, exist_ok=True)
-                if lacking := [need for node in nodes for need in needs if need not in node.capabilities]:
-                    pytest.skip(f"driver {nodes[0].driver.name} has not the ability {lacking[0]}")
+                if lacking := [(node, need) for node in nodes for need in needs if need not in node.capabilities]:
+                    node, need = lacking[0]
+                    why = f": {node.facts.lacks[need]}" if need in node.facts.lacks else ""
+                    pytest.skip(f"driver {node.driver.name} has not the ability {need}{why}")
                 await scenario(*nodes)
             finally:
                 for node in nodes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from node_agent.drivers.protocol import Driver
+from support.containers.engine import group_of
 from testbed.testing import DriverConformance
 
 
 class Containers(DriverConformance):
     """What the suite needs to know of containers, whichever way they are saved; `_url` is that of an engine."""
 
-    lacks = frozenset({"shares"})
     memory_mib = 96
     units_a_second = 40_000
     units_per_iteration = 200
@@ -27,4 +27,4 @@ class Containers(DriverConformance):
     def make(self) -> Driver:
         from node_agent.drivers.containers.driver import DockerDriver
 
-        return DockerDriver(url=self._url, save=self._save)
+        return DockerDriver(url=self._url, save=self._save, cgroup_parent=group_of(self._url))
