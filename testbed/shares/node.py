@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.shares.account import Account
-from testbed.shares.formulas import donation, excess, grants, shortage
+from testbed.shares.formulas import donation, excess, grants, shortage, spare, wanted
 from testbed.shares.messages import ExchangeMessage, Receipt, Shortage, Transfer
 from testbed.shares.state import AccountState
 
@@ -29,11 +29,15 @@ class NodeExchange:
     """Accounts of the job's guests on a node, and of its bank if this node keeps it.
 
     `banked`: guests deal with the bank; else with the guests that they wait for. Guests do not withhold shares from
-    the bank, which they can ask for more. `total` are the job's shares: no account takes more, whoever offers it.
+    the bank, which they can ask for more, unless they are `capped`: then their shares are all that they can use, and
+    they give half. `total` are the job's shares: no account takes more, whoever offers it.
     """
 
-    def __init__(self, accounts: Mapping[str, AccountState], *, banked: bool, total: int) -> None:
+    def __init__(
+        self, accounts: Mapping[str, AccountState], *, banked: bool, total: int, capped: bool = False
+    ) -> None:  # fmt: skip
         self._total = total
+        self._capped = capped
         self.accounts = {owner: Account(owner, state) for owner, state in accounts.items()}
         self._banked = banked
         self._short: dict[str, Shortage] = {}  # what guests have asked the bank for since its last grants
@@ -50,10 +54,10 @@ class NodeExchange:
         found: list[ExchangeMessage] = []
         for guest, use in sorted(uses.items()):
             account = self.accounts[guest]
-            surplus = excess(account.shares, use.used)
+            surplus = (spare if self._capped else excess)(account.shares, use.used)
             if self._banked:
-                found += _given(account, BANK, surplus)
-                short = shortage(account.shares, use.used, free)
+                short = (wanted if self._capped else shortage)(account.shares, use.used, free)
+                found += _given(account, BANK, donation(surplus, 1) if self._capped else surplus)
                 found.append(Shortage(source=guest, target=BANK, number=number, shares=short))
                 continue
             part = donation(surplus, len(use.upstreams))

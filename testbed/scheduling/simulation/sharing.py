@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testbed.bus.limits import MOST_EVENTS
-from testbed.bus.topology import neighbours
 from testbed.errors import RunError
 from testbed.scheduling.policies.capacity import offsets
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, Ints, JobState, SharingPolicy
 from testbed.scheduling.simulation.batch import BatchSchedule, undisturbed_run
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
 from testbed.scheduling.workload.jobs import Job
 from testbed.shares.formulas import shares_of
@@ -30,20 +30,6 @@ from testbed.shares.state import AccountState
 _LEAST_SHARE = 2 / (1 << 18)  # the least weight that a kernel has
 _ROUNDS, _CLOSE = 200, 1e-9  # of the search for rates that agree with each other
 _ROUNDING_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class SharingModel:
-    """What the model knows of programs and of the exchange; times are trace seconds.
-
-    `topologies` are those of parallel jobs, by job id modulo their number. With the imbalance `1/i` the i-th task has a
-    part 1/i of the work of the first.
-    """
-
-    topologies: tuple[str, ...] = ("ring",)
-    imbalance: str = "uniform"
-    period_s: float = 5.0
-    grant_s: float = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -188,8 +174,7 @@ class _World:
 
     def _begin(self, row: int, nodes: tuple[int, ...], now_s: float) -> _Live:
         job, model = self._jobs[row], self._model
-        falls = model.imbalance == "1/i" and job.tasks > 1
-        work = tuple(job.cpu_need_frac / (task + 1 if falls else 1) for task in range(job.tasks))
+        work = tuple(job.cpu_need_frac * part for part in model.parts(job))
         accounts: dict[int, dict[str, AccountState]] = {node: {} for node in nodes}
         for task, node in enumerate(nodes):
             accounts[node][str(task)] = AccountState(shares_of(job.cpu_need_frac))
@@ -251,24 +236,11 @@ class _World:
     def _uses(self, live: _Live) -> dict[str, Use]:
         if not live.speeds:
             return {str(task): Use(0) for task in range(len(live.nodes))}
-        towards = self._towards(live)
+        towards = self._model.towards(live.job, live.slowest)
         return {
             str(task): Use(shares_of(use), () if towards[task] is None else (str(towards[task]),))
             for task, use in enumerate(live.use)
         }
-
-    def _towards(self, live: _Live) -> list[int | None]:
-        """Return the neighbour that each task waits for: the next one on the way to the slowest task."""
-        ranks = len(live.nodes)
-        topology = self._model.topologies[live.job.job_id % len(self._model.topologies)]
-        found: list[int | None] = [None] * ranks
-        reached = [live.slowest]
-        for task in reached:
-            for near in neighbours(topology, task, ranks):
-                if near not in reached:
-                    found[near] = task
-                    reached.append(near)
-        return found
 
     def _free(self, node: int) -> int:
         booked = sum(sum(live.exchanges[node].shares().values()) for live in self._live.values() if node in live.nodes)

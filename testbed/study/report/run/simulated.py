@@ -16,8 +16,8 @@ from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
 from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
-from testbed.scheduling.simulation.sharing import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
