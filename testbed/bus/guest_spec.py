@@ -45,7 +45,8 @@ class GuestSpec(Value, frozen=True):
     own on the network of the lab's guests, with its prefix length (`10.77.1.5/16`); drivers whose guests have none
     ignore it. `lease` names the lease that the guest was last started or adopted under; the agent sets it and ignores
     the value in a command. `generation` numbers the lives of the task, see `Generation`. A guest with `share_cores`
-    competes for the cores of its node: that is its first share.
+    competes for the cores of its node: that is its first share. With `waits` its node notes which tasks it waits for,
+    as for all guests with shares.
     """
 
     guest: GuestName
@@ -59,6 +60,7 @@ class GuestSpec(Value, frozen=True):
     lease: str = ""
     generation: Generation = 0
     share_cores: Cores | None = None
+    waits: bool = False
 
 
 class ImageRef(Value, frozen=True):

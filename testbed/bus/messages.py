@@ -50,7 +50,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     """How the guests of a job exchange their shares (`testbed.shares`), and the nodes of all its guests.
 
     Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
-    these nodes know the `secret`, by which they seal their messages.
+    these nodes know the `secret`, by which they seal their messages. With `capped` shares are caps, else weights.
     """
 
     mode: Literal["distributed", "bank"]
@@ -59,6 +59,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     grant_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
     nodes: dict[GuestName, str]
     bank: str = ""
+    capped: bool = False
 
 
 class Start(Action, frozen=True):
@@ -72,7 +73,7 @@ class Start(Action, frozen=True):
     the guest's work, so guests that never end must not be verified.
 
     A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen. A guest
-    with a share exchanges it with others as `exchange` says, if there is one.
+    exchanges its share, or its cap, with others as `exchange` says, if there is one.
     """
 
     spec: GuestSpec
@@ -124,10 +125,14 @@ class SetCaps(Action, frozen=True):
     """Set the CPU cap of each guest, in cores; the reply carries `caps`, the values in force as read back.
 
     While a guest is made, held or saved its cap is lifted: the reply has all that it can use, and the cap is set later.
+    Caps that these guests have exchanged are forgotten; from here on they exchange them as `exchange` says, if there is
+    one. With `lower` a guest keeps a cap that is lower than the one ordered.
     """
 
     caps: dict[GuestName, Cores]
     generations: dict[GuestName, Generation] = {}
+    exchange: Exchange | None = None
+    lower: bool = False
 
 
 class Hold(Action, frozen=True):

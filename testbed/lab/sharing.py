@@ -11,16 +11,22 @@ from testbed.errors import UserError
 from testbed.lab.job_guests import JobGuests
 from testbed.scenario.schema import SharesTable
 from testbed.scheduling.policies.view import ExchangeMode, Policy, SharingPolicy
+from testbed.scheduling.policies.within import DividingPolicy
 
 _SECRET_BYTES = 32
 
 
 def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts]) -> None:
-    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that."""
-    if not isinstance(policy, SharingPolicy):
+    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, or divide, as is wanted."""
+    mode: ExchangeMode
+    needs: dict[str, str] = {}
+    if isinstance(policy, DividingPolicy):
+        mode = policy.within
+    elif isinstance(policy, SharingPolicy):
+        mode, needs = policy.exchange, {"shares": "let guests compete by shares"}
+    else:
         return
-    needs = {"shares": "let guests compete by shares"}
-    if policy.exchange == "distributed":
+    if mode == "distributed":
         needs["waits"] = "note which tasks wait for which"
     for node, facts in nodes.items():
         for capability, what in needs.items():
@@ -36,12 +42,21 @@ class Sharing:
     """How the jobs of a run exchange shares. The bank of a job is at the node of its first task.
 
     That node has a guest of the job for as long as the job runs, so the bank needs no node of its own to be watched.
-    Each life of a job gets a new secret: messages of an earlier life are worth nothing.
+    Each life of a job gets a new secret: messages of an earlier life are worth nothing. With `capped` shares are caps,
+    and each new yield of a job begins a new life.
     """
 
     mode: ExchangeMode
     periods: SharesTable
     name: Callable[[int], str]  # of a node
+    capped: bool = False
+
+    @classmethod
+    def under(cls, policy: Policy, periods: SharesTable, name: Callable[[int], str]) -> Sharing | None:
+        """Return how jobs exchange shares under a policy, None if they do not."""
+        if isinstance(policy, DividingPolicy):
+            return cls(policy.within, periods, name, capped=True)
+        return cls(policy.exchange, periods, name) if isinstance(policy, SharingPolicy) else None
 
     def order(self, job: JobGuests, nodes: Sequence[int]) -> Exchange | None:
         """Return the order for a new life of a job, None if its shares stay as they are."""
@@ -52,4 +67,5 @@ class Sharing:
             mode=self.mode, secret=secrets.token_hex(_SECRET_BYTES),
             period_s=self.periods.period_s, grant_s=self.periods.grant_s,
             nodes=dict(zip(job.guests, names, strict=True)), bank=names[0],
+            capped=self.capped,
         )  # fmt: skip

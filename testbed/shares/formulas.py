@@ -48,9 +48,10 @@ def spare(share: int, used: int) -> int:
 def wanted(share: int, used: int, free: int) -> int:
     """Return what a capped guest asks for that uses 95 % of its share or more: as much again, as far as it is free.
 
-    So guests that are slow together keep the proportion of their shares.
+    So guests that are slow together keep the proportion of their shares. Where nothing is free it asks for the least
+    amount: that tells the bank that caps hold back the job.
     """
-    return min(share, free) if used * 20 >= share * 19 else 0
+    return max(min(share, free), 1) if used * 20 >= share * 19 else 0
 
 
 def donation(surplus: int, upstreams: int) -> int:

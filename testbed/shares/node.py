@@ -66,15 +66,19 @@ class NodeExchange:
         return found
 
     def grant(self) -> list[ExchangeMessage]:
-        """Give what the bank has to those that are short, as it does every B seconds; nothing without the bank."""
+        """Give what the bank has to those that are short, as it does every B seconds; nothing without the bank.
+
+        Capped guests that nobody's cap holds back, as on a node that others keep busy, would otherwise give and give.
+        """
         bank = self.accounts.get(BANK)
         if bank is None:
             return []
         wanted = {guest: short.shares for guest, short in self._short.items()}
         self._short.clear()
-        return [
-            each for guest, part in sorted(grants(bank.shares, wanted).items()) for each in _given(bank, guest, part)
-        ]
+        parts = grants(bank.shares, wanted)
+        if self._capped and wanted and not any(wanted.values()):  # caps hold back nobody: all get back the same
+            parts = dict.fromkeys(wanted, bank.shares // len(wanted))
+        return [each for guest, part in sorted(parts.items()) for each in _given(bank, guest, part)]
 
     def hear(self, message: ExchangeMessage, free: int) -> list[ExchangeMessage]:
         """Take a message for an account of this node; return what is to be sent in answer.

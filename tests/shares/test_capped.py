@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from testbed.shares.formulas import LEAST_CAP, spare, wanted
 from testbed.shares.in_force import in_force
+from testbed.shares.messages import Receipt
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
 
@@ -17,6 +18,7 @@ def test_a_guest_at_its_cap_asks_for_as_much_again():
     assert wanted(200_000, 200_000, 1_000_000) == 200_000
     assert wanted(200_000, 190_000, 50_000) == 50_000
     assert wanted(200_000, 189_999, 1_000_000) == 0
+    assert wanted(200_000, 200_000, 0) == 1
 
 
 def test_a_guest_keeps_a_tenth_above_its_use_and_what_the_least_cap_is():
@@ -30,7 +32,7 @@ def test_a_guest_keeps_a_tenth_above_its_use_and_what_the_least_cap_is():
 def test_no_guest_gives_and_asks_at_once(share, used, free):
     assert 0 <= spare(share, used) <= share or spare(share, used) < 0 < LEAST_CAP
     assert not (spare(share, used) > 0 and wanted(share, used, free) > 0)
-    assert 0 <= wanted(share, used, free) <= min(share, free)
+    assert 0 <= wanted(share, used, free) <= max(min(share, free), 1)
 
 
 def test_the_bank_gets_half_of_what_capped_guests_do_not_use():
@@ -44,6 +46,31 @@ def test_the_bank_gets_half_of_what_capped_guests_do_not_use():
     while messages:
         messages += node.hear(messages.pop(0), 500_000)
     assert node.shares() == {"a": 200_000, "b": 400_000}
+
+
+def deliver(nodes, messages, free=1_000_000):
+    """Hand messages to the node of each owner; `nodes` has the bank at the first."""
+    while messages:
+        message = messages.pop(0)
+        owner = message.source if isinstance(message, Receipt) else message.target
+        node = next(node for node in nodes if owner in node.accounts)
+        messages += node.hear(message, free)
+
+
+def test_guests_that_no_cap_holds_back_do_not_give_away_what_they_have():
+    """Found on a busy machine: all used less than their caps, gave half of that, and asked for nothing back."""
+    nodes = [
+        NodeExchange({"a": AccountState(120_000), BANK: AccountState(0)}, banked=True, total=360_000, capped=True),
+        NodeExchange({"b": AccountState(120_000)}, banked=True, total=360_000, capped=True),
+        NodeExchange({"c": AccountState(120_000)}, banked=True, total=360_000, capped=True),
+    ]
+    for number in range(1, 50):
+        for node in nodes:
+            deliver(nodes, node.exchange({guest: Use(20_000) for guest in node.shares()}, 1_000_000, number))
+        deliver(nodes, nodes[0].grant())
+    left = {guest: shares for node in nodes for guest, shares in node.shares().items()}
+    assert sum(left.values()) >= 359_000
+    assert all(100_000 < shares < 140_000 for shares in left.values())
 
 
 GUESTS = st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(SHARES, SHARES), max_size=8)
