@@ -5,7 +5,7 @@
     python benchmarks/within.py --live 3 --json within.jsonl
     python benchmarks/within.py --table within.jsonl
 
-Jobs of 2 to 4 tasks in a line, where the i-th task has a part 1/i of the work of the first, arrive at random, at offered
+Jobs of 2 to 4 tasks in a line, the i-th with a part 1/i of the work of the first, arrive at random, at offered
 loads of 0.5 and 0.9 by what they are said to need. Simulated, 60 jobs of 5 to 60 minutes on 8 nodes with a penalty of
 30 s for each resume and migration; live, 6 jobs of 10 to 30 s on 4 nodes that are processes of a fifth of a core. Loads
 and policies come in random order within each seed. The file gets a line for each run; those in it are not run again.

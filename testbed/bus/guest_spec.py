@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from testbed.bus.imbalance import PATTERN
 from testbed.bus.lives import Generation
 from testbed.bus.numbers import Cores, Count, Memory, Rank, Ranks, Workers
 from testbed.bus.records import Value
@@ -13,7 +14,7 @@ from testbed.bus.records import Value
 GuestName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9-]{0,62}\Z")]  # of a command; names files, too
 ProgramName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\Z")]
 Topology = Annotated[str, msgspec.Meta(pattern=r"\A(linear|ring|mesh|torus|all-to-all|tree)\Z")]
-Imbalance = Annotated[str, msgspec.Meta(pattern=r"\A(uniform|1/i)\Z")]
+Imbalance = Annotated[str, msgspec.Meta(pattern=rf"\A({PATTERN})\Z")]
 
 
 class ProgramSpec(Value, frozen=True):

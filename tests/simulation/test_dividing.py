@@ -89,8 +89,8 @@ def test_jobs_get_no_more_than_the_policy_gave_them_and_nodes_no_more_than_they_
     seen = []
 
     class Watched(dividing.Dividing):
-        def _set_speeds(self):
-            super()._set_speeds()
+        def _set_speeds(self, now_s):
+            super()._set_speeds(now_s)
             booked = np.zeros(3)
             for life in self.lives.values():
                 seen.append(life)
@@ -105,3 +105,30 @@ def test_jobs_get_no_more_than_the_policy_gave_them_and_nodes_no_more_than_they_
     assert seen
     assert np.isfinite(found.end_s).all()
     assert found.virtual_time_s.tolist() == found.run_time_s.tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shares_follow_work_that_moves_on(mode):
+    """The work moves on after 100 s of virtual time; the task with the most work then has the most."""
+    seen = []
+    model = SharingModel(
+        ("linear",),
+        "drift:200",
+        iteration_s=0.5,
+        watch=lambda now_s, _row, _done_s, shares: seen.append((now_s, list(shares))),
+    )
+    found = run([Job(1, 0.0, 4, 0.2, 0.2, 390.0)], 4, mode, "Greedy */OPT=MIN", model)
+    assert found.end_s[0] < 390.0
+    assert all(sum(shares) <= 0.8 + 1e-9 for _, shares in seen)
+    heaviest = [int(np.argmax(shares)) for _, shares in seen if max(shares) > 1.2 * sorted(shares)[-2]]
+    assert list(dict.fromkeys(heaviest)) == [0, 1, 2, 3]
+    assert seen[0] == (0.0, pytest.approx([0.2] * 4))
+
+
+def test_a_move_of_the_work_costs_what_equal_caps_would_cost_until_shares_follow():
+    job, ends_s = Job(1, 0.0, 4, 0.2, 0.2, 1000.0), []
+    for imbalance in ("1/i", "drift:500", "drift:100"):
+        model = SharingModel(("linear",), imbalance, iteration_s=0.5)
+        ends_s.append(float(run([job], 4, "dps", "Greedy */OPT=MIN", model).end_s[0]))
+    assert ends_s == sorted(ends_s)
+    assert ends_s[0] < ends_s[1] < ends_s[2] < 1000.0

@@ -10,6 +10,7 @@ The event loop is the one of all policies. The instants of the exchange are no e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ class Life:
     force: list[int]  # the shares in force by task
     rate: float = 0.0  # of virtual time, in seconds per second
     number: int = 0
+    begun_s: float = 0.0  # when its first period began
     moved_s: float = 0.0  # when shares were last moved
 
     @property
@@ -115,14 +117,32 @@ class Dividing(Views):
         self.lives = {row: life for row, life in self.lives.items() if np.isnan(world.end_s[row])}
         while True:
             event_s = engine.next_event_s(jobs, cluster, world, self._speed, tick_s)
-            move_s = min((min(life.next_s, life.grant_s) for life in self.lives.values()), default=np.inf)
+            move_s = min((self._next_move_s(row, cluster, world) for row in self.lives), default=np.inf)
             if move_s >= min(event_s, self._wake_s):
                 return event_s
             self._moves += 1
             if self._moves > MOST_EVENTS:
                 raise RunError(f"policy {self._policy.name!r}: {MOST_EVENTS} moves of shares, and no end")
             self.advance(cluster, world, self._speed, move_s)
+            self._drift(cluster, move_s)
             self._move(world, move_s)
+
+    def _next_move_s(self, row: int, cluster: Cluster, world: World) -> float:
+        """Return when shares of a job, or its work, may move next."""
+        life = self.lives[row]
+        until_s = self._model.until_move_s(life.job, float(cluster.virtual_time_s[row])) / life.rate
+        begins_s = max(float(world.time_s[0]), float(world.free_at_s[row]))
+        return min(life.next_s, life.grant_s, begins_s + until_s)
+
+    def _drift(self, cluster: Cluster, now_s: float) -> None:
+        """Let the work of jobs move on to other tasks where it is time."""
+        moved = False
+        for row, life in self.lives.items():
+            parts = self._model.parts(life.job, float(cluster.virtual_time_s[row]))
+            moved, life.parts = moved or parts != life.parts, parts
+        if moved:
+            self._wake(now_s)
+            self._set_speeds(now_s)
 
     def advance(self, cluster: Cluster, world: World, speed_of: Floats, time_s: float) -> None:
         """See `engine.advance`: jobs progress with their slowest tasks."""
@@ -140,12 +160,13 @@ class Dividing(Views):
             nodes = tuple(cluster.task_node[jobs.offset[row] : jobs.offset[row + 1]].tolist())
             life = before.get(row)
             if life is None or (life.nodes, life.yield_frac) != (nodes, cluster.yield_frac[row]):
-                life = self._begin(self._jobs[row], nodes, float(cluster.yield_frac[row]), time_s)
+                done_s = float(cluster.virtual_time_s[row])
+                life = self._begin(self._jobs[row], nodes, float(cluster.yield_frac[row]), time_s, done_s)
             self.lives[row] = life
         self._wake(time_s)
-        self._set_speeds()
+        self._set_speeds(time_s)
 
-    def _begin(self, job: Job, nodes: tuple[int, ...], yield_frac: float, now_s: float) -> Life:
+    def _begin(self, job: Job, nodes: tuple[int, ...], yield_frac: float, now_s: float, done_s: float) -> Life:
         base = int(yield_frac * job.cpu_need_frac * _NODE)
         accounts: dict[int, dict[str, AccountState]] = {node: {} for node in nodes}
         for task, node in enumerate(nodes):
@@ -159,20 +180,23 @@ class Dividing(Views):
         }
         alone = job.tasks == 1  # there is nobody to exchange with
         return Life(
-            job, nodes, yield_frac, base, self._model.parts(job), exchanges,
+            job, nodes, yield_frac, base, self._model.parts(job, done_s), exchanges,
             np.inf if alone else now_s + self._model.period_s, np.inf if alone else now_s + self._model.grant_s,
-            [base] * job.tasks, moved_s=now_s,
+            [base] * job.tasks, begun_s=now_s, moved_s=now_s,
         )  # fmt: skip
 
     # --- caps in force
 
-    def _set_speeds(self) -> None:
+    def _set_speeds(self, now_s: float) -> None:
         for node in {node for life in self.lives.values() for node in life.nodes}:
             self._set_force(node)
         self._speed[:] = 0.0
         for row, life in self.lives.items():
             life.set_rate()
             self._speed[row] = life.rate
+            if self._model.watch is not None:
+                done_s = float(self._cluster.virtual_time_s[row])
+                self._model.watch(now_s, row, done_s, [shares / _NODE for shares in life.force])
 
     def _set_force(self, node: int) -> None:
         here = [(row, life) for row, life in sorted(self.lives.items()) if node in life.nodes]
@@ -206,7 +230,8 @@ class Dividing(Views):
             if min(life.next_s, life.grant_s) > now_s + _ROUNDING_S:
                 continue
             if now_s < first_s:  # guests take part from their first work on
-                life.next_s, life.grant_s, life.moved_s = first_s + model.period_s, first_s + model.grant_s, first_s
+                life.next_s, life.grant_s = first_s + model.period_s, first_s + model.grant_s
+                life.begun_s = life.moved_s = first_s
                 continue
             before = life.accounts()
             self._exchange(life, now_s)
@@ -216,7 +241,7 @@ class Dividing(Views):
                 life.next_s = life.grant_s = np.inf  # nothing moves any more, unless something changes
         if moved:
             self._wake(now_s)
-            self._set_speeds()
+            self._set_speeds(now_s)
 
     def _exchange(self, life: Life, now_s: float) -> None:
         if life.next_s <= now_s + _ROUNDING_S:
@@ -235,7 +260,8 @@ class Dividing(Views):
         """Something has changed: let shares that moved no more be looked at again."""
         for life in self.lives.values():
             if life.next_s == np.inf and life.job.tasks > 1:
-                life.next_s, life.grant_s = now_s + self._model.period_s, now_s + self._model.grant_s
+                life.next_s = _next(life.begun_s, self._model.period_s, now_s)
+                life.grant_s = _next(life.begun_s, self._model.grant_s, now_s)
                 life.moved_s = now_s
 
     def _uses(self, life: Life) -> dict[str, Use]:
@@ -251,3 +277,8 @@ class Dividing(Views):
             owner = message.source if isinstance(message, Receipt) else message.target
             node = life.nodes[0] if owner == BANK else life.nodes[int(owner)]
             messages += life.exchanges[node].hear(message, self._free(node))
+
+
+def _next(begun_s: float, period_s: float, now_s: float) -> float:
+    """Return the first end of a period after now."""
+    return begun_s + (math.floor((now_s - begun_s) / period_s + _ROUNDING_S) + 1) * period_s

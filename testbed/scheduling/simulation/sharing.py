@@ -94,8 +94,9 @@ class _World:
                 return
             if changed:
                 self._decide(now_s)
-            if self._exchange(now_s) or changed:
+            if self._drift() | self._exchange(now_s) or changed:
                 self._set_rates()
+                self._tell(now_s)
             next_s = self._next_s(now_s)
             if not np.isfinite(next_s):
                 names = ", ".join(str(self._jobs[row].job_id) for row in self._waiting)
@@ -132,6 +133,7 @@ class _World:
     def _next_s(self, now_s: float) -> float:
         ends = [now_s + (live.job.run_time_s - live.done_s) / live.rate for live in self._live.values()]
         moves = [s for live in self._live.values() for s in (live.next_s, live.grant_s)]
+        moves += [now_s + self._model.until_move_s(live.job, live.done_s) / live.rate for live in self._live.values()]
         coming = [self._jobs[self._to_come].submit_time_s] if self._to_come < len(self._jobs) else []
         return min([*ends, *moves, *coming], default=np.inf)
 
@@ -174,7 +176,7 @@ class _World:
 
     def _begin(self, row: int, nodes: tuple[int, ...], now_s: float) -> _Live:
         job, model = self._jobs[row], self._model
-        work = tuple(job.cpu_need_frac * part for part in model.parts(job))
+        work = self._work(job, 0.0)
         accounts: dict[int, dict[str, AccountState]] = {node: {} for node in nodes}
         for task, node in enumerate(nodes):
             accounts[node][str(task)] = AccountState(shares_of(job.cpu_need_frac))
@@ -187,7 +189,23 @@ class _World:
             return _Live(row, job, nodes, work, exchanges, np.inf, np.inf)
         return _Live(row, job, nodes, work, exchanges, now_s + model.period_s, now_s + model.grant_s)
 
+    def _tell(self, now_s: float) -> None:
+        if self._model.watch is not None:
+            for row, live in self._live.items():
+                self._model.watch(now_s, row, live.done_s, live.shares)
+
     # --- rates
+
+    def _drift(self) -> bool:
+        """Let the work move on to other tasks where it is time; return whether it has."""
+        moved = False
+        for live in self._live.values():
+            work = self._work(live.job, live.done_s)
+            moved, live.work = moved or work != live.work, work
+        return moved
+
+    def _work(self, job: Job, done_s: float) -> tuple[float, ...]:
+        return tuple(job.cpu_need_frac * part for part in self._model.parts(job, done_s))
 
     def _set_rates(self) -> None:
         """Find rates and parts of time in which tasks compute that agree with each other."""

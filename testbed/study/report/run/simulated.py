@@ -199,6 +199,7 @@ def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
     return SharingModel(
         tuple(programs.get("topologies", plain.topologies)), programs.get("imbalance", plain.imbalance),
         shares.get("period_s", plain.period_s) * time_scale, shares.get("grant_s", plain.grant_s) * time_scale,
+        programs.get("iteration_s", plain.iteration_s) * time_scale,
     )  # fmt: skip
 
 
