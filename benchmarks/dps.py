@@ -29,7 +29,7 @@ from intervals import interval, ratio_of_medians
 from lab import print_machine
 
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.simulation.sharing import SharingModel
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 

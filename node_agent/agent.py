@@ -89,6 +89,7 @@ from testbed.host.agents import SERVING
 __all__ = ["Agent", "AgentConfig"]
 
 _PAUSE_WITHIN_S = 20.0
+_MOVE_WITHIN_S = 1.0  # a cap that was not moved then is moved in the next period of its exchange
 _OF_ITS_CONTROLLER = (Start, MpiJoin, Hold, Watch, Native, Calibrate)  # commands that end with their controller
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Agent:
         now_s = asyncio.get_running_loop().time
         self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
         self._shares = ShareExchange(
-            config.lab, config.node, config.cpus, config.state_dir, now_s, self._usage, self._set_share
+            config.lab, config.node, config.cpus, config.state_dir, now_s, self._usage, self._set_share, self._move_cap
         )
         self._stores = ImageStores(config.image_dir, durable=not self._simulated)
         self._kept_images = KeptImages(self._stores, self._holds)
@@ -155,7 +156,8 @@ class Agent:
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
             survivors = self._survivors.found()
-            self._shares.take_over(survivors)
+            caps_cores = {sample.guest: sample.wanted_cores or 0.0 for sample in self._guest_sampler.look()}
+            self._shares.take_over(survivors, caps_cores)
             for spec in survivors:
                 self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
                 self._verify(spec)
@@ -375,7 +377,8 @@ class Agent:
             case Watch() | Native() | Calibrate():
                 return await measure(action, self._driver, self._able, self._set_cap)
             case SetCaps():
-                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+                caps = await self._shares.rebase(action.caps, action.exchange, lower=action.lower)
+                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in caps.items()}}
             case OfferImage():
                 self._tickets.offer(action)
             case FetchImage():
@@ -415,6 +418,19 @@ class Agent:
     async def _set_cap(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
             return await self._driver.set_cap(guest, cores)
+
+    async def _move_cap(self, guest: str, cores: float) -> None:
+        """Set the cap that follows from an exchange, unless another command for the guest takes long."""
+        lock = self._locks.setdefault(guest, asyncio.Lock())
+        try:
+            async with asyncio.timeout(_MOVE_WITHIN_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise DriverError(f"guest {guest} is busy") from None
+        try:
+            await self._driver.set_cap(guest, cores)
+        finally:
+            lock.release()
 
     async def _set_share(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
@@ -484,7 +500,7 @@ class Agent:
         self._able.check_start(spec, action.exchange)
         self._reserve(spec)
         try:
-            self._shares.begin(spec, action.exchange)
+            self._shares.begin(spec, action.exchange, action.cap_cores)
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest, certain=False)
@@ -499,10 +515,12 @@ class Agent:
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
+            await self._shares.rebase({spec.guest: action.cap_cores}, None, lower=False)
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
         self._reserve(spec)
         try:
+            self._shares.begin(spec, None, action.cap_cores)
             await self._able.migrating.adopt(spec, action.cap_cores)
         except BaseException:
             self._gone(spec.guest, certain=False)  # it is not destroyed: it may be the only copy

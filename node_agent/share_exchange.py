@@ -3,6 +3,9 @@
 One task does all of it, one job after the other. Messages are sent at most once; those without an answer are repeated
 in the next period. What an account has booked is on the disk before a message leaves, so that shares are neither lost
 nor made when the agent is killed. It need not outlast a reboot, as no guest does.
+
+Shares of guests that are not weighed are their caps (`Exchange.capped`), and what a command sets is the base of a new
+life of the exchange. Then all guests of the node count, also those that exchange nothing (`testbed.shares.in_force`).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +27,7 @@ from testbed.errors import TestbedError
 from testbed.host.whole_files import write_whole
 from testbed.shares.account import Account
 from testbed.shares.formulas import cores_of, shares_of
+from testbed.shares.in_force import in_force
 from testbed.shares.messages import ExchangeMessage, Receipt, SealError, seal, unseal
 from testbed.shares.node import BANK, NodeExchange, Use
 from testbed.shares.state import AccountState
@@ -41,6 +45,7 @@ class Kept(msgspec.Struct):
     total: int  # shares of the job
     number: int = 0
     accounts: dict[str, AccountState] = {}
+    bases: dict[str, int] = {}  # of capped guests: what the last command gave them
 
 
 class _Job:
@@ -63,7 +68,7 @@ class _Job:
 
     def _open(self) -> NodeExchange:
         kept = self.kept
-        return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total)
+        return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
 
     def uses(self, samples: Iterable[GuestSample], now_s: float) -> dict[str, Use]:
         """Return what each guest used per second since the last call, in shares.
@@ -91,58 +96,121 @@ class _Job:
 class ShareExchange:
     """Exchanges the shares of all jobs with guests at this node.
 
-    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores. `guess`, to
-    be set where ranks do not count their waits, has those of a guest guessed by the addresses of its job's guests.
+    `samples` returns the usage of the guests as it is now. `set_share` sets the share of a guest, in cores, `set_cap`
+    its cap. `guess`, to be set where ranks do not count their waits, has those of a guest guessed by the addresses of
+    its job's guests.
     """
 
     def __init__(
         self, lab: str, node: str, cores: float, state_dir: Path, now_s: Callable[[], float],
         samples: Callable[[], Awaitable[Sequence[GuestSample]]], set_share: Callable[[str, float], Awaitable[object]],
+        set_cap: Callable[[str, float], Awaitable[object]] | None = None,
     ) -> None:  # fmt: skip
         self._lab, self._node, self._cores = lab, node, shares_of(cores)
         self._folder = state_dir / FOLDER
         self._now_s = now_s
-        self._samples, self._set_share = samples, set_share
+        self._samples, self._set_share, self._set_cap = samples, set_share, set_cap
         self.guess: Callable[[str, Sequence[str]], Awaitable[None]] | None = None
-        self._booked: dict[str, int] = {}  # the shares of all guests that have some
+        self._booked: dict[str, int] = {}  # the shares of all guests, as far as they are in force
+        self._bases: dict[str, int] = {}  # of those that are capped
+        self._unset: set[str] = set()  # those of them whose caps are to be set
+        self._last: dict[str, int] = {}  # the caps that were set here last
         self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
         self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
         self._sent = self._received = 0  # messages, to and from other nodes
         self._exchanges = False  # whether there has ever been a job that exchanges shares
 
-    def begin(self, spec: GuestSpec, order: Exchange | None) -> None:
-        """Book the share of a new guest, if it has one, and let it exchange shares; raises `DriverError`."""
+    def begin(self, spec: GuestSpec, order: Exchange | None, cap_cores: float = 0.0) -> None:
+        """Book the share of a new guest, or its cap, and let it exchange shares; raises `DriverError`."""
+        first = shares_of(cap_cores if spec.share_cores is None else spec.share_cores)
         if spec.share_cores is None:
-            return
-        self._booked[spec.guest] = shares_of(spec.share_cores)
-        if order is None:
-            return
-        if order.nodes.get(spec.guest) != self._node:
-            raise DriverError(f"guest {spec.guest}: its exchange names another node: expected {self._node}")
+            self._bases[spec.guest] = first
+        self._booked[spec.guest] = first
+        if order is not None:
+            self._open(spec.guest, order, first)
+
+    def _open(self, guest: str, order: Exchange, first: int) -> None:
+        """Open the account of a guest, the first one of its job at this node with the job's."""
+        if order.nodes.get(guest) != self._node:
+            raise DriverError(f"guest {guest}: its exchange names another node: expected {self._node}")
+        if order.capped != (guest in self._bases):
+            raise DriverError(f"guest {guest}: expected an exchange of {'caps' if guest in self._bases else 'weights'}")
         name = min(order.nodes)
         job = self._jobs.get(name)
         if job is None or job.kept.order != order:  # or of an earlier life
             accounts = {BANK: AccountState(0)} if order.mode == "bank" and order.bank == self._node else {}
             path = self._folder / f"{name}.json"
-            total = shares_of(spec.share_cores) * len(order.nodes)
-            job = self._jobs[name] = _Job(Kept(order, total, 0, accounts), path, self._now_s())
+            job = self._jobs[name] = _Job(Kept(order, first * len(order.nodes), 0, accounts), path, self._now_s())
             self._exchanges = True
-        job.add(spec.guest, shares_of(spec.share_cores))
+        if guest in self._bases:
+            job.kept.bases[guest] = first
+        job.add(guest, first)
         try:  # now: an agent that is killed before its first period ends would leave no account
             self._folder.mkdir(exist_ok=True)
             self._keep(job)
         except OSError as error:
-            raise DriverError(f"guest {spec.guest}: its shares cannot be kept: {job.path}: {error.strerror}") from error
+            raise DriverError(f"guest {guest}: its shares cannot be kept: {job.path}: {error.strerror}") from error
 
     def _keep(self, job: _Job) -> None:
         write_whole(job.path, msgspec.json.encode(job.kept), mode=0o600, durable=False)
 
-    def take_over(self, specs: Iterable[GuestSpec]) -> None:
-        """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here."""
-        names = {spec.guest for spec in specs if spec.share_cores is not None}
+    async def rebase(self, caps: Mapping[str, float], order: Exchange | None, *, lower: bool) -> dict[str, float]:
+        """Take new caps, in cores, for capped guests: return what is to be set.
+
+        What they have exchanged is forgotten. Others here that have more than their own bases get out of the way first.
+        With `lower` no cap is raised. Raises `DriverError`.
+        """
+        found = dict(caps)
+        for guest in sorted(caps.keys() & self._bases.keys()):
+            base = shares_of(caps[guest])
+            if lower and self._booked[guest] < base:
+                base, found[guest] = self._booked[guest], cores_of(self._booked[guest])
+            for name, job in list(self._jobs.items()):
+                if guest in job.kept.accounts and job.kept.order != order:
+                    del self._jobs[name]
+                    job.path.unlink(missing_ok=True)
+            self._bases[guest] = self._booked[guest] = base
+            if order is not None:
+                self._open(guest, order, base)
+        self._recount()
+        self._unset -= caps.keys()  # they are about to be set
+        await self._enforce()
+        return found
+
+    def _recount(self) -> None:
+        """Work out which caps follow from accounts and bases."""
+        accounts = dict(self._bases)
+        for job in self._jobs.values():
+            accounts.update({guest: shares for guest, shares in job.node.shares().items() if guest in accounts})
+        weighed = sum(shares for guest, shares in self._booked.items() if guest not in self._bases)
+        found = in_force(accounts, self._bases, self._cores - weighed)
+        self._unset |= {guest for guest, shares in found.items() if shares != self._booked[guest]}
+        self._booked.update(found)
+
+    async def _enforce(self) -> None:
+        """Set the caps that have changed, lower ones first."""
+        self._unset &= self._bases.keys()
+        for guest in sorted(self._unset, key=lambda guest: self._booked[guest] - self._last.get(guest, 0)):
+            shares = self._booked.get(guest)
+            if shares is None or self._set_cap is None:
+                continue
+            with contextlib.suppress(TestbedError):  # it is ending, or busy: the cap is set in the next period
+                await self._set_cap(guest, cores_of(shares))
+                self._last[guest] = shares
+                if self._booked.get(guest) == shares:
+                    self._unset.discard(guest)
+
+    def take_over(self, specs: Sequence[GuestSpec], caps_cores: Mapping[str, float] | None = None) -> None:
+        """Go on with the accounts of guests of an earlier agent; delete those of guests that are not here.
+
+        `caps_cores` are the caps of the capped ones.
+        """
+        names = {spec.guest for spec in specs}
         for spec in specs:
-            if spec.share_cores is not None:
-                self._booked[spec.guest] = shares_of(spec.share_cores)
+            found = spec.share_cores if spec.share_cores is not None else (caps_cores or {}).get(spec.guest, 0.0)
+            self._booked[spec.guest] = shares_of(found)
+            if spec.share_cores is None:
+                self._bases[spec.guest] = shares_of(found)
         for path in sorted(self._folder.glob("*.json")):
             kept = _read(path)
             if kept is None or not names & kept.accounts.keys():
@@ -150,10 +218,14 @@ class ShareExchange:
                 continue
             job = self._jobs[path.stem] = _Job(kept, path, self._now_s())
             self._exchanges = True
-            self._booked.update({guest: shares for guest, shares in job.node.held().items() if guest in names})
+            self._bases.update({guest: base for guest, base in kept.bases.items() if guest in self._bases})
+            self._book(job)
+            self._unset |= kept.bases.keys() & names
 
     def gone(self, guest: str) -> None:
         """A guest is not here any more; the last one of its job takes the accounts with it, and the job's bank."""
+        self._bases.pop(guest, None)
+        self._last.pop(guest, None)
         if self._booked.pop(guest, None) is None:
             return
         for name, job in list(self._jobs.items()):
@@ -269,11 +341,17 @@ class ShareExchange:
             self._sent += 1
 
     def _book(self, job: _Job) -> None:
+        if job.kept.order.capped:
+            self._recount()
+            return
         for guest, shares in job.node.held().items():
             if guest in self._booked:
                 self._booked[guest] = shares
 
     async def _apply(self, job: _Job) -> None:
+        if job.kept.order.capped:
+            await self._enforce()
+            return
         for guest, shares in job.node.shares().items():
             if guest in self._booked:
                 with contextlib.suppress(TestbedError):  # it is ending; or the share is set in the next period

@@ -241,7 +241,11 @@ class ProcessDriver(Driver):
         """See `Joins.mpi_join`; all processes of a node are reachable at the node's address."""
         member = self._get(guest)
         check_rank(member.spec)
-        waits = {} if self._waits is None or member.spec.share_cores is None else await self._waits.environment(guest)
+        waits = (
+            {}
+            if self._waits is None or (member.spec.share_cores is None and not member.spec.waits)
+            else await self._waits.environment(guest)
+        )
         await join_job(member, session, self._opened()[0].address, waits)
 
     async def mpi_pass(self, guest: str, session: str, number: int, keys: Sequence[RankKeys], *, last: bool) -> None:

@@ -54,7 +54,8 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     Each guest's use is looked at every `period_s`; a bank, at node `bank`, gives what it has every `grant_s`. Agents of
     these nodes know the `secret`, by which they seal their messages. With `waits` = `traffic` an agent whose ranks do
-    not note for whom they wait guesses it, by the `addresses` of the job's guests, in the order of `nodes`.
+    not note for whom they wait guesses it, by the `addresses` of the job's guests, in the order of `nodes`. With
+    `capped` shares are caps, else weights.
     """
 
     mode: Literal["distributed", "bank"]
@@ -65,6 +66,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     bank: str = ""
     waits: WaitsFrom = "layer"
     addresses: tuple[str, ...] = ()
+    capped: bool = False
 
 
 class Start(Action, frozen=True):
@@ -78,7 +80,7 @@ class Start(Action, frozen=True):
     the guest's work, so guests that never end must not be verified.
 
     A guest is destroyed at its `fence` unless that is renewed; the command is refused if the fence has fallen. A guest
-    with a share exchanges it with others as `exchange` says, if there is one.
+    exchanges its share, or its cap, with others as `exchange` says, if there is one.
     """
 
     spec: GuestSpec
@@ -130,10 +132,14 @@ class SetCaps(Action, frozen=True):
     """Set the CPU cap of each guest, in cores; the reply carries `caps`, the values in force as read back.
 
     While a guest is made, held or saved its cap is lifted: the reply has all that it can use, and the cap is set later.
+    Caps that these guests have exchanged are forgotten; from here on they exchange them as `exchange` says, if there is
+    one. With `lower` a guest keeps a cap that is lower than the one ordered.
     """
 
     caps: dict[GuestName, Cores]
     generations: dict[GuestName, Generation] = {}
+    exchange: Exchange | None = None
+    lower: bool = False
 
 
 class Hold(Action, frozen=True):

@@ -57,6 +57,7 @@ from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy, SharingPolicy
+from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -354,6 +355,7 @@ class _Session:
             scenario.deadlines, migration, frozenset(targets),
             restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
         )  # fmt: skip
+        conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(
             self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
         )
@@ -401,12 +403,12 @@ class _Session:
         return prepare_jobs(
             self._jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
             iter(self._addresses), shared=isinstance(self._policy, SharingPolicy),
+            waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
         )  # fmt: skip
 
     def _sharing(self, fleet: Fleet) -> Sharing | None:
-        """Return how jobs exchange shares, if the policy lets them compete by shares."""
-        policy = self._policy
-        return Sharing(policy.exchange, self.scenario.shares, fleet.name) if isinstance(policy, SharingPolicy) else None
+        """Return how jobs exchange shares, if the policy lets them."""
+        return Sharing.under(self._policy, self.scenario.shares, fleet.name)
 
     def end_with(self, lost: LostRun) -> None:
         """Take the end of a run from its journal."""

@@ -86,6 +86,7 @@ class Tracker:
         self._flows = ShareFlows(recorder)
         self._accounts = CpuAccounts()
         self.work_rates = WorkRates()
+        self.divides = False  # whether tasks divide what their job gets
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
@@ -158,7 +159,7 @@ class Tracker:
     def _judge(self, node: int, live: LiveJob, task: int) -> None:
         """Mark a task that is done sooner than the fastest known core allows."""
         guest = live.specs[task].guest
-        cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), _allowance(live, task))
+        cpu_most_s, nodes = self._accounts.end(guest, node, self._recorder.now_s(), self._allowance(live, task))
         doubt = self.work_rates.doubt(live.job_id, live.specs[task].program, cpu_most_s, nodes)
         if doubt:
             self._recorder.doubt(live.job_id, task, node, doubt)
@@ -228,7 +229,7 @@ class Tracker:
         if live.state.ended or not here:
             return
         if task not in live.state.finished_tasks:
-            self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, _allowance(live, task))
+            self._accounts.sample(sample.guest, node.index, since_ns / 1e9, sample.cpu_s, self._allowance(live, task))
         if sample.units_done > live.progress.units[task]:
             live.progress.advance(task, sample.units_done)
             live.progress.at_s = max(live.progress.at_s, since_ns / 1e9)
@@ -264,6 +265,19 @@ class Tracker:
             self._recorder.journal(events.Unsent(*self._recorder.times(), node=node.index, refused=refused))
             text = f"node {node.name} could not send at once, {refused} times: too much waited for the broker"
             self._recorder.say_of(node.name, text)
+
+    def _allowance(self, live: LiveJob, task: int) -> Allowance:
+        """Return the present limit of a task, which is uncapped while it is made, held, saved or moved.
+
+        One whose job divides its yield can have all of that.
+        """
+        spec, state = live.specs[task], live.state
+        limit_cores = most_cores = float(spec.program.workers)
+        if state.phase is Phase.RUNNING:
+            yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
+            sharers = len(live.specs) if self.divides else 1
+            limit_cores = min(most_cores, cap_at(spec, yield_frac) * sharers)
+        return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)
 
     def _window(self, live: LiveJob, task: int, mono_ns: int, sample: GuestSample, tags: dict[str, str]) -> None:
         """Take a sample into the open window, which ends when the cap in force changes or is unknown.
@@ -315,13 +329,3 @@ def _now_ns() -> int:
 
 def _exchanged(counts: ExchangeCounts | None) -> dict[str, Value]:
     return {} if counts is None else {"exchange_sent": counts.sent, "exchange_received": counts.received}
-
-
-def _allowance(live: LiveJob, task: int) -> Allowance:
-    """Return the present limit of a task, which is uncapped while it is made, held, saved or moved."""
-    spec, state = live.specs[task], live.state
-    limit_cores = most_cores = float(spec.program.workers)
-    if state.phase is Phase.RUNNING:
-        yield_frac = max(state.yield_frac, state.flight.yield_frac if state.flight is not None else 0.0)
-        limit_cores = min(most_cores, cap_at(spec, yield_frac))
-    return Allowance(limit_cores, most_cores, state.placed_s, state.left_s)

@@ -67,12 +67,14 @@ def prepare_jobs(
     addresses: Iterator[str],
     *,
     shared: bool = False,
+    waits: bool = False,
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
     a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
     next of `addresses`. Guests that are `shared` compete for all of a node, each with its CPU need as its share.
+    With `waits` nodes note which tasks wait for which.
     """
     result = []
     for job in jobs:
@@ -91,6 +93,7 @@ def prepare_jobs(
                 ),
                 cpu_cores=cpus if shared else cores,
                 share_cores=cores if shared else None,
+                waits=waits,
                 memory_mib=memory_of(job, node_memory_mib),
                 address=next(addresses),
             )

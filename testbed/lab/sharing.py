@@ -11,23 +11,28 @@ from testbed.errors import UserError
 from testbed.lab.job_guests import JobGuests
 from testbed.scenario.schema import SharesTable
 from testbed.scheduling.policies.view import ExchangeMode, Policy, SharingPolicy
+from testbed.scheduling.policies.within import DividingPolicy
 
 _SECRET_BYTES = 32
 
 
 def check_sharing(policy: Policy, nodes: Mapping[str, NodeFacts], waits: WaitsFrom = "layer") -> None:
-    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, if the policy wants that.
+    """Raise `UserError` for a node (facts by name) whose guests cannot compete by shares, or divide, as is wanted.
 
     With `waits` = `traffic` a node may also guess which tasks wait for which.
     """
-    if not isinstance(policy, SharingPolicy):
+    mode: ExchangeMode
+    needs: dict[str, list[str]] = {}
+    if isinstance(policy, DividingPolicy):
+        mode = policy.within
+    elif isinstance(policy, SharingPolicy):
+        mode, needs = policy.exchange, {"let guests compete by shares": ["shares"]}
+    else:
         return
-    needs = {"let guests compete by shares": ["shares"]}
-    if policy.exchange == "distributed":
-        if waits == "traffic":
-            needs["note or guess which tasks wait for which"] = ["waits", "traffic"]
-        else:
-            needs["note which tasks wait for which"] = ["waits"]
+    if mode == "distributed" and waits == "traffic":
+        needs["note or guess which tasks wait for which"] = ["waits", "traffic"]
+    elif mode == "distributed":
+        needs["note which tasks wait for which"] = ["waits"]
     for node, facts in nodes.items():
         for what, capabilities in needs.items():
             if not set(capabilities) & set(facts.capabilities):
@@ -42,12 +47,21 @@ class Sharing:
     """How the jobs of a run exchange shares. The bank of a job is at the node of its first task.
 
     That node has a guest of the job for as long as the job runs, so the bank needs no node of its own to be watched.
-    Each life of a job gets a new secret: messages of an earlier life are worth nothing.
+    Each life of a job gets a new secret: messages of an earlier life are worth nothing. With `capped` shares are caps,
+    and each new yield of a job begins a new life.
     """
 
     mode: ExchangeMode
     periods: SharesTable
     name: Callable[[int], str]  # of a node
+    capped: bool = False
+
+    @classmethod
+    def under(cls, policy: Policy, periods: SharesTable, name: Callable[[int], str]) -> Sharing | None:
+        """Return how jobs exchange shares under a policy, None if they do not."""
+        if isinstance(policy, DividingPolicy):
+            return cls(policy.within, periods, name, capped=True)
+        return cls(policy.exchange, periods, name) if isinstance(policy, SharingPolicy) else None
 
     def order(self, job: JobGuests, nodes: Sequence[int]) -> Exchange | None:
         """Return the order for a new life of a job, None if its shares stay as they are."""
@@ -60,4 +74,5 @@ class Sharing:
             period_s=self.periods.period_s, grant_s=self.periods.grant_s,
             nodes=dict(zip(job.guests, names, strict=True)), bank=names[0], waits=waits,
             addresses=() if waits == "layer" else tuple(spec.address for spec in job.specs),
+            capped=self.capped,
         )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from testbed.bus.imbalance import PATTERN as IMBALANCE_PATTERN
 from testbed.bus.limits import (
     LEAST_NODE_CORES,
     LEAST_PERIOD_S,
@@ -140,6 +141,8 @@ class ProgramsTable(_Table):
 
     `iteration_s` is the dedicated time between two polls of the control channel. `units_per_core_s` fixes how fast a
     core is taken to be, so that jobs get the same work in every run; without it that is measured before each run.
+    `imbalance` is `uniform`, `1/i` (the i-th task of a parallel job has a part 1/i of the work of the first), or
+    `drift:N`: then these parts move on to the next task after every N iterations.
     `check_results_s` are the seconds that the controller spends at the end on comparing results of a random sample of
     jobs with the expected results of their work (`testbed.control.result_checks`).
     """
@@ -154,7 +157,7 @@ class ProgramsTable(_Table):
         "mesh",
         "torus",
     )
-    imbalance: Literal["uniform", "1/i"] = "uniform"
+    imbalance: Annotated[str, Field(pattern=rf"^({IMBALANCE_PATTERN})$")] = "uniform"
     message_bytes: Annotated[int, Field(ge=1, le=64 << 20)] = 4096
     iteration_s: Annotated[float, Field(ge=0.001, le=10)] = 0.04
     units_per_core_s: (

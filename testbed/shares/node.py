@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.shares.account import Account
-from testbed.shares.formulas import donation, excess, grants, shortage
+from testbed.shares.formulas import donation, excess, grants, shortage, spare, wanted
 from testbed.shares.messages import ExchangeMessage, Receipt, Shortage, Transfer
 from testbed.shares.state import AccountState
 
@@ -29,11 +29,15 @@ class NodeExchange:
     """Accounts of the job's guests on a node, and of its bank if this node keeps it.
 
     `banked`: guests deal with the bank; else with the guests that they wait for. Guests do not withhold shares from
-    the bank, which they can ask for more. `total` are the job's shares: no account takes more, whoever offers it.
+    the bank, which they can ask for more, unless they are `capped`: then their shares are all that they can use, and
+    they give half. `total` are the job's shares: no account takes more, whoever offers it.
     """
 
-    def __init__(self, accounts: Mapping[str, AccountState], *, banked: bool, total: int) -> None:
+    def __init__(
+        self, accounts: Mapping[str, AccountState], *, banked: bool, total: int, capped: bool = False
+    ) -> None:  # fmt: skip
         self._total = total
+        self._capped = capped
         self.accounts = {owner: Account(owner, state) for owner, state in accounts.items()}
         self._banked = banked
         self._short: dict[str, Shortage] = {}  # what guests have asked the bank for since its last grants
@@ -54,10 +58,10 @@ class NodeExchange:
         found: list[ExchangeMessage] = []
         for guest, use in sorted(uses.items()):
             account = self.accounts[guest]
-            surplus = excess(account.shares, use.used)
+            surplus = (spare if self._capped else excess)(account.shares, use.used)
             if self._banked:
-                found += _given(account, BANK, surplus)
-                short = shortage(account.shares, use.used, free)
+                short = (wanted if self._capped else shortage)(account.shares, use.used, free)
+                found += _given(account, BANK, donation(surplus, 1) if self._capped else surplus)
                 found.append(Shortage(source=guest, target=BANK, number=number, shares=short))
                 continue
             part = donation(surplus, len(use.upstreams))
@@ -66,15 +70,19 @@ class NodeExchange:
         return found
 
     def grant(self) -> list[ExchangeMessage]:
-        """Give what the bank has to those that are short, as it does every B seconds; nothing without the bank."""
+        """Give what the bank has to those that are short, as it does every B seconds; nothing without the bank.
+
+        Capped guests that nobody's cap holds back, as on a node that others keep busy, would otherwise give and give.
+        """
         bank = self.accounts.get(BANK)
         if bank is None:
             return []
         wanted = {guest: short.shares for guest, short in self._short.items()}
         self._short.clear()
-        return [
-            each for guest, part in sorted(grants(bank.shares, wanted).items()) for each in _given(bank, guest, part)
-        ]
+        parts = grants(bank.shares, wanted)
+        if self._capped and wanted and not any(wanted.values()):  # caps hold back nobody: all get back the same
+            parts = dict.fromkeys(wanted, bank.shares // len(wanted))
+        return [each for guest, part in sorted(parts.items()) for each in _given(bank, guest, part)]
 
     def hear(self, message: ExchangeMessage, free: int) -> list[ExchangeMessage]:
         """Take a message for an account of this node; return what is to be sent in answer.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.simulation.sharing import SharingModel
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 

@@ -26,6 +26,7 @@ from testbed.scheduling.policies.decision import rules_of
 from testbed.scheduling.policies.dfrs import DfrsPolicy
 from testbed.scheduling.policies.dps import DPS
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.within import WithinPolicy, split
 
 EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.scheduling.simulation.named`
 PLUGIN_GROUP = "testbed.policies"
@@ -48,6 +49,8 @@ GRAMMAR = {
     "/OPT=MAX": "with /stretch-per only: CPU that is left lowers the maximum stretch",
     "/MINVT=s": "MCB8 may pause a running job with less than s seconds of virtual time, but not move it",
     "/MINFT=s": "the same with flow time, the time since submission",
+    "/WITHIN=dps": "last, and after [IPDPS] names: the tasks of a job divide its CPU, by a bank of the job",
+    "/WITHIN=dps/distributed": "the same; tasks give what they do not use to the tasks whose messages they wait for",
     "FCFS": "batch: whole nodes, in order of submission",
     "EASY": "batch: FCFS with backfilling behind a reservation for the head of the queue; knows run times",
     "EASY/2011": "EASY that backfills only beside the reservation; perhaps that of the tables of 2011",
@@ -73,6 +76,19 @@ def parse(name: str, period_s: float = DEFAULT_PERIOD_S) -> Policy:
     """
     if len(name) > LONGEST_NAME:
         raise UserError(f"policy {shown(name, 60)}: expected a name of at most {LONGEST_NAME} characters")
+    name, within = split(name)
+    policy = _parse(name, period_s)
+    if within is None:
+        return policy
+    if not isinstance(policy, DfrsPolicy):
+        raise UserError(
+            f"policy {policy.name}: it gives jobs no yields that their tasks could divide: "
+            "expected WITHIN= after a DFRS policy, such as GreedyPM */per/OPT=MIN/MINVT=600/WITHIN=dps"
+        )
+    return WithinPolicy(policy, within)
+
+
+def _parse(name: str, period_s: float) -> Policy:
     plain = "".join(name.split()).casefold()
     for policy in BASELINES:
         if policy.name.casefold() == plain:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from testbed.bus.limits import MOST_EVENTS
-from testbed.bus.topology import neighbours
 from testbed.errors import RunError
 from testbed.scheduling.policies.capacity import offsets
 from testbed.scheduling.policies.view import NOT_PLACED, ClusterView, Event, Ints, JobState, SharingPolicy
 from testbed.scheduling.simulation.batch import BatchSchedule, undisturbed_run
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import ShareTransfer, SimulatedRun
 from testbed.scheduling.workload.jobs import Job
 from testbed.shares.formulas import cores_of, shares_of
@@ -30,20 +30,6 @@ from testbed.shares.state import AccountState
 _LEAST_SHARE = 2 / (1 << 18)  # the least weight that a kernel has
 _ROUNDS, _CLOSE = 200, 1e-9  # of the search for rates that agree with each other
 _ROUNDING_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class SharingModel:
-    """What the model knows of programs and of the exchange; times are trace seconds.
-
-    `topologies` are those of parallel jobs, by job id modulo their number. With the imbalance `1/i` the i-th task has a
-    part 1/i of the work of the first.
-    """
-
-    topologies: tuple[str, ...] = ("ring",)
-    imbalance: str = "uniform"
-    period_s: float = 5.0
-    grant_s: float = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -113,8 +99,9 @@ class _World:
                 return
             if changed:
                 self._decide(now_s)
-            if self._exchange(now_s) or changed:
+            if self._drift() | self._exchange(now_s) or changed:
                 self._set_rates()
+                self._tell(now_s)
             next_s = self._next_s(now_s)
             if not np.isfinite(next_s):
                 names = ", ".join(str(self._jobs[row].job_id) for row in self._waiting)
@@ -151,6 +138,7 @@ class _World:
     def _next_s(self, now_s: float) -> float:
         ends = [now_s + (live.job.run_time_s - live.done_s) / live.rate for live in self._live.values()]
         moves = [s for live in self._live.values() for s in (live.next_s, live.grant_s)]
+        moves += [now_s + self._model.until_move_s(live.job, live.done_s) / live.rate for live in self._live.values()]
         coming = [self._jobs[self._to_come].submit_time_s] if self._to_come < len(self._jobs) else []
         return min([*ends, *moves, *coming], default=np.inf)
 
@@ -193,8 +181,7 @@ class _World:
 
     def _begin(self, row: int, nodes: tuple[int, ...], now_s: float) -> _Live:
         job, model = self._jobs[row], self._model
-        falls = model.imbalance == "1/i" and job.tasks > 1
-        work = tuple(job.cpu_need_frac / (task + 1 if falls else 1) for task in range(job.tasks))
+        work = self._work(job, 0.0)
         accounts: dict[int, dict[str, AccountState]] = {node: {} for node in nodes}
         for task, node in enumerate(nodes):
             accounts[node][str(task)] = AccountState(shares_of(job.cpu_need_frac))
@@ -207,7 +194,23 @@ class _World:
             return _Live(row, job, nodes, work, exchanges, np.inf, np.inf)
         return _Live(row, job, nodes, work, exchanges, now_s + model.period_s, now_s + model.grant_s)
 
+    def _tell(self, now_s: float) -> None:
+        if self._model.watch is not None:
+            for row, live in self._live.items():
+                self._model.watch(now_s, row, live.done_s, live.shares)
+
     # --- rates
+
+    def _drift(self) -> bool:
+        """Let the work move on to other tasks where it is time; return whether it has."""
+        moved = False
+        for live in self._live.values():
+            work = self._work(live.job, live.done_s)
+            moved, live.work = moved or work != live.work, work
+        return moved
+
+    def _work(self, job: Job, done_s: float) -> tuple[float, ...]:
+        return tuple(job.cpu_need_frac * part for part in self._model.parts(job, done_s))
 
     def _set_rates(self) -> None:
         """Find rates and parts of time in which tasks compute that agree with each other."""
@@ -256,24 +259,11 @@ class _World:
     def _uses(self, live: _Live) -> dict[str, Use]:
         if not live.speeds:
             return {str(task): Use(0) for task in range(len(live.nodes))}
-        towards = self._towards(live)
+        towards = self._model.towards(live.job, live.slowest)
         return {
             str(task): Use(shares_of(use), () if towards[task] is None else (str(towards[task]),))
             for task, use in enumerate(live.use)
         }
-
-    def _towards(self, live: _Live) -> list[int | None]:
-        """Return the neighbour that each task waits for: the next one on the way to the slowest task."""
-        ranks = len(live.nodes)
-        topology = self._model.topologies[live.job.job_id % len(self._model.topologies)]
-        found: list[int | None] = [None] * ranks
-        reached = [live.slowest]
-        for task in reached:
-            for near in neighbours(topology, task, ranks):
-                if near not in reached:
-                    found[near] = task
-                    reached.append(near)
-        return found
 
     def _free(self, node: int) -> int:
         booked = sum(sum(live.exchanges[node].shares().values()) for live in self._live.values() if node in live.nodes)

@@ -16,8 +16,8 @@ from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.simulation.compiling import NEVER, Compiling, When
 from testbed.scheduling.simulation.overheads import Overheads, constant
+from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.run import Placement, SimulatedRun
-from testbed.scheduling.simulation.sharing import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
 from testbed.scheduling.workload.jobs import Job
 from testbed.study.report.run.schedule import DONE, RESTORE, RUN, JobFacts, Schedule, Span
@@ -204,6 +204,7 @@ def _sharing(scenario: Mapping[str, Any], time_scale: float) -> SharingModel:
     return SharingModel(
         tuple(programs.get("topologies", plain.topologies)), programs.get("imbalance", plain.imbalance),
         shares.get("period_s", plain.period_s) * time_scale, shares.get("grant_s", plain.grant_s) * time_scale,
+        programs.get("iteration_s", plain.iteration_s) * time_scale,
     )  # fmt: skip
 
 
