@@ -18,7 +18,7 @@ from testbed.lab.opening import open_lab
 from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.scenario.schema import check_scenario
 from testbed.study.calibration.experiment import LabFacts
-from testbed.study.calibration.experiments.share_accuracy import WEIGHTS, ShareAccuracy
+from testbed.study.calibration.experiments.share_accuracy import WEIGHTS, ShareAccuracy, window_error
 from testbed.study.calibration.from_trials import calibrate_from
 from testbed.study.calibration.trials import Outcome, Trials
 from testbed.testing.accuracy import Accuracy, Window
@@ -148,6 +148,20 @@ def test_what_others_take_shows_apart_from_what_weights_do():
             assert one["cores_ratio"] == pytest.approx(0.5)
 
 
+def test_an_error_of_single_windows_is_that_of_shares_and_not_of_what_others_take():
+    t_s = [0.5 * sample for sample in range(41)]
+    even = [[rate * t for t in t_s] for rate in (0.2, 0.6)]
+    assert window_error(t_s, even, 0, 0.25) == pytest.approx(0.0, abs=1e-9)
+    slowed = [[rate * min(t, 10 + (t - 10) / 10) for t in t_s] for rate in (0.2, 0.6)]  # others take nine tenths
+    assert window_error(t_s, slowed, 1, 0.75) == pytest.approx(0.0, abs=1e-9)
+    stuck = [[0.2 * t for t in t_s], [0.6 * min(t, 10) for t in t_s]]  # alone for half of the time
+    assert window_error(t_s, stuck, 0, 0.25) == pytest.approx(3.0)
+    assert window_error(t_s, stuck, 1, 0.75) == pytest.approx(1.0)
+    idle = [[min(t, 0) for t in t_s]] * 2
+    assert window_error(t_s, idle, 0, 0.5) is None
+    assert window_error([0.0, 0.5], [[0.0, 0.1]] * 2, 0, 0.5) is None  # shorter than a window
+
+
 def test_weights_that_do_nothing_show():
     (outcome,) = in_the_dry(Alike, choose=lambda condition: condition["weights"] == "1:2:3:4")
     assert [one["got_ratio"] for one in outcome.observations] == pytest.approx([2.5, 1.25, 2.5 / 3, 0.625])
@@ -237,6 +251,7 @@ def test_real_processes_get_what_their_weights_promise(tmp_path, accuracy: Accur
 
 
 def test_a_calibration_without_shares_says_nothing_of_them():
-    calibration = judged([])
+    other = Outcome(trial=0, experiment="bus", block=0, condition={}, observations=({"round_trip_s": 0.001},))
+    calibration = judged([other])
     assert "share_accuracy" not in calibration.assumptions
     assert "cap_accuracy" in calibration.assumptions

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from support.containers.engine import EngineAt, group_of, why_not
 from support.containers.suite import Containers
+from support.live import until
 
 pytest.importorskip("docker", reason="the SDK of Docker is not installed")
 
@@ -18,6 +19,7 @@ from node_agent.drivers.caps.cgroup import MOST_SHARES, read_cap, read_weight
 from node_agent.drivers.caps.mounts import hierarchies
 from node_agent.drivers.containers.driver import DockerDriver
 from node_agent.drivers.containers.weights import ContainerWeights, remove_left
+from node_agent.drivers.procs.waits import why_not as why_no_waits
 from node_agent.drivers.protocol import DriverError, NodeBudget
 from testbed.bus.guest_details import Drift, detail_of
 from testbed.bus.messages import GuestSpec
@@ -139,6 +141,26 @@ class TestShares:
             suite.on_nodes(tmp_path, 1, scenario, "shares")
         finally:
             os.sched_setaffinity(0, before)
+
+    def test_ranks_in_containers_note_which_ranks_they_wait_for(self, suite: Containers, tmp_path: Path) -> None:
+        async def scenario(node: Node) -> None:
+            if "waits" not in node.capabilities:
+                pytest.skip(f"no layer below MPI: {why_no_waits()}")
+            members = [
+                (node, msgspec.structs.replace(spec, share_cores=0.5))
+                for spec in suite.job(2, topology="linear", imbalance="1/i", units_per_iteration=2000)
+            ]
+            await suite.start_job(members, cap_cores=suite.node_cpus)
+
+            def waited_s(guest: str) -> tuple[float, ...]:
+                return next(sample.waits_s for sample in node.driver.sample() if sample.guest == guest)
+
+            await until(lambda: sum(waited_s("m1")) > 0, "a wait of the rank with less work")
+            first, own = waited_s("m1")
+            assert first > 0
+            assert own == 0
+
+        suite.on_nodes(tmp_path, 1, scenario, "shares", "mpi")
 
     def test_an_engine_whose_groups_are_systemds_has_none(
         self, suite: Containers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

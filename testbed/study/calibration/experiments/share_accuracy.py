@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 import msgspec
+import numpy as np
 
 from testbed.bus.drivers import traits_in
 from testbed.errors import RunError
@@ -19,7 +20,7 @@ from testbed.study.calibration.quantities import Quantities, by_condition, colum
 from testbed.study.calibration.sizes import LEAST_CORES, guest_mib, most_guests
 from testbed.study.calibration.trials import Outcome
 from testbed.study.calibration.values import Condition, Observation
-from testbed.study.calibration.watched import window_use
+from testbed.study.calibration.watched import window_rates
 from testbed.study.report.calibration.data import Measured, Series, count_words, groups, listed
 from testbed.study.report.calibration.panels import strip_chart
 from testbed.study.report.page.style import Absent, Chart
@@ -71,8 +72,8 @@ class ShareAccuracy(Experiment):
 
         `got_ratio` is the part of the CPU time of all guests that this one got, over the part that its weight promises:
         1 is exact, and a busy machine takes from all guests alike. `cores_ratio` is its CPU time over its share in
-        cores: what other programs on the CPU took shows in it. `p95_error_frac` is the error of single windows of
-        a second, relative to what the guest got. `read_back_cores` is the share as the node reads it back.
+        cores: what other programs on the CPU took shows in it. `p95_error_frac` is how far from 1 `got_ratio` is in
+        single windows of a second, in 95 % of them at most. `read_back_cores` is the share as the node reads it back.
         """
         parts = _parts(str(condition["weights"]))
         facts = lab_of(lab)
@@ -93,26 +94,24 @@ class ShareAccuracy(Experiment):
         if not sum(used) > 0.0:
             raise RunError("the guests used no CPU time while they were watched")
         observations: list[Observation] = []
+        cpu_s = [watched.cpu_s[name][first:] for name in names]
         for number, (name, part, share, used_cores) in enumerate(zip(names, parts, shares, used, strict=True), 1):
             read_back = found.get(name)
             if read_back is None:
                 raise RunError(f"guest {name} has no share in force on {lab.nodes[_NODE]}")
-            windows = window_use(t_s, watched.cpu_s[name][first:], _WINDOW_S, used_cores)
-            observations.append(
-                {
-                    "guest": number,
-                    "weight": part,
-                    "share_cores": share,
-                    "read_back_cores": read_back,
-                    "used_cores": used_cores,
-                    "got_ratio": (used_cores / sum(used)) / (part / sum(parts)),
-                    "cores_ratio": used_cores / share,
-                    "all_used_cores": sum(used),
-                    **({} if windows is None or not used_cores else {
-                        "p95_error_frac": windows.p95_error_cores / used_cores,
-                    }),
-                }
-            )  # fmt: skip
+            promised = part / sum(parts)
+            observation: Observation = {
+                "guest": number,
+                "weight": part,
+                "share_cores": share,
+                "read_back_cores": read_back,
+                "used_cores": used_cores,
+                "got_ratio": (used_cores / sum(used)) / promised,
+                "cores_ratio": used_cores / share,
+                "all_used_cores": sum(used),
+            }
+            error = window_error(t_s, cpu_s, number - 1, promised)
+            observations.append(observation if error is None else {**observation, "p95_error_frac": error})
         return observations
 
     def quantities(self, trials: Sequence[Outcome]) -> Quantities:
@@ -161,6 +160,23 @@ class ShareAccuracy(Experiment):
             f"{words}. {count_words(rows)}."
         )
         return [strip_chart(name, title, caption, words, series, "got (% of promised)", around=100.0)]
+
+
+def window_error(
+    t_s: Sequence[float], cpu_s: Sequence[Sequence[float]], guest: int, promised_frac: float
+) -> float | None:
+    """Return how far from 1 the ratio of got to promised is in 95 % of all windows of `_WINDOW_S` at most.
+
+    `cpu_s` are the samples of all guests at `t_s`. A window in which no guest used CPU time says nothing; None is for
+    samples without any other.
+    """
+    rates = np.stack([window_rates(t_s, each, _WINDOW_S)[1] for each in cpu_s])  # (guests, windows)
+    together = rates.sum(axis=0)
+    known = together > 0.0
+    if not known.any():
+        return None
+    ratios = rates[guest, known] / together[known] / promised_frac
+    return float(np.quantile(np.abs(ratios - 1.0), 0.95))
 
 
 def _parts(weights: str) -> list[int]:
