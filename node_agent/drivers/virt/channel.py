@@ -130,7 +130,7 @@ class GuestChannel:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._answer = answer
         try:
-            while not answer.done():  # it lasts over the repetitions: after an answer nothing is told again
+            while not answer.done():  # one future for all repetitions: the guest sends what follows an answer once
                 if self._writer is None:
                     raise DriverError(f"guest {self._guest}: its control channel is not open")
                 if self._writer.unsent_bytes <= most_bytes:

@@ -115,7 +115,7 @@ class LibvirtDriver(Driver):
         consoles = self._hypervisor.file(self._platform.consoles)
         await asyncio.to_thread(consoles.mkdir, parents=True, exist_ok=True)  # libvirt makes it later than it needs it
         left = self._left.read()
-        await self._sweep(but=self._left.with_domains())
+        await self._sweep(but=self._left.not_ended())
         platform = await self._platform.open(self._hypervisor, budget, image)
         self._image = image
         for each in left.values():
@@ -382,7 +382,7 @@ class LibvirtDriver(Driver):
         self._saves.end(guest)
         known = self._guests.get(guest)
         if known is not None:
-            self._left.leaves(known.spec)
+            self._left.note_leaving(known.spec)
             await known.destroy()
             self._forget(known)
         elif self._hypervisor is not None and GUEST_NAME.fullmatch(guest):

@@ -59,8 +59,8 @@ class State(StrEnum):
 class VirtualGuest:
     """A domain and its known state.
 
-    When it ends by itself, `ends` is called before its domain is destroyed, `forget` afterwards, and then the end is
-    reported.
+    When it ends by itself, `note_end` is called before its domain is destroyed, `forget` afterwards, and then the end
+    is reported.
 
     Its virtual CPUs are uncapped while it boots and fills its memory, as this is the machine's work, not the task's.
     """
@@ -68,7 +68,7 @@ class VirtualGuest:
     def __init__(
         self, spec: GuestSpec, cap_cores: float, hypervisor: Hypervisor, platform: Platform,
         tell: Callable[[DriverEvent], None], forget: Callable[[VirtualGuest], None],
-        ends: Callable[[DriverEvent], None] = lambda _driver_event: None,
+        note_end: Callable[[DriverEvent], None] = lambda _driver_event: None,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.name = spec.guest
@@ -79,7 +79,7 @@ class VirtualGuest:
         self._timeouts = platform.timeouts
         self._tell = tell
         self._forget = forget
-        self._ends = ends
+        self._note_end = note_end
         self._loop = asyncio.get_running_loop()
         self._console = hypervisor.file(platform.console_path(self.name))
         self._channel = GuestChannel(self.name, self._hear)
@@ -395,7 +395,7 @@ class VirtualGuest:
         self._ending = self._loop.create_task(self._end_by_itself(driver_event), name=f"end of {self.name}")
 
     async def _end_by_itself(self, driver_event: DriverEvent) -> None:
-        self._ends(driver_event)
+        self._note_end(driver_event)
         with contextlib.suppress(DriverError):
             await self.destroy()
         self._forget(self)

@@ -71,13 +71,13 @@ class LeftGuests:
         self.note_end(driver_event)
         self._tell(driver_event)
 
-    def leaves(self, spec: GuestSpec) -> None:
+    def note_leaving(self, spec: GuestSpec) -> None:
         """Note that a guest is being destroyed: the next agent does not report that it failed if its domain is gone."""
         known = self._guests.get(spec.guest)
         if known is not None and known.end is None:
             self.note(spec, leaves=True)
 
-    def with_domains(self) -> list[str]:
+    def not_ended(self) -> list[str]:
         """Return the noted guests whose ends are not known; the domain of any other may be destroyed."""
         return [name for name, left in self._guests.items() if left.end is None]
 
