@@ -40,6 +40,7 @@ from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.measuring import measure
 from node_agent.presence import presence_of
+from node_agent.share_exchange import ShareExchange
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
 from node_agent.survivors import Survivors
@@ -80,6 +81,7 @@ from testbed.bus.messages import (
 from testbed.bus.protocol import Bus, Presence
 from testbed.bus.responder import Responder
 from testbed.bus.suspicious_acts import FILE, Act, ActFile, ActLog, warn
+from testbed.bus.telemetry import GuestSample
 from testbed.bus.tls import client_context, server_context
 from testbed.errors import FailureCode
 from testbed.host.agents import SERVING
@@ -87,6 +89,7 @@ from testbed.host.agents import SERVING
 __all__ = ["Agent", "AgentConfig"]
 
 _PAUSE_WITHIN_S = 20.0
+_MOVE_WITHIN_S = 1.0  # a cap that was not moved then is moved in the next period of its exchange
 _OF_ITS_CONTROLLER = (Start, MpiJoin, Hold, Watch, Native, Calibrate)  # commands that end with their controller
 _log = logging.getLogger(__name__)
 
@@ -118,6 +121,9 @@ class Agent:
         self._simulated = driver.traits.simulated
         now_s = asyncio.get_running_loop().time
         self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
+        self._shares = ShareExchange(
+            config.lab, config.node, config.cpus, config.state_dir, now_s, self._usage, self._set_share, self._move_cap
+        )
         self._stores = ImageStores(config.image_dir, durable=not self._simulated)
         self._kept_images = KeptImages(self._stores, self._holds)
         self._room = ImageSpace(self._stores.disk, config.image_budget_mib)
@@ -146,9 +152,13 @@ class Agent:
             self._fencing.begin()
             found = await self._driver.open(config.budget, self._put)
             capabilities = self._able.found(found)
+            self._shares.guess = None if self._able.counts_waits else self._guess_waits
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
-            for spec in self._survivors.found():
+            survivors = self._survivors.found()
+            caps_cores = {sample.guest: sample.wanted_cores or 0.0 for sample in self._guest_sampler.look()}
+            self._shares.take_over(survivors, caps_cores)
+            for spec in survivors:
                 self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
                 self._verify(spec)
             if self._survivors.orphaned:
@@ -247,6 +257,7 @@ class Agent:
             asyncio.create_task(self._events.ends.run(listener.ready), name="ends of guests"),
             asyncio.create_task(lease.run(), name="lease"),
             asyncio.create_task(self._fencing.run(), name="fences"),
+            asyncio.create_task(self._shares.run(bus), name="shares"),
         ]
         for task in tasks:
             task.add_done_callback(self._background_ended)
@@ -281,7 +292,8 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            sender.put(sampler.sample(self._guest_sampler.take(), self._backlog.dropped, refused))
+            guests = self._shares.told(self._guest_sampler.take())
+            sender.put(sampler.sample(guests, self._backlog.dropped, refused, self._shares.counts))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
@@ -365,7 +377,8 @@ class Agent:
             case Watch() | Native() | Calibrate():
                 return await measure(action, self._driver, self._able, self._set_cap)
             case SetCaps():
-                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in action.caps.items()}}
+                caps = await self._shares.rebase(action.caps, action.exchange, lower=action.lower)
+                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in caps.items()}}
             case OfferImage():
                 self._tickets.offer(action)
             case FetchImage():
@@ -405,6 +418,32 @@ class Agent:
     async def _set_cap(self, guest: str, cores: float) -> float:
         async with self._locks.setdefault(guest, asyncio.Lock()):
             return await self._driver.set_cap(guest, cores)
+
+    async def _move_cap(self, guest: str, cores: float) -> None:
+        """Set the cap that follows from an exchange, unless another command for the guest takes long."""
+        lock = self._locks.setdefault(guest, asyncio.Lock())
+        try:
+            async with asyncio.timeout(_MOVE_WITHIN_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise DriverError(f"guest {guest} is busy") from None
+        try:
+            await self._driver.set_cap(guest, cores)
+        finally:
+            lock.release()
+
+    async def _set_share(self, guest: str, cores: float) -> float:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            return await self._able.sharing.set_share(guest, cores)
+
+    async def _guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
+        async with self._locks.setdefault(guest, asyncio.Lock()):
+            await self._able.guessing.guess_waits(guest, addresses)
+
+    async def _usage(self) -> list[GuestSample]:
+        """Return the usage of all guests as it is now."""
+        await self._driver.refresh()
+        return self._guest_sampler.look()
 
     async def _on_guest(self, action: AnyAction) -> dict[str, object]:
         match action:
@@ -458,9 +497,10 @@ class Agent:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:
             raise DriverError(f"guest {spec.guest} is there already")
-        self._able.check_start(spec.program.ranks)
+        self._able.check_start(spec, action.exchange)
         self._reserve(spec)
         try:
+            self._shares.begin(spec, action.exchange, action.cap_cores)
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
         except BaseException:
             self._gone(spec.guest, certain=False)
@@ -475,10 +515,12 @@ class Agent:
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
         if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
+            await self._shares.rebase({spec.guest: action.cap_cores}, None, lower=False)
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
         self._reserve(spec)
         try:
+            self._shares.begin(spec, None, action.cap_cores)
             await self._able.migrating.adopt(spec, action.cap_cores)
         except BaseException:
             self._gone(spec.guest, certain=False)  # it is not destroyed: it may be the only copy
@@ -493,6 +535,7 @@ class Agent:
     def _gone(self, guest: str, *, certain: bool = True) -> None:
         if certain:
             self._fencing.gone(guest)
+        self._shares.gone(guest)
         self._memory_mib.pop(guest, None)
         self._runs.pop(guest, None)
         self._events.ends.gone(guest)

@@ -50,12 +50,14 @@ from testbed.lab.live_migration import LiveMigration
 from testbed.lab.migration_targets import migration_targets
 from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
+from testbed.lab.sharing import Sharing, check_sharing
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.run_lock import RunLock
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, SharingPolicy
+from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -294,6 +296,7 @@ class _Session:
             for name, fact in zip(names, facts, strict=True):
                 check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, facts, strict=True)))
+            check_sharing(self._policy, dict(zip(names, facts, strict=True)), scenario.shares.waits)
             self._targets(facts)  # before anything is measured
             check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
             self.display.line(0.0, self._headline)
@@ -340,7 +343,7 @@ class _Session:
         begin_s = recorder.now_s()
         self.replays = True
         self.cluster = Cluster(self._live_jobs(fleet, rates, jobs), recorder.history)
-        operations = Operations(fleet, scenario.deadlines, self._book)
+        operations = Operations(fleet, scenario.deadlines, self._book, self._sharing(fleet))
         for live in self.cluster.active():
             if live.state.running_on is not None:
                 operations.take_over(live)
@@ -352,6 +355,7 @@ class _Session:
             scenario.deadlines, migration, frozenset(targets),
             restarts=self._book is not None, book=self._book, replicas=scenario.images.replicas,
         )  # fmt: skip
+        conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(
             self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
         )
@@ -398,8 +402,13 @@ class _Session:
         """Return the jobs with their guests; all nodes are alike."""
         return prepare_jobs(
             self._jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            iter(self._addresses),
+            iter(self._addresses), shared=isinstance(self._policy, SharingPolicy),
+            waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
         )  # fmt: skip
+
+    def _sharing(self, fleet: Fleet) -> Sharing | None:
+        """Return how jobs exchange shares, if the policy lets them."""
+        return Sharing.under(self._policy, self.scenario.shares, fleet.name)
 
     def end_with(self, lost: LostRun) -> None:
         """Take the end of a run from its journal."""

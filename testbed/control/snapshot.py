@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from testbed.control.cluster import Cluster
 from testbed.control.executor import Executor
+from testbed.control.share_flows import bank_cores
 from testbed.lab.fleet import Fleet
 from testbed.lab.guest_specs import cap_at
 from testbed.run.phases import Phase
@@ -14,13 +16,19 @@ from testbed.run.phases import Phase
 
 @dataclass(frozen=True, slots=True)
 class GuestPicture:
-    """One guest on a node; caps and use in cores."""
+    """One guest on a node; caps and use in cores. A guest that competes by shares has `share_cores` in force."""
 
     job: int
     task: int
     phase: str
     cap_cores: float
     used_cores: float
+    share_cores: float | None = None
+
+    @property
+    def due_cores(self) -> float:
+        """What the guest is due: its share if it competes by shares, else its cap."""
+        return self.cap_cores if self.share_cores is None else self.share_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class Snapshot:
 
     `work_frac` is the share of all work that is done, `eta_s` None when unknown; `queue` are the ids of the jobs that
     the policy does not let run now, in order of submission, and of them `paused` were running before. `hold` is the
-    state by the operator's orders: empty, `paused`, `resuming` or `stopping`.
+    state by the operator's orders: empty, `paused`, `resuming` or `stopping`. `bank_cores` is what the bank of each job
+    has that has one.
     """
 
     trace_s: float
@@ -74,6 +83,7 @@ class Snapshot:
     nodes: tuple[NodePicture, ...]
     hold: str = ""
     recovering: bool = False  # a resumed run, until its nodes were asked
+    bank_cores: Mapping[int, float] = field(default_factory=dict)  # by job
 
 
 class Display(Protocol):
@@ -121,7 +131,7 @@ def take_snapshot(
     frac = done / work if work else 1.0
     interruptions = [each for live in cluster.jobs.values() for each in live.state.reschedulings]
     penalties = [each.so_far_s for each in interruptions if each.complete]
-    nodes = []
+    nodes, banks = [], {}
     for node in fleet.nodes:
         samples = {} if node.telemetry is None else {sample.guest: sample for sample in node.telemetry.guests}
         guests = []
@@ -132,11 +142,14 @@ def take_snapshot(
                 if where != node.index:
                     continue
                 sample = samples.get(live.specs[task].guest)
-                used = 0.0
+                used, share, spec = 0.0, None, live.specs[task]
                 if sample is not None and node.telemetry is not None:
                     used = meter.use(sample.guest, node.telemetry.mono_ns, sample.cpu_s)
-                cap = cap_at(live.specs[task], live.status().yield_frac)
-                guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used))
+                    share = None if spec.share_cores is None else sample.share_cores
+                    if (bank := bank_cores(live, task, sample)) is not None:
+                        banks[live.job_id] = bank
+                cap = cap_at(spec, live.status().yield_frac)
+                guests.append(GuestPicture(live.job_id, task, live.state.phase.value, cap, used, share))
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
         drained = cluster.history.nodes[node.index].drained
@@ -169,4 +182,5 @@ def take_snapshot(
         nodes=tuple(nodes),
         hold=cluster.history.standstill.hold,
         recovering=cluster.history.standstill.blind_since_s is not None,
+        bank_cores=dict(sorted(banks.items())),
     )

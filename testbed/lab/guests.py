@@ -65,12 +65,16 @@ def prepare_jobs(
     node_memory_mib: int,
     units_per_core_s: Callable[[Job], float],
     addresses: Iterator[str],
+    *,
+    shared: bool = False,
+    waits: bool = False,
 ) -> list[PreparedJob]:
     """Return the jobs with the guests of their tasks.
 
     A job of p trace seconds gets the work that its tasks do in p / `time_scale` wall seconds, each with its CPU need of
     a node's `cpus` cores to itself, at `units_per_core_s(job)` work units per second of a core. Each guest takes the
-    next of `addresses`.
+    next of `addresses`. Guests that are `shared` compete for all of a node, each with its CPU need as its share.
+    With `waits` nodes note which tasks wait for which.
     """
     result = []
     for job in jobs:
@@ -87,7 +91,9 @@ def prepare_jobs(
                     job, task, scenario.programs, job.run_time_s / scenario.time_scale, cores, rate,
                     scenario.seed,
                 ),
-                cpu_cores=cores,
+                cpu_cores=cpus if shared else cores,
+                share_cores=cores if shared else None,
+                waits=waits,
                 memory_mib=memory_of(job, node_memory_mib),
                 address=next(addresses),
             )

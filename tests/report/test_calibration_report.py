@@ -31,6 +31,7 @@ FIGURES = {
     "start": ("calibration_start",),
     "cap-accuracy": ("calibration_caps",),
     "cap-response": ("calibration_response",),
+    "share-accuracy": ("calibration_shares",),
     "proportionality": ("calibration_progress",),
     "isolation": ("calibration_isolation",),
     "virtualisation": ("calibration_virtualisation",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,22 @@ class WakingPolicy(Policy, Protocol):
 
     def retried(self, view: ClusterView, since_s: float) -> tuple[int, ...]:
         """Return the ids of the jobs whose instant lies in (`since_s`, time of the view]."""
+
+
+ExchangeMode = Literal["none", "distributed", "bank"]
+
+
+@runtime_checkable
+class SharingPolicy(Policy, Protocol):
+    """A policy under which tasks compete by shares instead of being capped; all its yields are 1.
+
+    The CPU need of a task is the share of its node that is booked for it: what it gets while others want the rest.
+    `exchange` says how the tasks of a job give each other shares that they do not use (`testbed.shares`).
+    """
+
+    @property
+    def exchange(self) -> ExchangeMode:
+        """`none`: shares stay as they were booked; or how they move."""
 
 
 def event_at(

@@ -11,11 +11,14 @@ from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError
 from testbed.scheduling.compiler import compiled
 from testbed.scheduling.policies.kernel_policy import has_kernels
-from testbed.scheduling.policies.state import Cluster
+from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
+from testbed.scheduling.simulation.dividing import Dividing
 from testbed.scheduling.simulation.engine import FINISHED, PAUSED, STUCK, event_loop
 from testbed.scheduling.simulation.overheads import OverheadTable
+from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import MIGRATION, Moves, Recording, SimulatedRun
 from testbed.scheduling.simulation.soundness import MEANING
 from testbed.scheduling.simulation.views import Views
@@ -52,9 +55,11 @@ def run_loop(
     compiling: Compiling = AT_ONCE,
     record: bool = False,
     views: bool = False,
+    sharing: SharingModel = PLAIN,
 ) -> SimulatedRun:
     """Run `jobs`, in order of submission, under `policy`; with `views` it decides on views even if it has kernels.
 
+    `sharing` is what policies need to know under whose yields tasks divide what their job gets.
     Raises RunError when jobs wait for ever, when no job progresses any more, and with `debug` when a decision or an
     end is not sound.
     """
@@ -67,7 +72,7 @@ def run_loop(
         plain, rules = event_loop(policy.kernels), policy.rules
         run = compiling.begin(plain)
     else:
-        run = Views(policy, jobs, table, cluster, world).loop()
+        run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing)
     period_s = float(policy.period_s or 0.0)
     status = PAUSED
     progress, decisions = _progress(cluster, world), 0
@@ -110,6 +115,16 @@ def run_loop(
         decide_max_s=float(world.counts[DECIDE_MAX_NS]) / 1e9,
         recording=_recording(log, world) if record else None,
     )
+
+
+def _viewed(
+    policy: Policy, jobs: Sequence[Job], arrays: tuple[Jobs, Cluster, World], overheads: OverheadTable,
+    sharing: SharingModel,
+) -> Callable[..., int]:  # fmt: skip
+    """Return the loop with a policy that decides on views."""
+    if isinstance(policy, DividingPolicy):
+        return Dividing(policy, jobs, *arrays, sharing).loop(overheads)
+    return Views(policy, jobs, *arrays).loop()
 
 
 def _moves(log: Log, logged: int) -> Moves:

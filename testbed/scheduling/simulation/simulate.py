@@ -10,13 +10,15 @@ from testbed.errors import UserError
 from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.kernel_policy import has_kernels
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, SharingPolicy
 from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
 from testbed.scheduling.simulation.loop import run_loop
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, DEFAULT_PENALTY_S, Overheads, constant
+from testbed.scheduling.simulation.ranks import PLAIN, SharingModel
 from testbed.scheduling.simulation.run import SimulatedRun
+from testbed.scheduling.simulation.sharing import simulate_sharing
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -48,12 +50,15 @@ def simulate(
     node_memory_gb: float = DEFAULT_NODE_MEMORY_GB,
     compiling: Compiling = AT_ONCE,
     record: bool = False,
+    sharing: SharingModel | None = None,
 ) -> SimulatedRun:
     """Run `jobs`, sorted by submission, on `nodes` nodes of `node_memory_gb` (1e9 bytes) under `policy`.
 
     `overheads` is what resumes and migrations cost, by default the 300 s of [RR 5.2]; `debug` checks every decision
     and every end; `record` keeps what every decision gave to each job. Policies with kernels run compiled where numba
-    is installed and as `compiling` says, at the same bits as without it.
+    is installed and as `compiling` says, at the same bits as without it. `sharing` is what policies need to know of
+    programs that let jobs compete by shares, or tasks divide what their job gets; under the former overheads do not
+    count yet.
     Raises UserError when there are no jobs or nodes, jobs are not sorted, or one can never run; RunError when jobs
     wait for ever or a check fails.
     """
@@ -66,9 +71,13 @@ def simulate(
             )
     _check_periods(jobs, policy.period_s)
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)
+    if isinstance(policy, SharingPolicy):
+        return simulate_sharing(jobs, nodes, policy, sharing or PLAIN, record=record)
     if is_queue(policy):
         return simulate_batch(jobs, nodes, policy, compiling, overheads=table, record=record)
-    return run_loop(jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record)
+    return run_loop(
+        jobs, nodes, policy, table, debug=debug, compiling=compiling, record=record, sharing=sharing or PLAIN
+    )
 
 
 def check_trace(jobs: Sequence[Job], nodes: int) -> None:

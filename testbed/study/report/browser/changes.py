@@ -86,6 +86,7 @@ class Page:
             "reason": state.reason, "time_scale": state.time_scale,
             "zero_unix_ms": anchor_ms if state.zero_t_s is not None else None,
             "names": state.names, "cpus": state.cpus, "memory_mib": state.memory_mib, "kinds": KINDS,
+            **({"shares": True} if state.telemetry.has_shares else {}),
         }  # fmt: skip
 
     def _queue(self) -> dict[str, object]:
@@ -137,4 +138,5 @@ class Page:
             "used_mib": None if use is None else round(use.memory_used_mib),
             "held_mib": state.held_mib(node),
             "guests": state.guests(node),
+            **({"banks": banks} if (banks := state.banks(node)) else {}),
         }

@@ -148,7 +148,10 @@ class RunState:
         return self.board.eta_s(self.since_zero_s(self.last_t_s))
 
     def guests(self, node: int) -> list[list[object]]:
-        """Job, task, requested and used cores (null if not known), verb of the operation under way; by job."""
+        """Job, task, requested and used cores (null if not known), verb of the operation under way; by job.
+
+        A guest that competes by shares has its share in the place of what was requested.
+        """
         use = self.use(node)
         cpus = self.cpus[node] if node < len(self.cpus) else 1.0
         rows: list[list[object]] = []
@@ -156,8 +159,21 @@ class RunState:
             sample = None if use is None else use.guests.get((guest.job, guest.task))
             used = None if sample is None or sample.used_cores is None else round(sample.used_cores, 3)
             requested = round(guest.yield_frac * guest.cpu_need_frac * cpus, 4)
+            if sample is not None and sample.share_cores is not None:
+                requested = round(sample.share_cores, 4)
             rows.append([guest.job, guest.task, requested, used, guest.verb])
         return rows
+
+    def banks(self, node: int) -> list[list[float]]:
+        """Job, and cores that its bank has, of the banks at a node; by job."""
+        use = self.use(node)
+        here = {(guest.job, guest.task) for guest in self.board.guests.get(node, ())}
+        samples = {} if use is None else use.guests
+        return [
+            [job, round(sample.bank_cores, 4)]
+            for (job, task), sample in sorted(samples.items())
+            if sample.bank_cores is not None and (job, task) in here
+        ]
 
     def held_mib(self, node: int) -> float:
         """Memory that guests hold on a node by their requirements."""

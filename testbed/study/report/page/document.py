@@ -13,6 +13,7 @@ from testbed import __version__
 from testbed.errors import UserError
 from testbed.host.whole_files import write_whole
 from testbed.run import events
+from testbed.study.report.page.share_tables import exchange_table
 from testbed.study.report.page.style import HALF_IN, NARROW_IN, WIDE_IN, Absent, Chart, Headline, inline_svg
 from testbed.study.report.page.table import Table
 from testbed.study.report.page.tables import (
@@ -28,16 +29,19 @@ from testbed.study.report.page.tables import (
     scenario_text,
     verdicts_table,
 )
-from testbed.study.report.run.comparison import groups_of, same_runs, verdicts
+from testbed.study.report.run.comparison import Group, groups_of, same_runs, verdicts
 from testbed.study.report.run.facts import Remark, verdict
 from testbed.study.report.run.figures_barrier import figure_supersteps
 from testbed.study.report.run.figures_caps import figures_caps
+from testbed.study.report.run.figures_flows import figures_flows
 from testbed.study.report.run.figures_penalty import figure_penalty
 from testbed.study.report.run.figures_schedule import figures_schedule, figures_schedules
+from testbed.study.report.run.figures_shares import figures_shares
 from testbed.study.report.run.figures_stretch import figure_stretch, run_labels
 from testbed.study.report.run.figures_traffic import figure_traffic
 from testbed.study.report.run.figures_utilisation import figure_utilisation
 from testbed.study.report.run.quantiles import latencies
+from testbed.study.report.run.response_times import figure_responses, response_table, response_times
 from testbed.study.report.run.run_data import RunData
 from testbed.study.report.run.schedule import Schedule
 from testbed.study.report.terminal.order_words import text_of_order
@@ -145,8 +149,13 @@ def run_page(material: RunData, others: Sequence[Schedule] = ()) -> Page:
             ),
             Section(
                 "accuracy", "Accuracy, noise and latency",
-                (*figures_caps(run, points.get("cap")), figure_supersteps(points.get("superstep"))),
-                (latency,) if latency else (),
+                (
+                    *figures_caps(run, points.get("cap")),
+                    *figures_shares(points.get("guest")),
+                    *figures_flows([material.schedule, *others]),
+                    figure_supersteps(points.get("superstep")),
+                ),
+                tuple(table for table in (latency, exchange_table(points.get("node"))) if table),
             ),
             Section("tables", "Tables", tables=tuple(tables)),
             Section(
@@ -193,11 +202,21 @@ def comparison_page(materials: Sequence[RunData]) -> Page:
         sections=(
             Section("metrics-section", "Side by side", tables=(groups_table(groups), metrics_table(runs, labels))),
             Section("noise", "Noise band", tables=tuple(one for one in (against, bands) if one), lead=noise_lead),
+            *_responses(groups),
             Section("stretches", "Stretch", (figure_stretch(runs),)),
             Section("schedule", "Schedules", figures_schedules(schedules)),
             Section("provenance", "Provenance", facts=tuple(provenance(run) for run in runs)),
         ),
     )  # fmt: skip
+
+
+def _responses(groups: Sequence[Group]) -> tuple[Section, ...]:
+    """Return the section of response times of runs whose jobs compete by shares; none for others."""
+    found = response_times(groups)
+    figure, table = figure_responses(found), response_table(found)
+    if figure is None or table is None:
+        return ()
+    return (Section("responses-section", "Response times", (figure,), (table,)),)
 
 
 def _draw(one: Chart) -> Markup:

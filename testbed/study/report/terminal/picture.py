@@ -17,6 +17,7 @@ from testbed.control.snapshot import GuestPicture, NodePicture, OperationPicture
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 _FEWEST_EVENTS = 3
 _MOST_OPERATIONS = 6
+_MOST_BANKS = 6
 _NARROW = 90  # columns below which only a bar shows the guests of a node
 _USED, _UNUSED, _NOTHING = "█", "░", "·"
 
@@ -37,7 +38,15 @@ def status(picture: Snapshot) -> str:
         f"jobs: {picture.coming} to come, "
         f"{picture.waiting} waiting, {picture.running} running, {picture.paused} paused, {picture.done} done, "
         f"{picture.failed} failed; {len(picture.operations)} operations under way, {picture.pending} planned"
+        f"{'; banks have: ' if picture.bank_cores else ''}{_banks(picture)}"
     )
+
+
+def _banks(picture: Snapshot) -> str:
+    """Return what the banks have, as far as one line holds it; empty if there is none."""
+    shown = [f"job {job} {cores:.3f} cores" for job, cores in list(picture.bank_cores.items())[:_MOST_BANKS]]
+    rest = len(picture.bank_cores) - len(shown)
+    return ", ".join([*shown, *([f"and {rest} more"] if rest else [])])
 
 
 def _standstill(picture: Snapshot) -> str:
@@ -54,7 +63,10 @@ def draw(title: str, picture: Snapshot | None, events: Sequence[str], width: int
     parts = [*_head(title, picture, width), *_jobs(picture)]
     left = height - len(parts) - 1  # rows, without the heading of the nodes
     rows = min(len(picture.nodes), max(1, left - 2 - _FEWEST_EVENTS))
-    parts.append(_heading("nodes", "job.task  cores used/allowed  █ used ░ allowed"))
+    due = (
+        "share" if any(guest.share_cores is not None for node in picture.nodes for guest in node.guests) else "allowed"
+    )
+    parts.append(_heading("nodes", f"job.task  cores used/{due}  █ used ░ {due}"))
     parts += _nodes(picture.nodes, width, rows)
     left -= rows
     operations = picture.operations[: min(_MOST_OPERATIONS, max(0, left - 2 - _FEWEST_EVENTS))]
@@ -107,7 +119,10 @@ def _jobs(picture: Snapshot) -> list[RenderableType]:
         )
     else:
         costs.append("none yet", style="dim")
-    return [counts, costs]
+    if not picture.bank_cores:
+        return [counts, costs]
+    banks = Text.assemble(("banks have  ", "bold"), _banks(picture), no_wrap=True, overflow="ellipsis")
+    return [counts, costs, banks]
 
 
 def _colour(job: int) -> str:
@@ -115,15 +130,15 @@ def _colour(job: int) -> str:
 
 
 def _bar(node: NodePicture, width: int) -> Text:
-    """One cell a share of the node's CPU: allowed to its jobs, and how much of that they use; jobs by number."""
+    """One cell a share of the node's CPU: due to its jobs, and how much of that they use; jobs by number."""
     bar = Text()
     # a moment before caps are cut for a newcomer, more than the node has may be allowed
-    whole = max(node.cpus, sum(guest.cap_cores for guest in node.guests))
+    whole = max(node.cpus, sum(guest.due_cores for guest in node.guests))
     allowed = 0.0
     for job, group in groupby(sorted(node.guests, key=lambda guest: (guest.job, guest.task)), lambda guest: guest.job):
         guests = list(group)
         begin = round(allowed / whole * width)
-        allowed += sum(guest.cap_cores for guest in guests)
+        allowed += sum(guest.due_cores for guest in guests)
         cells = min(round(allowed / whole * width), width) - begin
         used = min(cells, round(sum(guest.used_cores for guest in guests) / whole * width))
         standing = any(guest.phase != "running" for guest in guests)
@@ -136,7 +151,8 @@ def _bar(node: NodePicture, width: int) -> Text:
 
 
 def _guest(guest: GuestPicture) -> str:
-    what = f"{guest.job}.{guest.task} {guest.used_cores:.2f}/{guest.cap_cores:.2f}"
+    digits = 2 if guest.share_cores is None else 3  # shares are often less than a hundredth of a core
+    what = f"{guest.job}.{guest.task} {guest.used_cores:.{digits}f}/{guest.due_cores:.{digits}f}"
     return what if guest.phase == "running" else f"{what} {guest.phase}"
 
 
