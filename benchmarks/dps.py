@@ -1,18 +1,21 @@
 """The experiment of [DPS] Figure 4, live and simulated: what moving shares does for a parallel job.
 
-
-    python benchmarks/dps.py --repeats 10 --json dps.jsonl
+    python benchmarks/dps.py --repeats 10 --json dps.jsonl --runs runs
+    python benchmarks/dps.py --guests --loads 0.1,0.3,0.5 --repeats 10 --json dps-guests.jsonl
     python benchmarks/dps.py --table dps.jsonl
 
 Four nodes of 0.35 cores, two on a CPU. Half of each is booked by a serial job that takes all that it gets. A parallel
 job of four tasks in a line, where the i-th task has a part 1/i of the work of the first, books 0.1 to 0.5 of each node,
-and does the same work in all cases. Loads and modes come in random order within each repeat. The file gets a line for
-each run; those that are in it are not run again.
+and does the same work in all cases. Its response time begins when all its tasks have begun to work: guests take longer
+to boot where they have fewer shares. With `--guests` tasks are virtual machines, in a lab that is made and removed.
+Loads and modes come in random order within each repeat. The file gets a line for each run; those that are in it are not
+run again. `--runs` keeps what `testbed compare` needs of each run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -22,12 +25,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from guest_lab import made_lab
 from intervals import interval, ratio_of_medians
 from lab import print_machine
 
+from testbed.lab.boxes import spec_of
+from testbed.measure.rundir import read_journal
+from testbed.scenario.schema import load_scenario
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.ranks import SharingModel
 from testbed.scheduling.simulation.simulate import simulate
@@ -38,20 +45,32 @@ LOADS = (0.1, 0.2, 0.3, 0.4, 0.5)
 NODES, NODE_CORES = 4, 0.35
 WORK_S = 15.0  # of the first task, alone on its node
 PARALLEL = 5  # the id of the parallel job
+SERIAL_FACTOR = 2.4  # run time of serial jobs, at half of a node, over the time that the parallel job takes beside them
 MODEL = SharingModel(("linear",), "1/i")
-SCENARIO = """
-name = "dps"
-policy = "DPS/none"
+KEPT = ("jobs.csv", "summary.json", "manifest.json", "events.jsonl")
+
+
+def scenario(lab: str | None) -> str:
+    """Return the scenario: of processes, or of virtual machines in a lab."""
+    head = 'name = "dps"\npolicy = "DPS/none"\n'
+    tables = """
 [workload]
 trace = "jobs.csv"
 [programs]
 topologies = ["linear"]
 imbalance = "1/i"
 iteration_s = 0.2
-""" + "".join(
-    f'[[nodes]]\nname = "node-{node}"\ncpus = {NODE_CORES}\ncpu_set = [{node * 2 // NODES}]\nmemory_mib = 320\n'
-    for node in range(NODES)
-)
+"""
+    node, memory_mib = "", 320
+    if lab is not None:
+        head += f'lab = "{lab}"\n'
+        tables += '[box]\nguest_network = "10.77.0.0/16"\n[deadlines]\ncommand_s = 300\nannounce_s = 60\n'
+        node, memory_mib = 'driver = "libvirt"\n', 640
+    return head + tables + "".join(
+        f'[[nodes]]\nname = "node-{number}"\n{node}cpus = {NODE_CORES}\ncpu_set = [{number * 2 // NODES}]\n'
+        f"memory_mib = {memory_mib}\n"
+        for number in range(NODES)
+    )  # fmt: skip
 
 
 def jobs(load: float, serial_s: float) -> list[Job]:
@@ -66,12 +85,12 @@ def simulated_s(load: float, mode: str) -> float:
     return float(found.end_s[-1] - found.start_s[-1])
 
 
-def live(load: float, mode: str) -> dict[str, object]:
-    """Run it; return what was measured."""
-    serial_s = 3 * simulated_s(load, "none")  # longer than the parallel job takes
+def live(load: float, mode: str, lab: str | None, keep: Path | None) -> dict[str, object]:
+    """Run it; return what was measured. What `testbed compare` needs of the run is copied to the folder `keep`."""
+    serial_s = SERIAL_FACTOR * simulated_s(load, "none")
     with tempfile.TemporaryDirectory(prefix="dfrs-dps-") as name:
         folder = Path(name)
-        (folder / "dps.toml").write_text(SCENARIO)
+        (folder / "dps.toml").write_text(scenario(lab))
         with (folder / "jobs.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s"])
@@ -84,16 +103,33 @@ def live(load: float, mode: str) -> dict[str, object]:
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
         (run,) = (folder / "runs").iterdir()
-        with (run / "jobs.csv").open(newline="") as file:
-            found = {int(row["job_id"]): row for row in csv.DictReader(file)}
+        if keep is not None:
+            keep.mkdir(parents=True)
+            for each in KEPT:
+                shutil.copy(run / each, keep)
+        began_s, ends_s = times(read_journal(run / "events.jsonl"))
         summary = json.loads((run / "summary.json").read_text())
-        ends = {job: float(row["end_time_s"]) for job, row in found.items()}
         return {
-            "response_s": ends[PARALLEL] - float(found[PARALLEL]["start_time_s"]),
-            "alone_s": max(0.0, ends[PARALLEL] - min(ends.values())),  # without one of the serial jobs
+            "response_s": ends_s[PARALLEL] - began_s,
+            "alone_s": max(0.0, ends_s[PARALLEL] - min(ends_s.values())),  # without one of the serial jobs
             "done": summary["done"], "jobs": summary["jobs"], "right": summary["results"]["right"],
             "doubtful": len(summary["results"].get("doubtful", [])), "load_1_min": os.getloadavg()[0],
         }  # fmt: skip
+
+
+def times(journal: Sequence[dict[str, object]]) -> tuple[float, dict[int, float]]:
+    """Return when all tasks of the parallel job had begun to work, and when each job ended."""
+    began_s: dict[object, float] = {}
+    ends_s: dict[int, float] = {}
+    for entry in journal:
+        if entry["kind"] != "guest":
+            continue
+        job, at_s = int(str(entry["job"])), float(str(entry["t_s"]))
+        if entry["event"] == "progress" and job == PARALLEL:
+            began_s.setdefault(entry["task"], at_s)
+        elif entry["event"] == "done":
+            ends_s[job] = at_s
+    return max(began_s.values()), ends_s
 
 
 def table(rows: Sequence[dict[str, object]]) -> str:
@@ -123,26 +159,41 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first repeat, which is its seed")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="CPU booked on each node")
+    parser.add_argument("--guests", action="store_true", help="virtual machines; needs root")
     parser.add_argument("--json", type=Path, default=Path("dps.jsonl"), help="file for the raw figures, added to")
+    parser.add_argument("--runs", type=Path, help="folder in which runs are kept, as LOAD/MODE-REPEAT")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     chosen = parser.parse_args()
     if chosen.table is None:
         if shutil.disk_usage(".").free < 1 << 30:
             raise SystemExit("expected 1 GiB of free disk")
         print_machine()
-        known = _read(chosen.json)
-        there = {(row["repeat"], row["load"], row["mode"]) for row in known}
+        there = {(row["repeat"], row["load"], row["mode"]) for row in _read(chosen.json)}
+        cases: list[tuple[int, float, str]] = []
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
-            cases = [(float(load), mode) for load in chosen.loads.split(",") for mode in MODES]
-            random.Random(repeat).shuffle(cases)  # noqa: S311  # an order
-            for load, mode in cases:
-                if (repeat, load, mode) in there:
-                    continue
-                row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode)}
+            order = [(repeat, float(load), mode) for load in chosen.loads.split(",") for mode in MODES]
+            random.Random(repeat).shuffle(order)  # noqa: S311  # an order
+            cases += [each for each in order if each not in there]
+        with nodes_of_guests() if chosen.guests and cases else contextlib.nullcontext() as lab:
+            for repeat, load, mode in cases:
+                keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{mode}-{repeat}"
+                row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, keep)}
                 with chosen.json.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(f"{repeat}: {load:g} {mode}: {row['response_s']:.1f} s", flush=True)
     print(table(_read(chosen.table or chosen.json)))
+
+
+@contextlib.contextmanager
+def nodes_of_guests() -> Iterator[str]:
+    """Make the lab of the nodes of virtual machines, and remove it at the end; yield its name."""
+    lab = f"dps{os.getpid():x}"
+    with tempfile.TemporaryDirectory(prefix="dfrs-dps-") as name:
+        path = Path(name) / "lab.toml"
+        path.write_text(scenario(lab))
+        (path.parent / "jobs.csv").write_text("job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n")
+        with made_lab(spec_of(load_scenario(path)), path):
+            yield lab
 
 
 def _read(path: Path) -> list[dict[str, object]]:
