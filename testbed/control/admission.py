@@ -12,7 +12,7 @@ from testbed.bus.drivers import traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import UserError, nearest
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.view import Policy
+from testbed.scheduling.policies.view import Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
 
 
@@ -23,10 +23,11 @@ def check_jobs(jobs: Sequence[Job], policy: Policy, scenario: Scenario) -> None:
         raise UserError(f"nodes: expected the same cpus and memory_mib on every node, found {sorted(shapes)}")
     count = len(scenario.nodes)
     for job in jobs:
-        if not policy.can_ever_run(job.tasks, job.mem_req_frac, count):
+        if not can_ever_run(policy, job, count):
             raise UserError(
-                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} do not fit on {count} "
-                f"nodes under {policy.name}: expected a smaller job or more nodes"
+                f"job {job.job_id}: tasks = {job.tasks} with mem_req_frac = {job.mem_req_frac:g} and cpu_need_frac = "
+                f"{job.cpu_need_frac:g} do not fit on {count} nodes under {policy.name}: expected a smaller job or "
+                "more nodes"
             )
 
 

@@ -225,6 +225,7 @@ class Cluster:
                 dtype=np.float64,
             ),
             estimate_s=np.array([live.job.batch_estimate_s if estimates else nan for live in active], dtype=np.float64),
+            urgent=np.array([live.job.urgent for live in active], dtype=np.bool_),
         )
 
     def targets(self) -> Mapping[int, Target]:

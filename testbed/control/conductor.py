@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from testbed.bus.telemetry import Telemetry
 from testbed.control.clock import ReplayClock
@@ -26,7 +27,7 @@ from testbed.run import events
 from testbed.run.decisions import decision_event
 from testbed.run.phases import Phase
 from testbed.scenario.schema import DeadlinesTable
-from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, event_at
+from testbed.scheduling.policies.view import ClusterView, Event, Policy, WakingPolicy, can_ever_run, event_at
 
 CHECKED_WITHIN_S = 120.0  # after the last job has ended
 
@@ -186,7 +187,7 @@ class Conductor:
             self._next_pass = math.floor((now_s + 1e-9) / period_s) + 1
             periodic = bool(self.cluster.active())
         changed, self._changed = self._changed, False
-        self.losses.sort_out(self.policy.can_ever_run, more=bool(self._coming))
+        self.losses.sort_out(partial(can_ever_run, self.policy), more=bool(self._coming))
         submitted = [live.job_id for live in self._unknown if not live.state.stranded]
         self._unknown = [live for live in self._unknown if live.state.stranded and not live.state.ended]
         completed, self._completed = self._completed, []

@@ -150,7 +150,7 @@ def _table(manifest: Mapping[str, object], key: str) -> Mapping[str, Any]:
 def _job(job: events.TraceJob) -> Job:
     return Job(
         job_id=job.job, submit_time_s=job.submit_time_s, tasks=job.tasks, cpu_need_frac=job.cpu_need_frac,
-        mem_req_frac=job.mem_req_frac, run_time_s=job.run_time_s, estimate_s=job.estimate_s,
+        mem_req_frac=job.mem_req_frac, run_time_s=job.run_time_s, estimate_s=job.estimate_s, urgent=job.urgent,
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ def trace_job(prepared: PreparedJob) -> events.TraceJob:
         memory_mib=spec.memory_mib,
         cpu_cores=spec.cpu_cores,
         estimate_s=job.estimate_s,
+        urgent=job.urgent,
     )
 
 

@@ -83,6 +83,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_mib: Annotated[int | None, about("memory of a task; journals before version 3 do not have it")] = None
     cpu_cores: Annotated[float | None, about("CPU need of a task; journals before version 3 do not have it")] = None
     estimate_s: Annotated[float | None, about("the user's estimate of the run time, if there is one", "trace s")] = None
+    urgent: Annotated[bool, about("whether others may be paused for it")] = False
 
 
 class Replay(Entry, frozen=True, kw_only=True, tag="replay"):

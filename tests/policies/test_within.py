@@ -65,7 +65,7 @@ def test_the_policy_before_the_suffix_decides():
         time_s=0.0, node_available=np.ones(2, dtype=np.bool_), job_id=np.array([7, 8]), submit_time_s=np.zeros(2),
         tasks=np.array([2, 1]), cpu_need_frac=np.array([1.0, 0.5]), mem_req_frac=np.array([0.2, 0.2]),
         virtual_time_s=np.zeros(2), state=np.zeros(2, dtype=np.int8), task_node=np.full(3, -1),
-        start_time_s=np.full(2, np.nan), estimate_s=np.full(2, np.nan),
+        start_time_s=np.full(2, np.nan), estimate_s=np.full(2, np.nan), urgent=np.zeros(2, dtype=np.bool_),
     )  # fmt: skip
     event = Event(submitted=(7, 8))
     plain, within = (parse(name).decide(view, event) for name in (GREEDY, f"{GREEDY}/WITHIN=dps"))

@@ -27,6 +27,7 @@ from testbed.scheduling.policies.dfrs import DfrsPolicy
 from testbed.scheduling.policies.dps import DPS
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.policies.within import WithinPolicy, split
+from testbed.scheduling.policies.xge import XgePolicy, named
 
 EQUIPARTITION = "EQUIPARTITION"  # a measure of a trace: `testbed.scheduling.simulation.named`
 PLUGIN_GROUP = "testbed.policies"
@@ -37,6 +38,7 @@ BASELINES: tuple[Policy, ...] = (
     BatchPolicy("EASY", backfill=True),
     BatchPolicy("EASY/2011", backfill=True, before_shadow=False),
     *DPS,
+    XgePolicy(),
 )
 
 GRAMMAR = {
@@ -57,6 +59,10 @@ GRAMMAR = {
     "DPS/none": "work-conserving shares, as booked: a task's CPU need is its share of the node; in order of submission",
     "DPS/distributed": "the same; tasks give shares that they do not use to the tasks whose messages they wait for",
     "DPS/bank": "the same; they give them to a bank of the job, which gives them to its tasks that are short",
+    "XGE": "two virtual clusters on the same nodes, of serial and of parallel jobs; idle parallel nodes are lent",
+    "XGE/PARALLEL=f": "the same with a part f of the nodes for parallel jobs (default 0.5)",
+    "XGE/LEND=no": "the same without lending",
+    "XGE/LONG=s": "urgent jobs (-xge) have only serial jobs paused that are estimated to run s seconds or longer",
     EQUIPARTITION: "simulated only: a fluid share of the whole platform for every job, memory and places ignored",
     "GREEDY": "[IPDPS] Greedy; a job that does not fit is tried again 2, 4, 8 … s later, 4096 s at most",
     "GREEDY-PMTN": "[IPDPS] GreedyP; paused jobs are tried at every later event",
@@ -98,6 +104,8 @@ def _parse(name: str, period_s: float) -> Policy:
             f"policy {EQUIPARTITION}: it shares one machine without places, so it has no schedule by nodes: "
             "expected a policy; only `testbed simulate` and campaigns know it"
         )
+    if (xge := named(name)) is not None:
+        return xge
     if found := ipdps.named_rules(plain, period_s):
         return DfrsPolicy(*found)
     try:

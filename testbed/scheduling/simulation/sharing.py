@@ -177,6 +177,7 @@ class _World:
             state=np.array(state, dtype=np.int8),
             task_node=np.array([node for place in places for node in place], dtype=np.int64),
             start_time_s=self.start_s[rows], estimate_s=np.full(len(rows), np.nan),
+            urgent=np.array([job.urgent for job in jobs], dtype=np.bool_),
         )  # fmt: skip
 
     def _begin(self, row: int, nodes: tuple[int, ...], now_s: float) -> _Live:

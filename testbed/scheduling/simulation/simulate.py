@@ -10,7 +10,7 @@ from testbed.errors import UserError
 from testbed.scheduling.compiler import can_compile, is_cached
 from testbed.scheduling.policies.backfill import is_queue
 from testbed.scheduling.policies.kernel_policy import has_kernels
-from testbed.scheduling.policies.view import Policy, SharingPolicy
+from testbed.scheduling.policies.view import Policy, SharingPolicy, can_ever_run
 from testbed.scheduling.simulation.batch import run_to_end, simulate_batch
 from testbed.scheduling.simulation.compiling import AT_ONCE, Compiling
 from testbed.scheduling.simulation.engine import event_loop
@@ -64,10 +64,11 @@ def simulate(
     """
     check_trace(jobs, nodes)
     for job in jobs:
-        if not policy.can_ever_run(job.tasks, job.mem_req_frac, nodes):
+        if not can_ever_run(policy, job, nodes):
             raise UserError(
                 f"job {job.job_id} can never run on {nodes} nodes under {policy.name}: "
-                f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each"
+                f"{job.tasks} tasks with {job.mem_req_frac:g} of the memory of a node each, and a CPU need of "
+                f"{job.cpu_need_frac:g}"
             )
     _check_periods(jobs, policy.period_s)
     table = (constant(DEFAULT_PENALTY_S) if overheads is None else overheads).table(node_memory_gb)

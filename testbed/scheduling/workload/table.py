@@ -15,7 +15,7 @@ from testbed.scheduling.workload.files import read_text, write_text
 from testbed.scheduling.workload.jobs import Job
 
 REQUIRED_COLUMNS = ("job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s")
-OPTIONAL_COLUMNS = ("class", "estimate_s")
+OPTIONAL_COLUMNS = ("class", "estimate_s", "urgent")
 COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 
 # Python's own parsers also take underscores, foreign digits and blanks, which no other reader of the file would.
@@ -73,7 +73,8 @@ def format_table(jobs: Sequence[Job]) -> str:
     """Return the text of a job table; an optional column appears when any job has a value for it."""
     has_class = any(job.job_class is not None for job in jobs)
     has_estimate = any(job.estimate_s is not None for job in jobs)
-    shown = {"class": has_class, "estimate_s": has_estimate}
+    has_urgent = any(job.urgent for job in jobs)
+    shown = {"class": has_class, "estimate_s": has_estimate, "urgent": has_urgent}
     columns = [column for column in COLUMNS if shown.get(column, True)]
     lines = [",".join(columns)]
     for job in jobs:
@@ -83,6 +84,8 @@ def format_table(jobs: Sequence[Job]) -> str:
             row.append(_quoted(job.job_class or ""))
         if has_estimate:
             row.append("" if job.estimate_s is None else repr(float(job.estimate_s)))
+        if has_urgent:
+            row.append(str(int(job.urgent)))
         lines.append(",".join(row))
     return "\n".join(lines) + "\n"
 
@@ -127,6 +130,12 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
             )
         return value
 
+    def urgent() -> bool:
+        text = row[columns["urgent"]] if "urgent" in columns else "0"
+        if text not in ("", "0", "1"):
+            raise InputError(where, "urgent", text, "1, for a job for which others may be paused, or 0")
+        return text == "1"
+
     fraction = "a fraction of a node in (0, 1]"
     seconds = f"a finite number of seconds above 0, at most {MOST_TRACE_S:.0f}"
     has_estimate = "estimate_s" in columns and row[columns["estimate_s"]] != ""
@@ -139,4 +148,5 @@ def _job(row: list[str], columns: dict[str, int], where: str) -> Job:
         run_time_s=positive("run_time_s", seconds, MOST_TRACE_S),
         job_class=(row[columns["class"]] or None) if "class" in columns else None,
         estimate_s=positive("estimate_s", f"{seconds}, or nothing", MOST_TRACE_S) if has_estimate else None,
+        urgent=urgent(),
     )

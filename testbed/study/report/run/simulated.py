@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.measure.rundir import read_json
-from testbed.run.events import Decision, Rescheduling, View
+from testbed.run.events import Decision, Replay, Rescheduling, View
 from testbed.run.journal import is_decision, never, read_events
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.policies.view import Policy
@@ -177,11 +177,14 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         raise UserError(f"{run / 'manifest.json'}: expected the manifest of a run: {error!r}") from error
     penalties_s: list[float] = []
     estimates: dict[int, float] = {}
+    urgent: frozenset[int] = frozenset()
     for event in read_events(run / "events.jsonl", never if policy.needs_estimates else is_decision):
         if isinstance(event, Rescheduling):
             penalties_s.append(event.penalty_s)
         elif isinstance(event, Decision):
             estimates.update(_estimates(event.view))
+        elif isinstance(event, Replay):
+            urgent = frozenset(job.job for job in event.trace if job.urgent)
     name = ""
     if overheads is None:
         overheads = constant(sum(penalties_s) / len(penalties_s) * time_scale if penalties_s else 0.0)
@@ -190,7 +193,7 @@ def simulate_run(run: Path, overheads: Overheads | None = None) -> Simulation:
         overheads = overheads.scaled(time_scale)
     if overheads.per_node and _on_one_machine(manifest["nodes"]):
         overheads = replace(overheads, per_node=False)
-    jobs = read_jobs(run / "jobs.csv", estimates)
+    jobs = read_jobs(run / "jobs.csv", estimates, urgent)
     return simulate_schedule(
         jobs, names, policy, overheads, node_memory_gb=memory_gb, time_scale=time_scale, name=name,
         sharing=_sharing(manifest["scenario"], time_scale), node_cores=node_cores,
@@ -218,7 +221,7 @@ def _estimates(view: View) -> dict[int, float]:
     return {job: told for job, told in zip(view.job_id, view.estimate_s, strict=True) if told is not None}
 
 
-def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
+def read_jobs(path: Path, estimates: Mapping[int, float], urgent: frozenset[int] = frozenset()) -> list[Job]:
     """Read the jobs of a run's jobs.csv, in order of submission; raise `UserError` where that is impossible."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -231,6 +234,7 @@ def read_jobs(path: Path, estimates: Mapping[int, float]) -> list[Job]:
                     mem_req_frac=float(row["mem_req_frac"]),
                     run_time_s=float(row["run_time_s"]),
                     estimate_s=estimates.get(int(row["job_id"])),
+                    urgent=int(row["job_id"]) in urgent,
                 )
                 for row in csv.DictReader(file)
             ]
