@@ -11,6 +11,7 @@ import psutil
 from testbed.bus.drivers import traits_of
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import UserError, nearest
+from testbed.lab.guests import program_of
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
@@ -78,11 +79,12 @@ def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[st
     `programs` are those of each node, by its name; empty if it does not list them.
     """
     table = scenario.programs
-    for parallel, key, name in ((False, "serial", table.serial), (True, "parallel", table.parallel)):
-        if any((job.tasks > 1) == parallel for job in jobs):
-            for node, known in programs.items():
-                if known and name not in known:
-                    raise UserError(
-                        f"programs.{key} = {name!r}: node {node} has {', '.join(known)}"
-                        + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
-                    )
+    for job in jobs:
+        name = program_of(job, table)
+        key = "program" if job.program is not None else "programs.parallel" if job.tasks > 1 else "programs.serial"
+        for node, known in programs.items():
+            if known and name not in known:
+                raise UserError(
+                    f"{key} = {name!r}: node {node} has {', '.join(known)}"
+                    + (nearest(name, known) or "; others are plug-ins, to be installed on the nodes")
+                )

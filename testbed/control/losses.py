@@ -54,7 +54,11 @@ class Losses:
                 self._task_failed(self._cluster.jobs[event.job], _failure(event.task, event.typed))
             case events.Job(state="again"):
                 live = self._cluster.jobs[event.job]
-                self._names |= dict.fromkeys(live.guests, live)
+                self.know(live)
+
+    def know(self, live: LiveJob) -> None:
+        """Take a job that came during the run."""
+        self._names |= dict.fromkeys(live.guests, live)
 
     def node_changed(self, node: Node, change: Change) -> None:
         """A node left, returned, or has another agent."""

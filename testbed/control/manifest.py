@@ -62,6 +62,7 @@ def trace_job(prepared: PreparedJob) -> events.TraceJob:
         cpu_cores=spec.cpu_cores,
         estimate_s=job.estimate_s,
         urgent=job.urgent,
+        program=job.program,
     )
 
 

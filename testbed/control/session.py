@@ -8,8 +8,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from testbed.control.recorder import Recorder
 from testbed.control.recovery import Recovery
 from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
+from testbed.control.serving import Serving
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
 from testbed.control.work_rates import MeasuredRates, WorkRates
 from testbed.errors import FailureCode, RunError, TestbedError
@@ -74,9 +75,12 @@ class RunResult:
 
 
 async def run_session(
-    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: BringUp, display: Display
-) -> RunResult:
+    scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, open_lab: BringUp, display: Display, *,
+    served: bool = False,
+) -> RunResult:  # fmt: skip
     """Replay `jobs` under `policy` on a lab and write the run directory `path`.
+
+    A `served` lab has no jobs at first: users give them (`testbed.control.serving`) until the operator closes it.
 
     Measured data is always kept: on cancellation the results so far are written, marked incomplete, and
     `CancelledError` is raised again. When the run directory cannot be written any more the run is ended: guests are
@@ -85,7 +89,8 @@ async def run_session(
     schema.
     """
     check_jobs(jobs, policy, scenario)
-    scenario = with_loss_rule(scenario, jobs)
+    scenario = with_loss_rule(scenario, jobs, served=served)
+    serving = Serving(scenario) if served else None
     run_tag = os.urandom(3).hex()
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
@@ -101,11 +106,12 @@ async def run_session(
             *recorder.times(), scenario=scenario.name, policy=policy.name, run_tag=run_tag, version=events.VERSION
         )
     )
+    what = "serving jobs" if served else f"{len(jobs)} jobs of {scenario.name}"
     headline = (
-        f"{'rehearsing' if open_lab is dry_lab else 'running'} {len(jobs)} jobs of {scenario.name} on "
+        f"{'rehearsing' if open_lab is dry_lab else 'running'} {what} on "
         f"{len(scenario.nodes)} nodes under {policy.name}, {scenario.time_scale:g} trace seconds a second"
     )
-    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline)
+    session = _Session(scenario, policy, jobs, path, run_tag, clock, recorder, display, headline, serving=serving)
     return await _drive(session, open_lab)
 
 
@@ -131,7 +137,8 @@ async def resume_session(lost: LostRun, lock: RunLock, open_lab: BringUp, displa
     active = len(lost.history.active)
     headline = f"going on with {path.name} under {lost.policy.name}: {active} jobs are in the system"
     session = _Session(
-        scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost
+        scenario, lost.policy, lost.jobs, path, lost.run_tag, clock, recorder, display, headline, lost=lost,
+        serving=Serving.resumed(scenario, lost) if lost.history.is_served else None,
     )  # fmt: skip
     if lost.history.ended:
         return _write_results(session, lost)
@@ -161,15 +168,16 @@ def _write_results(session: _Session, lost: LostRun) -> RunResult:
     return result
 
 
-def with_loss_rule(scenario: Scenario, jobs: Sequence[Job]) -> Scenario:
+def with_loss_rule(scenario: Scenario, jobs: Sequence[Job], *, served: bool = False) -> Scenario:
     """Return the scenario with what agents are to do without a controller, by the length of the run if it says nothing.
 
-    The length is the least that the trace takes: the last end of a job that runs alone, at once and at full speed.
+    A served lab keeps its guests. The length is the least that the trace takes: the last end of a job that runs alone,
+    at once and at full speed.
     """
     if scenario.on_controller_loss is not None:
         return scenario
     least_s = max((job.submit_time_s + job.run_time_s for job in jobs), default=0.0) / scenario.time_scale
-    rule: OnControllerLoss = "keep" if least_s > KEPT_FROM_S else "remove"
+    rule: OnControllerLoss = "keep" if served or least_s > KEPT_FROM_S else "remove"
     return scenario.model_copy(update={"on_controller_loss": rule})
 
 
@@ -243,6 +251,7 @@ class _Session:
     def __init__(
         self, scenario: Scenario, policy: Policy, jobs: Sequence[Job], path: Path, run_tag: str, clock: ReplayClock,
         recorder: Recorder, display: Display, headline: str, lost: LostRun | None = None,
+        serving: Serving | None = None,
     ) -> None:  # fmt: skip
         self.scenario = scenario
         self._policy = policy
@@ -255,13 +264,18 @@ class _Session:
         self.display = display
         self._headline = headline
         self._lost = lost
+        self._serving = serving
         self.takes_over = lost is not None  # and has not done so yet
-        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
-        self._more_addresses = addresses_of(scenario)
-        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
         self.cluster: Cluster | None = None
         self.replays = lost is not None  # whether data is being measured
         self._measured: MeasuredRates | None = None if lost is None else lost.measured
+        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
+        self._more_addresses = addresses_of(scenario)
+        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
+        if serving is not None:
+            self._addresses = serving.addresses()
+            if self._measured is not None:
+                self._measured = replace(self._measured, by_job=serving.by_job)
         self._verdicts: Verdicts | None = None
         self._leased_s = 0.0
         restarts = scenario.on_node_loss == "restart"
@@ -293,21 +307,26 @@ class _Session:
             check_clocks(names, self._book)
             facts = [fleet.facts(node.index) for node in fleet.nodes]
             check_alike(dict(zip(names, facts, strict=True)))
+            kinds = self._kinds(len(facts))
             for name, fact in zip(names, facts, strict=True):
-                check_floor(self._jobs, name, fact.memory_mib, fact.guest_floor_mib)
+                check_floor(self._jobs or list(kinds.values()), name, fact.memory_mib, fact.guest_floor_mib)
             check_images(dict(zip(names, facts, strict=True)))
             check_sharing(self._policy, dict(zip(names, facts, strict=True)), scenario.shares.waits)
             self._targets(facts)  # before anything is measured
-            check_programs(self._jobs, scenario, dict(zip(names, (fact.programs for fact in facts), strict=True)))
+            programs = dict(zip(names, (fact.programs for fact in facts), strict=True))
+            check_programs(list(kinds.values()), scenario, programs)
             self.display.line(0.0, self._headline)
             self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
-            rates = await self._rates(fleet)
+            rates = await self._rates(fleet, kinds)
             await self._replay(leased, rates)
 
-    async def _rates(self, fleet: Fleet) -> dict[Shape, float]:
+    def _kinds(self, nodes: int) -> dict[Shape, Job]:
+        """Return a job for each kind of job that there is, or that users may give."""
+        return representatives(self._jobs, nodes) if self._serving is None else self._serving.representatives()
+
+    async def _rates(self, fleet: Fleet, kinds: Mapping[Shape, Job]) -> dict[Shape, float]:
         """Work units per second of a core for each kind of job of this run, measured unless given in the scenario."""
         programs = self.scenario.programs
-        kinds = representatives(self._jobs, len(fleet.nodes))
         if programs.units_per_core_s is not None:
             rates = dict.fromkeys(kinds, programs.units_per_core_s)
             self.recorder.calibration(by_name(rates))
@@ -320,7 +339,9 @@ class _Session:
         rates = await measure(lab, kinds)
         told = [speed for speed in speeds if speed > 0.0]
         probed_units_per_s = sum(told) / len(told) if told else None
-        by_job = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
+        by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
+        if self._serving is not None:
+            by_job = self._serving.by_job
         self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
         self.recorder.journal(
             events.Calibration(
@@ -375,15 +396,14 @@ class _Session:
                 async with (
                     taking_orders(conductor.orders, self.path, dry=self.recorder.directory.is_dry),
                     ended_by_error_of(watching),
+                    contextlib.AsyncExitStack() as stack,
                 ):
                     if self._lost is not None:
-                        await leased.any_announced()  # not before all that nodes report is heard
-                        await Recovery(
-                            self.cluster, fleet, operations, conductor.executor, conductor.losses, recorder,
-                            self._run_tag, self._leased_s,
-                        ).run()  # fmt: skip
-                        self._taken_over()
-                        conductor.take_over()
+                        await self._take_over(leased, operations, conductor)
+                    if self._serving is not None:
+                        prepare = partial(self._prepared_one, facts[0], rates)
+                        taking = self._serving.taking(self._policy, conductor, recorder, prepare, rates, facts[0])
+                        await stack.enter_async_context(taking)
                     await conductor.run()
             finally:
                 fleet.resign()
@@ -398,11 +418,32 @@ class _Session:
                 if isinstance(ended, Exception):
                     _log.error("%s failed", name, exc_info=ended)
 
+    async def _take_over(self, leased: LeasedLab, operations: Operations, conductor: Conductor) -> None:
+        """Take over what a lost controller has left."""
+        await leased.any_announced()  # not before all that nodes report is heard
+        await Recovery(
+            conductor.cluster, leased.fleet, operations, conductor.executor, conductor.losses, self.recorder,
+            self._run_tag, self._leased_s,
+        ).run()  # fmt: skip
+        self._taken_over()
+        conductor.take_over()
+
     def _prepared(self, fact: NodeFacts, rates: Mapping[Shape, float]) -> list[PreparedJob]:
         """Return the jobs with their guests; all nodes are alike."""
+        return self._prepare(self._jobs, fact, rates, iter(self._addresses))
+
+    def _prepared_one(
+        self, fact: NodeFacts, rates: Mapping[Shape, float], job: Job, addresses: Iterator[str]
+    ) -> PreparedJob:
+        (prepared,) = self._prepare([job], fact, rates, addresses)
+        return prepared
+
+    def _prepare(
+        self, jobs: Sequence[Job], fact: NodeFacts, rates: Mapping[Shape, float], addresses: Iterator[str]
+    ) -> list[PreparedJob]:
         return prepare_jobs(
-            self._jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            iter(self._addresses), shared=isinstance(self._policy, SharingPolicy),
+            jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
+            addresses, shared=isinstance(self._policy, SharingPolicy),
             waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
         )  # fmt: skip
 
@@ -434,6 +475,7 @@ class _Session:
                 jobs=len(jobs),
                 trace=tuple(map(trace_job, jobs)),
                 nodes=tuple(recorder.node_names),
+                served=self._serving is not None,
             )
         )
         return [LiveJob.of(job, history.jobs[job.job.job_id]) for job in jobs]

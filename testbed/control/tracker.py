@@ -79,7 +79,7 @@ class Tracker:
         self._recorder = recorder
         self._tasks: dict[str, tuple[LiveJob, int]] = {}
         for live in cluster.jobs.values():
-            self._follow(live)
+            self.follow(live)
         self._ends: set[tuple[int, str, str, int]] = set()  # already processed: agents send them again after an outage
         self._windows: dict[str, _OpenWindow] = {}
         self._steps = StepMeter()
@@ -90,7 +90,7 @@ class Tracker:
         self._unsent: dict[tuple[int, str], tuple[int, int]] = {}  # dropped, refused, by node and boot
         self._begin_ns: int | None = None  # of the run, by the loop's clock
 
-    def _follow(self, live: LiveJob) -> None:
+    def follow(self, live: LiveJob) -> None:
         """Attribute reports of guests of these names to the job; reports of earlier names do not count any more."""
         self._tasks = {guest: task for guest, task in self._tasks.items() if task[0] is not live}
         self._tasks |= {spec.guest: (live, spec.task) for spec in live.specs}
@@ -133,7 +133,7 @@ class Tracker:
             case events.Job(state="again"):
                 live = self._cluster.jobs[event.job]
                 live.begin_again()
-                self._follow(live)
+                self.follow(live)
 
     def _take(self, live: LiveJob, event: events.Guest) -> None:
         node, task, progress = event.node, event.task, live.progress

@@ -30,6 +30,11 @@ def memory_of(job: Job, node_memory_mib: int) -> int:
     return int(job.mem_req_frac * node_memory_mib + 1e-6)
 
 
+def program_of(job: Job, programs: ProgramsTable) -> str:
+    """Return the name of the program that a job runs."""
+    return job.program or (programs.parallel if job.tasks > 1 else programs.serial)
+
+
 def _program(
     job: Job,
     task: int,
@@ -40,7 +45,7 @@ def _program(
     seed: int,
 ) -> ProgramSpec:
     parallel = job.tasks > 1
-    name = programs.parallel if parallel else programs.serial
+    name = program_of(job, programs)
     member = parallel and name != "eatcpu"  # eatcpu sends no messages
     return program_spec(
         name,

@@ -270,6 +270,28 @@ class SharesTable(_Table):
     waits: Literal["layer", "traffic"] = "layer"
 
 
+class ServeTable(_Table):
+    """The jobs that users may give to a lab that `testbed serve` serves, and the limits of each user.
+
+    A task's CPU need is one of `cpu_needs_frac`, as the speed of each is measured before the first job comes. It has at
+    least `least_mem_frac` of a node's memory. Jobs run the scenario's programs, or one of `programs`. A job has work
+    for at most `most_work_s` wall seconds on nodes of its own. A user has at most `jobs_per_user` jobs that have not
+    ended, whose tasks need the CPU of at most `nodes_per_user` nodes together. `access` says which users of the
+    controller's machine may give jobs beside root and the controller's own user: none of them (`owner`), those of a
+    group (`group:NAME`), or all (`everybody`).
+    """
+
+    access: Annotated[str, Field(pattern=r"^(owner|everybody|group:[a-z_][a-z0-9_-]{0,31})$")] = "owner"
+    cpu_needs_frac: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)], ...], Field(min_length=1, max_length=16)
+    ] = (0.25, 0.5, 1.0)
+    least_mem_frac: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.1
+    programs: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    most_work_s: Positive = 86400.0
+    jobs_per_user: Annotated[int, Field(ge=1, le=100_000)] = 100
+    nodes_per_user: Positive | None = None
+
+
 class BoundTable(_Table):
     """The offline lower bound that stretches are compared with [RR Theorem 1]."""
 
@@ -332,6 +354,7 @@ class Scenario(_Table):
     bound: BoundTable = BoundTable()
     images: ImagesTable = ImagesTable()
     shares: SharesTable = SharesTable()
+    serve: ServeTable = ServeTable()
     box: BoxTable | None = None
     run: RunTable = RunTable()
     influx: InfluxTable | None = None

@@ -60,6 +60,7 @@ class Run:
         )  # fmt: skip
         self.lines: list[str] = []
         self._heard = threading.Condition()
+        self._said_all = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -70,13 +71,14 @@ class Run:
                 self.lines.append(line.rstrip())
                 self._heard.notify_all()
         with self._heard:
+            self._said_all = True
             self._heard.notify_all()
 
     def wait_for(self, words: str) -> None:
         """Wait until a line of output holds `words`."""
 
         def there() -> bool:
-            return any(words in line for line in self.lines) or self.process.poll() is not None
+            return any(words in line for line in self.lines) or self._said_all
 
         with self._heard:
             assert self._heard.wait_for(there, HANG_S), f"never said {words!r}: {self.lines}"
