@@ -20,6 +20,7 @@ class Saved(Protocol):
     images: tuple[Image, ...]
     image_holders: set[tuple[int, str]]
     whole_copies: set[tuple[int, str]]
+    copying: set[tuple[int, str]]
 
     def illegal(self, event: Entry, wanted: str, reason: str) -> IllegalEventError:
         """Return the error of an event that would make it `wanted`."""
@@ -30,15 +31,17 @@ def change(job: Saved, event: ImagesDropped | Replicated) -> None:
     if isinstance(event, Replicated):
         _replicate(job, event)
     else:
-        for copies in (job.image_holders, job.whole_copies):
+        for copies in (job.image_holders, job.whole_copies, job.copying):
             copies -= {copy for copy in copies if not event.images or copy[1] in event.images}
 
 
 def _replicate(job: Saved, event: Replicated) -> None:
     copy = (-1 if event.node is None else event.node, event.image)
+    job.copying.discard(copy)
     match event.state:
         case "begun" if event.node is not None:
             job.image_holders.add(copy)
+            job.copying.add(copy)
         case "repaired" if event.image in [image.name for image in job.images]:
             job.image_holders.add(copy)
             job.whole_copies.add(copy)

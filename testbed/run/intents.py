@@ -17,8 +17,9 @@ class Wanted:
 class Flight:
     """The operation on a job that is under way, since `begin_s` wall seconds of the run.
 
-    `nodes` are those of its intent, `arrived` the tasks that have migrated live by now, `progressed` those that have
-    made progress at its nodes, and `for_a_move` whether the job was wanted to run when it began.
+    `nodes` are those of its intent, `writes` the copies of images that it makes, as (node, name), `arrived` the tasks
+    that have migrated live by now, `progressed` those that have made progress at its nodes, and `for_a_move` whether
+    the job was wanted to run when it began.
     """
 
     action: int
@@ -27,5 +28,6 @@ class Flight:
     yield_frac: float
     begin_s: float
     for_a_move: bool
+    writes: frozenset[tuple[int, str]] = frozenset()
     arrived: frozenset[int] = frozenset()
     progressed: frozenset[int] = frozenset()

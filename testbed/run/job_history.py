@@ -28,9 +28,10 @@ class JobHistory:
 
     Memory is held on `running_on` from the intent of a start or restore until the guests are gone, and on
     `migrating_to`, too, until it is known where each guest of a live migration is. `image_holders` are the nodes that
-    have, or may have, copies of images, as (node, name), `whole_copies` those that were complete. `units_done` is what
-    guests reported with their events; the progress of each second is in the points of the run, `virtual_time_s` is that
-    of the last decision, the last one of `decisions` that knew the job. `word` is the state in its last `job` entry.
+    have, or may have, copies of images, as (node, name), `whole_copies` those that were complete, `copying` the second
+    copies that were begun. `units_done` is what guests reported with their events; the progress of each second is in
+    the points of the run, `virtual_time_s` is that of the last decision, the last one of `decisions` that knew the job.
+    `word` is the state in its last `job` entry.
     `unready` are the tasks whose guests are being created, or have not progressed since they were restored. `placed_s`
     is when its guests were last ordered to be created, `left_s` when its last save was over. `was_done` says that it
     ended well, even if its result was found wrong afterwards. `begun` is 0, or the number of the restart at which its
@@ -59,6 +60,7 @@ class JobHistory:
     images: tuple[events.Image, ...] = ()
     image_holders: set[tuple[int, str]] = field(default_factory=set)
     whole_copies: set[tuple[int, str]] = field(default_factory=set)
+    copying: set[tuple[int, str]] = field(default_factory=set)
     yield_frac: float = 0.0
     caps_cores: tuple[float, ...] = ()
     flight: Flight | None = None
@@ -187,9 +189,13 @@ class JobHistory:
         self.cpu_need_frac, self.mem_req_frac = needs_frac
 
     def miss(self, holders: set[tuple[int, str]]) -> None:
-        """Remove copies of images that nodes do not have any more."""
-        self.image_holders -= holders
-        self.whole_copies -= holders
+        """Remove copies of images that nodes do not have any more.
+
+        A node that was asked while a copy was being made may have it a moment later.
+        """
+        gone = holders - self.copying - (frozenset() if self.flight is None else self.flight.writes)
+        self.image_holders -= gone
+        self.whole_copies -= gone
 
     def decide(self, wanted: Wanted | None) -> None:
         """Apply the intent of a decision; tasks keep their nodes as far as they can."""
@@ -305,19 +311,16 @@ class JobHistory:
         if here is not None and len(here) != len(nodes):
             raise self.illegal(event, course.during, f"expected a node for each of its {len(here)} tasks")
         self.flight = Flight(
-            event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None
-        )
+            event.action, event.verb, nodes, event.yield_frac, event.t_s, for_a_move=self.wanted is not None,
+            writes=_copies(event, here or ()),
+        )  # fmt: skip
+        self.image_holders |= self.flight.writes
         self.phase, self.guests, self.tasks = course.during, event.guests, self.tasks or len(nodes)
         match event.verb:
             case "start" | "restore":
                 self._place(event)
             case "migrate":
                 self.migrating_to = nodes
-            case "save":
-                self.image_holders.update(zip(nodes, event.images, strict=False))
-            case "transfer":
-                moves = zip(here or (), nodes, event.images, strict=False)
-                self.image_holders.update((target, name) for source, target, name in moves if source != target)
         if event.verb in _NEW_LIFE:
             self.generation += 1
             self.been.update((node, task) for task, node in enumerate(nodes))
@@ -479,3 +482,14 @@ class JobHistory:
         under_way = [] if self.flight is None else [f"{self.flight.verb} {self.flight.action} under way"]
         more = ", ".join((["withdrawn"] if self.withdrawn else []) + under_way)
         return f"{self.phase.value} ({more})" if more else self.phase.value
+
+
+def _copies(event: events.Intent, sources: tuple[int, ...]) -> frozenset[tuple[int, str]]:
+    """Return the copies of images that an operation makes, as (node, name); those of a transfer are at `sources`."""
+    match event.verb:
+        case "save":
+            return frozenset(zip(event.nodes, event.images, strict=False))
+        case "transfer":
+            moves = zip(sources, event.nodes, event.images, strict=False)
+            return frozenset((target, name) for source, target, name in moves if source != target)
+    return frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
@@ -15,7 +16,7 @@ from support.control.killed_controller import LEASE_S, KilledController
 from support.control.rehearsal import movers, scenario
 
 from node_agent.drivers.null import NullDriver
-from node_agent.drivers.protocol import DriverError
+from node_agent.drivers.protocol import DriverError, SaveReport
 from testbed.bus.messages import GuestSpec
 from testbed.control.lost_run import load_lost_run
 from testbed.errors import UserError
@@ -92,6 +93,33 @@ def test_guests_keep_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run.run()
     assert run.killed_at
     assert {guest: found for guest, found in addresses.items() if len(found) > 1} == {}
+
+
+def test_an_image_that_was_written_between_two_losses_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes have no image of a save yet when the controller is lost first, and one of two at the second loss."""
+    written: set[str] = set()
+    save = NullDriver.save
+
+    async def one_after_the_other(driver: NullDriver, guest: str, at: int | None, image: Path) -> SaveReport:
+        if guest.endswith("-t1"):
+            await asyncio.sleep(2.5 * LEASE_S)  # of virtual time: it is over when the third controller asks
+        report = await save(driver, guest, at, image)
+        written.add(guest)
+        return report
+
+    monkeypatch.setattr(NullDriver, "save", one_after_the_other)
+
+    def dies(event: Event) -> bool:
+        if not run.killed_at:
+            return isinstance(event, events.Intent) and event.verb == "save" and len(event.nodes) == 2
+        first, second = (guest for guest in run.killed_at[0].guests)
+        return len(run.killed_at) == 1 and first in written and second not in written
+
+    jobs = [Job(1, 0, 2, 1.0, 0.6, 20_000), *(Job(number, 60 * number, 1, 1.0, 0.6, 60) for number in range(2, 9))]
+    run = KilledController(tmp_path, scenario(policy="GreedyP */OPT=MIN", **KEEP), jobs, dies)
+    result = run.run()
+    assert len(run.killed_at) == 2
+    assert result.summary["done"] == len(jobs), result.summary["failed"]
 
 
 def test_a_guest_may_end_while_it_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,12 @@ def test_only_the_named_images_are_dropped() -> None:
 def test_a_node_that_returns_without_a_copy_does_not_hold_it() -> None:
     back = {"kind": "returned", "node": "c", "reachable": True, "missing": ["i0"]}
     assert job(replicated("begun"), replicated("complete"), back).whole_copies == HOME
+    assert job(replicated("begun"), replicated("failed"), back).image_holders == HOME
+
+
+def test_a_node_that_returns_while_a_copy_is_made_there_may_have_it() -> None:
+    back = {"kind": "returned", "node": "c", "reachable": True, "missing": ["i0"]}
+    assert job(replicated("begun"), back, replicated("complete")).whole_copies == HOME | {(2, "i0")}
 
 
 def test_a_saved_job_goes_on_from_a_copy() -> None:

@@ -92,6 +92,21 @@ def test_images_are_known_where_they_are() -> None:
     assert history(*SAVED, {"kind": "images-dropped", "job": 1}).jobs[1].image_holders == set()
 
 
+def test_a_node_that_was_asked_while_it_wrote_an_image_may_have_it() -> None:
+    missing = {"kind": "returned", "node": "b", "reachable": True, "missing": ["i1"]}
+    saving = [*STARTED, intent("save", 2, images=("i0", "i1")), missing]
+    assert history(*saving).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    saved = history(*saving, outcome("save", 2, images=IMAGES, reason="preemption")).jobs[1]
+    assert saved.whole_copies == saved.image_holders == {(0, "i0"), (1, "i1")}
+    failed = [*saving, outcome("save", 2, ok=False, error="no", code="save-failed")]
+    assert history(*failed).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
+    assert history(*failed, missing).jobs[1].image_holders == {(0, "i0")}
+    moving = [*SAVED, intent("transfer", 3, (1, 1), images=("i0", "i1")), {**missing, "missing": ["i0", "i1"]}]
+    assert history(*moving).jobs[1].image_holders == {(0, "i0"), (1, "i0")}
+    moved = history(*moving, outcome("transfer", 3, nodes=(1, 1))).jobs[1]
+    assert moved.image_holders == {(0, "i0"), (1, "i0"), (1, "i1")}
+
+
 def test_a_job_is_done_when_its_tasks_are_and_its_result_may_be_wrong_later() -> None:
     ends = [*STARTED, guest("ended", 0, 0, checksum="c", units=7), guest("done", 1, 1, checksum="d", units=8)]
     done = history(*ends, job("done")).jobs[1]
@@ -103,19 +118,6 @@ def test_a_job_is_done_when_its_tasks_are_and_its_result_may_be_wrong_later() ->
 
 def test_what_a_node_says_of_guests_that_it_does_not_run_changes_nothing() -> None:
     assert history(*STARTED, guest("done", 0, 1)).jobs[1].finished_tasks == set()
-
-
-def test_images_that_a_node_did_not_have_yet_when_it_came_back_are_held_once_they_are_written() -> None:
-    saves = [*STARTED, intent("save", 2, images=("i0", "i1"))]
-    back = {"kind": "returned", "node": "a", "reachable": True, "missing": ["i0"]}
-    assert history(*saves, back).jobs[1].image_holders == {(1, "i1")}
-    saved = [*saves, back, outcome("save", 2, images=IMAGES, reason="preemption")]
-    assert history(*saved).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
-    away = {**back, "missing": ["i1"]}
-    moves = [*saved, intent("transfer", 3, nodes=(0, 0), images=("i0", "i1"))]
-    assert history(*moves, away).jobs[1].image_holders == {(0, "i0"), (1, "i1")}
-    moved = [*moves, away, outcome("transfer", 3, nodes=(0, 0))]
-    assert history(*moved).jobs[1].image_holders == {(0, "i0"), (1, "i1"), (0, "i1")}
 
 
 def test_guests_of_a_live_migration_are_where_they_arrived() -> None:
