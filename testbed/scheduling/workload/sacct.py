@@ -87,10 +87,10 @@ class _Row(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The first line: as it is, its number of columns, and the index of each column that is read."""
+    """The first line: as it is, its width in columns, and the index of each column that is read."""
 
     line: str
-    count: int
+    width: int
     columns: dict[str, int]
 
     @classmethod
@@ -116,12 +116,12 @@ class _Header(NamedTuple):
     def row(self, line: str, where: str) -> _Row:
         """Split a line. Raises InputError when it has not as many values as the header."""
         count = line.count("|") + 1
-        if count != self.count:
+        if count != self.width:
             raise InputError(
                 where,
                 "values",
                 count,
-                f"{self.count}, as the header has; leave out columns of free text, such as JobName",
+                f"{self.width}, as the header has; leave out columns of free text, such as JobName",
             )
         return _Row(where, line.split("|"), self.columns)
 
