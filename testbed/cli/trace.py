@@ -102,6 +102,7 @@ def scale() -> None:
     epilog="\b\nExamples:\n"
     "  testbed trace convert HPC2N-2002-2.2-cln.swf.gz hpc2n.csv.gz --reading hpc2n\n"
     "  testbed trace convert KTH-SP2-1996.swf.gz checked.swf\n"
+    "  testbed trace convert runs/2026-11-20T10-31-07-xge served.csv --from run\n"
     "  testbed trace convert sacct.txt site.csv --from sacct --cores-per-node 48 --node-memory-gb 192\n"
     "  testbed trace convert qacct.txt.gz site.csv --from qacct --cores-per-node 16 --timezone Europe/Berlin",
 )
@@ -111,8 +112,8 @@ def scale() -> None:
 @click.option(
     "--from",
     "source",
-    type=click.Choice(["sacct", "qacct"]),
-    help="TRACE is the accounting of a site: Slurm's sacct --parsable2, or Grid Engine's qacct -j.",
+    type=click.Choice(["sacct", "qacct", "run"]),
+    help="TRACE is the accounting of a site (Slurm's sacct --parsable2, Grid Engine's qacct -j), or a run directory.",
 )
 @click.option("--cores-per-node", metavar="N", type=int, help="With --from: cores (slots, Slurm's CPUs) of a node.")
 @click.option(
@@ -149,8 +150,12 @@ def convert() -> None:
 
     From log to log every field stays as it was; the lines are checked and put in the archive's columns.
 
-    With --from, TRACE is the accounting of a real site, in a file of any name (.gz is unpacked), and OUT is a job table
-    of what the site ran. Ask the batch system for Universal Time, in which no hour is missing or there twice:
+    With --from run, TRACE is a run directory, also of a served lab: its jobs that are done, and the work of deleted
+    ones, become a job table that can be replayed under another policy.
+
+    With --from sacct or qacct, TRACE is the accounting of a real site, in a file of any name (.gz is unpacked), and OUT
+    is a job table of what the site ran. Ask the batch system for Universal Time, in which no hour is missing or there
+    twice:
 
     \b
     TZ=UTC sacct --allusers --parsable2 --starttime 2026-01-01 --endtime 2026-02-01 --format \\

@@ -24,6 +24,7 @@ from testbed.measure.rundir import read_json
 from testbed.measure.spool import read_lines
 from testbed.measure.torn_lines import Torn, cut_torn_lines
 from testbed.run import events
+from testbed.run.as_trace import job_of
 from testbed.run.history import History
 from testbed.run.parts import has_journal
 from testbed.run.reader import read_history
@@ -128,7 +129,7 @@ def load_lost_run(path: Path) -> LostRun:
         policy = parse(str(manifest["policy"]), scenario.period_s)
     except (KeyError, TypeError, ValueError, ValidationError, msgspec.ValidationError) as error:
         raise UserError(f"{path / 'manifest.json'}: {error}: expected the manifest that the run began with") from None
-    jobs = [_job(job) for job in (*replay.trace, *(arrived.arrival for arrived in told.arrived))]
+    jobs = [job_of(job) for job in (*replay.trace, *(arrived.arrival for arrived in told.arrived))]
     programs = {job.job_id: program_of(job, scenario.programs) for job in jobs}
     windows, last_point_s = _points(path, anchor_ns, programs)
     since_s = max(history.last_s, last_point_s if last_point_s < history.last_s + _LATE_S else 0.0)
@@ -154,14 +155,6 @@ def _table(manifest: Mapping[str, object], key: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"{key} is {type(found).__name__}")
     return found
-
-
-def _job(job: events.TraceJob) -> Job:
-    return Job(
-        job_id=job.job, submit_time_s=job.submit_time_s, tasks=job.tasks, cpu_need_frac=job.cpu_need_frac,
-        mem_req_frac=job.mem_req_frac, run_time_s=job.run_time_s, estimate_s=job.estimate_s, urgent=job.urgent,
-        program=job.program,
-    )  # fmt: skip
 
 
 def _measured(

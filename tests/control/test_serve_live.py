@@ -24,8 +24,7 @@ pytestmark = pytest.mark.slow
 NOBODY = 65534
 SELF = pwd.getpwuid(os.geteuid()).pw_name
 _AS_NOBODY = (
-    f"import os; import testbed.cli.bodies.queue; os.setuid({NOBODY}); "
-    "from testbed.cli.main import main; main()"
+    f"import os; import testbed.cli.bodies.queue; os.setuid({NOBODY}); from testbed.cli.main import main; main()"
 )
 SERIAL, ENDLESS = ("--need", "1.0", "--mem", "0.2"), ("--work", "80000")
 
@@ -73,9 +72,7 @@ class Lab:
         self.run.wait_for("jobs are taken")
 
 
-def test_an_urgent_job_has_serial_ones_paused_which_go_on_after_it(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_an_urgent_job_has_serial_ones_paused_which_go_on_after_it(start: Callable[..., Run], tmp_path: Path) -> None:
     lab = Lab(start, tmp_path)
     one, two = lab.qsub(*SERIAL, *ENDLESS), lab.qsub(*SERIAL, *ENDLESS)
     lab.until(one, "running")

@@ -83,7 +83,10 @@ def test_a_bad_value_is_named_with_its_line(field, value):
     with pytest.raises(InputError) as caught:
         parse_table("\n".join([",".join(columns), GOOD + ",,,", ",".join(row.values())]), "t.csv")
     assert (caught.value.where, caught.value.field, caught.value.found) == ("t.csv:3", field, value)
-    assert re.search(r"integer from \d|fraction of a node|finite number of seconds|1, for a job|a name of a program", caught.value.expected)
+    assert re.search(
+        r"integer from \d|fraction of a node|finite number of seconds|1, for a job|a name of a program",
+        caught.value.expected,
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TypeVar
 import click
 
 from testbed.errors import UserError
+from testbed.run.as_trace import jobs_of_run
 from testbed.scheduling.workload.accounting import SiteNode
 from testbed.scheduling.workload.load import offered_load, scale_load
 from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
@@ -76,15 +77,21 @@ def convert(
     task: str | None,
     timezone: str | None,
 ) -> None:
-    if source is None:
+    if source in (None, "run"):
         of_sites = {"--cores-per-node": cores_per_node, "--node-memory-gb": node_memory_gb, "--task": task}
         for option, value in {**of_sites, "--timezone": timezone}.items():
             if value is not None:
                 raise UserError(f"{option} {value}: expected --from sacct or --from qacct beside it")
+    if source is not None and reading is not None:
+        raise UserError(f"--reading {reading}: expected none beside --from; it is for SWF logs")
+    if source is None:
         count = convert_trace(trace_file, out, reading)
+    elif source == "run":
+        check_table_name(out)
+        jobs = jobs_of_run(trace_file)
+        save_trace(out, jobs)
+        count = len(jobs)
     else:
-        if reading is not None:
-            raise UserError(f"--reading {reading}: expected none beside --from; it is for SWF logs")
         if cores_per_node is None:
             raise UserError(
                 f"--from {source}: expected --cores-per-node N beside it, to turn cores into parts of a node"
