@@ -12,6 +12,7 @@ import click
 
 from testbed.errors import UserError
 from testbed.scheduling.workload.load import offered_load, scale_load
+from testbed.scheduling.workload.marc import MarcModel, marc_trace
 from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
 from testbed.scheduling.workload.statistics import describe
 from testbed.scheduling.workload.synthetic import annotate as with_needs
@@ -73,6 +74,26 @@ def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out:
     made = synthetic_trace(nodes, jobs, seed, mode)
     if load is not None:
         made = scale_load(made, nodes, load)
+    if out is None:
+        click.echo(format_table(made), nl=False)
+    else:
+        save_trace(out, made)
+
+
+def marc(
+    weeks: int,
+    seed: int,
+    rate: float,
+    cv: float,
+    farm_jobs: float,
+    daily: float,
+    weekend: float,
+    urgent_s: float,
+    memory: float,
+    out: Path | None,
+) -> None:
+    model = MarcModel(rate, cv, farm_jobs, daily, weekend, urgent_s, memory)
+    made = marc_trace(seed, weeks, model)
     if out is None:
         click.echo(format_table(made), nl=False)
     else:
