@@ -166,10 +166,11 @@ def lublin() -> None:
 @click.option(
     "--farm-jobs",
     type=float,
-    default=50.0,
+    default=100.0,
     show_default=True,
     help="Mean number of serial jobs that are submitted at once; 1: each alone.",
 )
+@click.option("--parallel-farm-jobs", type=float, default=1.0, show_default=True, help="The same for parallel jobs.")
 @click.option(
     "--daily", type=float, default=0.5, show_default=True, help="Amplitude of the cycle of the day; 0: none, to 1."
 )

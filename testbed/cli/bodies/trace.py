@@ -86,13 +86,14 @@ def marc(
     rate: float,
     cv: float,
     farm_jobs: float,
+    parallel_farm_jobs: float,
     daily: float,
     weekend: float,
     urgent_s: float,
     memory: float,
     out: Path | None,
 ) -> None:
-    model = MarcModel(rate, cv, farm_jobs, daily, weekend, urgent_s, memory)
+    model = MarcModel(rate, cv, farm_jobs, parallel_farm_jobs, daily, weekend, urgent_s, memory)
     made = marc_trace(seed, weeks, model)
     if out is None:
         click.echo(format_table(made), nl=False)

@@ -4,8 +4,8 @@ The paper gives numbers of jobs and mean run times by queue, the limits of the q
 have asked for. What it does not give are the parameters of `MarcModel`:
 
 * Run times are log-normal below the limit of the queue, with the paper's mean.
-* Serial jobs are submitted in farms of a geometric number of jobs, parallel ones alone. Farms and parallel jobs are
-  Poisson processes whose rates follow one cycle of the day and the week.
+* Serial jobs are submitted in farms of a geometric number of jobs, parallel ones alone or in farms. Farms are Poisson
+  processes whose rates follow one cycle of the day and the week.
 * Both parallel queues ask for cores with the same probabilities: the paper counts their jobs together.
 """
 
@@ -68,7 +68,7 @@ class MarcModel:
 
     * `rate`: jobs per week, relative to the paper's;
     * `cv`: the coefficient of variation of run times before the queue's limit cuts them;
-    * `farm_jobs`: the mean number of serial jobs that are submitted at once; 1: none are;
+    * `farm_jobs`, `parallel_farm_jobs`: the mean number of jobs that are submitted at once; 1: each alone;
     * `daily`: the amplitude of the cycle of the day, with its peak from 15 to 16 h; 0: no cycle;
     * `weekend`: submissions at weekends, relative to other days;
     * `urgent_s`: jobs of the queue `parallel` that run for so long at most are urgent; 0: none is;
@@ -77,7 +77,8 @@ class MarcModel:
 
     rate: float = 1.0
     cv: float = 2.0
-    farm_jobs: float = 50.0
+    farm_jobs: float = 100.0
+    parallel_farm_jobs: float = 1.0
     daily: float = 0.5
     weekend: float = 0.5
     urgent_s: float = 0.0
@@ -86,7 +87,8 @@ class MarcModel:
     def __post_init__(self) -> None:
         whole = 1.0 / CORES_PER_NODE
         for name, low, high in (
-            ("rate", 0.001, MOST_RATE), ("farm_jobs", 1.0, MOST_FARM_JOBS), ("daily", 0.0, 1.0), ("weekend", 0.0, 1.0),
+            ("rate", 0.001, MOST_RATE), ("farm_jobs", 1.0, MOST_FARM_JOBS),
+            ("parallel_farm_jobs", 1.0, MOST_FARM_JOBS), ("daily", 0.0, 1.0), ("weekend", 0.0, 1.0),
             ("urgent_s", 0.0, QUEUES[0].limit_s), ("mem_req_frac", 0.001, whole),
         ):  # fmt: skip
             value = getattr(self, name)
@@ -154,7 +156,7 @@ def _submissions(seed: int, weeks: int, queue: Queue, model: MarcModel) -> Itera
     )
     distribution = model.run_time_s(queue)
     shares = list(accumulate(JOBS_BY_CORES.values()))
-    farm_jobs = 1.0 if queue.is_parallel else model.farm_jobs
+    farm_jobs = model.parallel_farm_jobs if queue.is_parallel else model.farm_jobs
     weights = model.hourly_weights()
     for submit_s in _instants(instants, weeks, model.jobs_per_week(queue) / farm_jobs, weights):
         together = 1
