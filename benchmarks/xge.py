@@ -222,19 +222,22 @@ def order(rows: Rows, case: str, name: str) -> str:
 
 def change(rows: Rows, case: str, after: str, before: str, group: str, measure: str) -> str:
     """Return by how many minutes a way changes a mean, seed by seed, and the ratio of the medians."""
-    new, old = of(rows, case, after), of(rows, case, before)
+    with_it, without = of(rows, case, after), of(rows, case, before)
     pairs = [
-        (new[seed]["groups"][group][measure], old[seed]["groups"][group][measure])
-        for seed in new
-        if seed in old and group in new[seed]["groups"]
+        (with_it[seed]["groups"][group][measure], without[seed]["groups"][group][measure])
+        for seed in with_it
+        if seed in without and group in with_it[seed]["groups"]
     ]
     if not pairs:
         return "none"
-    low, high = bootstrap(_median_of([a - b for a, b in pairs]))
-    middle = statistics.median([a - b for a, b in pairs])
+    differences = [new - old for new, old in pairs]
+    if not any(differences):
+        return "the same in all seeds"
+    low, high = bootstrap(_median_of(differences))
+    middle = statistics.median(differences)
     sign = "less" if high < 0 else "more" if low > 0 else "open"
     above, below = (statistics.median(each) for each in zip(*pairs, strict=True))
-    ratio = f", x {above / below:.2f}" if below > 0 else ""
+    ratio = f", x {above / below:.2f}" if below > 0 else ""  # without waits there is no ratio
     return f"{sign}: {middle:+.3g} ({low:+.3g} to {high:+.3g}){ratio}"
 
 
