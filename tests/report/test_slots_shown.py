@@ -12,6 +12,7 @@ from rich.console import Console
 from support.control.rehearsal import Watcher
 from support.report.page_reader import Reader
 
+from testbed import Run
 from testbed.cli.report import report
 from testbed.control.session import run_session
 from testbed.control.snapshot import Snapshot
@@ -97,6 +98,14 @@ def test_the_report_has_the_bands_of_the_run_and_of_its_simulation(run: Path) ->
     assert measured.total == simulated.total, "nothing costs anything in a rehearsal"
     assert measured.total.taken == 1
     assert {"slots", "node_slots"} <= set(Reader(render(page)).ids)
+
+
+def test_a_notebook_has_the_table_and_the_figure(run: Path) -> None:
+    found = Run(run)
+    assert [row[0] for row in found.tables["node_slots"].rows] == [f"node-{number}" for number in range(1, 5)] + ["all"]
+    assert found.figure("slots").name == "slots"
+    page = run_page(load_run_data(run))
+    assert found.tables == {table.name: table for section in page.sections for table in section.tables}
 
 
 def test_a_comparison_has_them_together(run: Path) -> None:
