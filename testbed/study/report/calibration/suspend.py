@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAME, _TITLE = "calibration_suspend", "Suspend and resume against memory"
-_PAPER = "[XGE] (Fallenbeck et al., 2006) took 150 s to suspend 7 GB, and 129 s to resume it, with Xen on a SATA disk"
+_PAPER = "[XGE] (Fallenbeck et al., 2007) took 150 s to suspend 7 GB, and 129 s to resume it, with Xen on a SATA disk"
 _APART = 0.012  # of the largest memory: marks of both beside each other
 
 
