@@ -135,7 +135,10 @@ class Executor:
         """Act on events of guests, and on jobs that were saved or failed: see `Ledger.listen`."""
         match event:
             case events.Guest() if isinstance(event.typed, Progress | Done):
-                self._settle(self._cluster.jobs[event.job])
+                live = self._cluster.jobs[event.job]
+                if isinstance(event.typed, Done):
+                    self._operations.let_pass(live)
+                self._settle(live)
             case events.Outcome(verb="save", ok=True):
                 self._drop_older(self._cluster.jobs[event.job])
                 self.replicas.begin(self._cluster.jobs[event.job])

@@ -49,7 +49,6 @@ class Recovery:
         found = await asyncio.gather(*(self._ask(node) for node in self._fleet.nodes))
         there = {node: guests for node, guests in enumerate(found) if guests is not None}
         samples = {sample.guest: sample for guests in there.values() for sample in guests.guests}
-        self._operations.let_pass()
         self._take_progress(samples)
         for node, guests in there.items():
             await self._tidy(node, guests)

@@ -95,13 +95,18 @@ class MpiExchange:
         session = MpiSession(live, "", Barriers(len(live.specs)), failure, starting=False, taken_over=True)
         self._by_guest |= {spec.guest: (session, spec.task) for spec in live.specs}
 
-    def let_pass(self) -> None:
-        """Let ranks pass a barrier that an earlier controller has let all others pass, which have ended since."""
-        for session in {session for session, _ in self._by_guest.values() if session.taken_over}:
-            barriers = session.barriers
-            if barriers.inside and session.live.state.finished_tasks >= set(barriers.missing):
-                for task in barriers.inside:
-                    self._beside(session, task, barriers.released + 1)
+    def let_pass(self, live: JobGuests) -> None:
+        """Let ranks pass a barrier that an earlier controller has let all others pass, which have ended since.
+
+        To be called after each end of a rank, as the end may be heard before or after the barrier.
+        """
+        session, _ = self._by_guest.get(live.specs[0].guest, (None, 0))
+        if session is None or not session.taken_over:
+            return
+        barriers = session.barriers
+        if live.state.finished_tasks >= set(barriers.missing):
+            for task in barriers.inside:
+                self._beside(session, task, barriers.released + 1)
 
     def hear(self, node: int, event: GuestReport) -> None:
         """Take the report that a rank waits in a barrier; reports of other nodes or sessions are ignored."""
@@ -120,6 +125,7 @@ class MpiExchange:
             return
         try:
             self._enter(session, task, node, event.told)
+            self.let_pass(live)
         except UnequalKeysError as error:
             self._blame(session, error)
         except (BadKeysError, MpiError) as error:

@@ -78,9 +78,9 @@ class Operations:
         if live.specs[0].program.ranks > 1:
             self._mpi.take_over(live)
 
-    def let_pass(self) -> None:
-        """See `MpiExchange.let_pass`."""
-        self._mpi.let_pass()
+    def let_pass(self, live: JobGuests) -> None:
+        """A rank of a job has ended: see `MpiExchange.let_pass`."""
+        self._mpi.let_pass(live)
 
     def fence(self, node: int, guest: str) -> Fence | None:
         """Return the first fence of a guest on a node, None if guests have no fences. Raises `RunError`."""

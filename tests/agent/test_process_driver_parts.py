@@ -7,6 +7,7 @@ import contextlib
 import json
 import mmap
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -102,6 +103,27 @@ def test_only_what_an_earlier_agent_started_is_killed(tmp_path):
         assert reused.poll() is None
         reused.kill()
     assert not path.exists()
+
+
+def test_a_process_that_ends_with_one_that_is_killed_is_among_what_was_removed(monkeypatch, tmp_path):
+    """As a program whose keeper is killed first, and may be gone before its turn comes."""
+    path = tmp_path / "processes.json"
+    with subprocess.Popen(["sleep", "infinity"]) as keeper, subprocess.Popen(["sleep", "infinity"]) as program:
+        earlier = ProcessRecords(path)
+        earlier.add(keeper.pid)
+        earlier.add(program.pid)
+        send = signal.pidfd_send_signal
+
+        def send_and_end_the_other(pidfd: int, number: int) -> None:
+            send(pidfd, number)
+            program.kill()
+            program.wait()
+
+        monkeypatch.setattr(signal, "pidfd_send_signal", send_and_end_the_other)
+        found = ProcessRecords(path).left()
+        assert found.words() == [f"process {keeper.pid}", f"process {program.pid}"]
+        assert ProcessRecords(path).kill_left() == found
+        assert keeper.wait() == -9
 
 
 def test_shared_memory_is_removed_where_it_was_written_down_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -9,8 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from support.control import interrupting, killing
+from support.control import half_passing, interrupting, killing
 from support.control.live_run import ENDLESS_S, Run
 from support.control.live_run import start as start  # noqa: PLC0414  # the fixture
 
@@ -63,6 +65,27 @@ def test_every_job_ends_well_after_the_controller_was_killed(start: Callable[...
     assert history.resumes == 1
     assert summary["without_controller"]["blind_s"] > 0
     assert not (run.path / "lab.json").exists()
+
+
+def test_a_rank_ends_whose_partner_alone_passed_the_last_barrier_before_the_controller_was_killed(
+    tmp_path: Path, start: Callable[..., Run], install_plugin: Callable[[str, str, str], Path]
+) -> None:
+    install_plugin(
+        "dfrs_half_passing", Path(half_passing.__file__).read_text(),
+        "[testbed.recorders]\nhalf-passing = dfrs_half_passing:HalfPassing\n",
+    )  # fmt: skip
+    path = tmp_path / "live.toml"
+    path.write_text('recorders = ["half-passing"]\n' + path.read_text().replace('"remove"', '"keep"'))
+    jobs = "1,0,2,1.0,0.2,30\n"
+    run = start(jobs, variables={"DFRS_HALF_PASSING": str(tmp_path / "stopped")})
+    assert run.end() == -signal.SIGKILL, run.lines
+    resumed = start(jobs, command=("testbed", "resume", str(run.path)))
+    resumed.wait_for("the run goes on")
+    with contextlib.suppress(psutil.NoSuchProcess):  # the agent has let it go on
+        psutil.Process(int((tmp_path / "stopped").read_text())).resume()
+    assert resumed.end() == 0, resumed.lines
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert (summary["done"], summary["results"]["right"]) == (1, 1)
 
 
 @pytest.mark.usefixtures("keeping")

@@ -165,6 +165,46 @@ def test_a_rank_that_has_migrated_is_let_pass_where_it_is() -> None:
     assert play(act).events == []
 
 
+def taken_over(world: World) -> MpiSession:
+    """The session of the job after a loss of its controller: its name is what the ranks say."""
+    world.exchange.take_over(world.live)
+    session, _ = world.exchange._by_guest[world.live.specs[0].guest]
+    return MpiSession(session.live, "begun-before", session.barriers, session.failure)
+
+
+@pytest.mark.parametrize("end_first", [True, False])
+def test_a_rank_passes_the_barrier_that_only_its_partner_was_let_pass_before_the_controller_was_lost(
+    end_first: bool,
+) -> None:
+    """The partner ends; whether its end or the barrier is heard first is a matter of chance."""
+
+    async def act(world: World, _session: MpiSession) -> None:
+        session = taken_over(world)
+        if not end_first:
+            world.enters(session, 1, number=2)
+            world.exchange.let_pass(world.live)
+            assert await world.passed() == []
+        world.live.state.finished_tasks.add(0)
+        world.exchange.let_pass(world.live)
+        if end_first:
+            assert await world.passed() == []
+            world.enters(session, 1, number=2)
+        assert await world.passed() == [(1, "dfrs-x-j1-t1")]
+
+    assert play(act).events == []
+
+
+def test_a_rank_waits_for_a_partner_that_is_at_work_after_a_loss_of_the_controller() -> None:
+    async def act(world: World, _session: MpiSession) -> None:
+        session = taken_over(world)
+        world.enters(session, 1, number=2)
+        assert await world.passed() == []
+        world.enters(session, 0, number=2)
+        assert await world.passed() == [(0, "dfrs-x-j1-t0"), (1, "dfrs-x-j1-t1")]
+
+    assert play(act).events == []
+
+
 def test_an_end_that_refuses_a_guest_under_way_does_not_fail_it() -> None:
     async def act(world: World, session: MpiSession) -> None:
         world.live.state.migrating_to = (0, 2)

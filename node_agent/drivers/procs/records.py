@@ -90,12 +90,16 @@ class ProcessRecords:
         )
 
     def kill_left(self, kept: Collection[int] = ()) -> Left:
-        """Kill and remove all leftovers but those `kept`, then the file; return them. May wait for 2 s per process."""
+        """Kill and remove all leftovers but those `kept`, then the file; return them. May wait for 2 s per process.
+
+        A process that ends because another one of them is killed, as a program without its keeper, is returned too.
+        """
         left = self.left(kept)
-        killed = {pid: ticks for pid, ticks in left.started.items() if _kill(pid, ticks)}
+        for pid, ticks in left.started.items():
+            _kill(pid, ticks)
         remove_segments(left.segments)
         self.remove()
-        return Left(killed, left.segments)
+        return left
 
     def _write(self) -> None:
         told = {"boot": self._boot, "started": self._started, "segments": sorted(map(str, self._segments))}
@@ -110,18 +114,17 @@ def recorded(path: Path) -> list[int]:
         return []
 
 
-def _kill(pid: int, ticks: int) -> bool:
-    """Kill the process with that id and start and wait for its end; return whether there was one."""
+def _kill(pid: int, ticks: int) -> None:
+    """Kill the process with that id and start, if it still exists, and wait for its end."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return False
+        return
     try:
         if start_ticks(pid) != ticks:  # checked after opening: from here on it can be no other
-            return False
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         select.select([pidfd], [], [], _GONE_WITHIN_S)
     finally:
         os.close(pidfd)
-    return True

@@ -85,7 +85,11 @@ class Run:
         assert any(words in line for line in self.lines), self.lines
 
     def end(self) -> int:
-        code = self.process.wait(HANG_S)
+        try:
+            code = self.process.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            journals = {str(path): read_journal(path)[-40:] for path in self.folder.glob("runs/*/events.jsonl")}
+            pytest.fail(f"does not end: {self.lines}; the last entries of its journal: {journals}")
         self._reader.join(HANG_S)
         if self.process.stdout is not None:
             self.process.stdout.close()

@@ -1,0 +1,60 @@
+"""A recorder for tests: it lets one of an MPI job's ranks pass their last barrier, and then kills the controller.
+
+It stops the rank before, which ends when the test lets it go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from testbed.errors import TestbedError
+from testbed.lab import mpi_exchange
+from testbed.lab.mpi_exchange import MpiExchange, MpiSession
+
+PROGRAM = ["-P", "-m", "node_agent.programs"]
+_pass_at = MpiExchange._pass_at
+
+
+def _stop_first_rank() -> None:
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            if child.cmdline()[1:] == PROGRAM and child.environ().get("PMI_RANK") == "0":
+                child.suspend()
+                Path(os.environ["DFRS_HALF_PASSING"]).write_text(str(child.pid))
+
+
+async def _pass_first_rank(
+    self: MpiExchange, node: int, session: MpiSession, guest: str, *rest: object
+) -> TestbedError | None:
+    if session.starting:
+        return await _pass_at(self, node, session, guest, *rest)  # type: ignore[arg-type]
+    if guest != session.live.guests[0]:
+        await asyncio.Event().wait()
+    _stop_first_rank()
+    await _pass_at(self, node, session, guest, *rest)  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+class HalfPassing:
+    """Does it if DFRS_HALF_PASSING is a file's path, which gets the stopped process; so not in the resumed run."""
+
+    def open(self, path: Path, manifest: dict[str, object]) -> None:
+        """See `testbed.measure.recorders`."""
+        if "DFRS_HALF_PASSING" in os.environ:
+            mpi_exchange.MpiExchange._pass_at = _pass_first_rank  # type: ignore[assignment, method-assign]
+
+    def journal(self, entry: dict[str, object]) -> None:
+        """See `testbed.measure.recorders`."""
+
+    def point(self, *point: object) -> None:
+        """See `testbed.measure.recorders`."""
+
+    def close(self) -> None:
+        """See `testbed.measure.recorders`."""
