@@ -128,7 +128,8 @@ def room_beside(row: int, cpu_frac: float, mem_frac: float, jobs: Jobs) -> int:
     """Return how many tasks of a job fit a node where so much is booked."""
     by_cpu = (CAPACITY_FRAC - cpu_frac) / jobs.cpu_need_frac[row]
     by_memory = (CAPACITY_FRAC - mem_frac) / jobs.mem_req_frac[row]
-    return math.floor(max(min(by_cpu, by_memory), 0.0))
+    room: int = math.floor(max(min(by_cpu, by_memory), 0.0))
+    return room
 
 
 @kernel
