@@ -201,3 +201,53 @@ def generate() -> None:
 @deferred
 def lublin() -> None:
     """Make a trace by the model of Lublin and Feitelson, with the needs of [RR 5.3.2]."""
+
+
+@generate.command(
+    epilog="\b\nExamples, four weeks as the paper counts them, and with short parallel jobs that are urgent:\n"
+    "  testbed trace generate marc --weeks 4 --seed 1 -o marc.csv\n"
+    "  testbed trace generate marc --weeks 4 --seed 1 --urgent-s 3600 -o marc-urgent.csv",
+)
+@click.option("--weeks", type=int, required=True, help="How many weeks, from a Monday's midnight on; 1 to 100.")
+@click.option("--seed", type=int, required=True, help="0 to 2^32 - 1; the same seed gives the same trace.")
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Jobs per week, relative to the paper's.")
+@click.option(
+    "--cv",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Coefficient of variation of run times, before the queue's limit cuts them; 0.1 to 10.",
+)
+@click.option(
+    "--farm-jobs",
+    type=float,
+    default=100.0,
+    show_default=True,
+    help="Mean number of serial jobs that are submitted at once; 1: each alone.",
+)
+@click.option("--parallel-farm-jobs", type=float, default=1.0, show_default=True, help="The same for parallel jobs.")
+@click.option(
+    "--daily", type=float, default=0.5, show_default=True, help="Amplitude of the cycle of the day; 0: none, to 1."
+)
+@click.option(
+    "--weekend", type=float, default=0.5, show_default=True, help="Submissions at weekends, relative to other days."
+)
+@click.option(
+    "--urgent-s",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Jobs of the queue parallel are urgent that run for so long at most; 0: none is.",
+)
+@click.option(
+    "--memory", type=float, default=0.2, show_default=True, help="Memory of a task, a fraction of a node; to 0.25."
+)
+@click.option("-o", "--out", type=_FILE, help="Job table to write (.csv or .csv.gz); standard output without it.")
+@deferred
+def marc() -> None:
+    """Make a trace by a model of the load of MARC, the cluster of the University of Marburg in 2006 [XGE].
+
+    About 20,000 jobs a week for 85 nodes of four cores, in five queues, which are their classes. Numbers of jobs, mean
+    run times, limits, which are the estimates, and cores of parallel jobs are the paper's. All else is assumed, as
+    docs/xge.md says, and has an option.
+    """

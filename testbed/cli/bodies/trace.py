@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.run.as_trace import jobs_of_run
 from testbed.scheduling.workload.accounting import SiteNode
 from testbed.scheduling.workload.load import offered_load, scale_load
+from testbed.scheduling.workload.marc import MarcModel, marc_trace
 from testbed.scheduling.workload.segments import JobRange, Segment, Week, Window, cut
 from testbed.scheduling.workload.sites import read_accounting
 from testbed.scheduling.workload.statistics import describe
@@ -108,6 +109,27 @@ def lublin(nodes: int, jobs: int, seed: int, mode: str, load: float | None, out:
     made = synthetic_trace(nodes, jobs, seed, mode)
     if load is not None:
         made = scale_load(made, nodes, load)
+    if out is None:
+        click.echo(format_table(made), nl=False)
+    else:
+        save_trace(out, made)
+
+
+def marc(
+    weeks: int,
+    seed: int,
+    rate: float,
+    cv: float,
+    farm_jobs: float,
+    parallel_farm_jobs: float,
+    daily: float,
+    weekend: float,
+    urgent_s: float,
+    memory: float,
+    out: Path | None,
+) -> None:
+    model = MarcModel(rate, cv, farm_jobs, parallel_farm_jobs, daily, weekend, urgent_s, memory)
+    made = marc_trace(seed, weeks, model)
     if out is None:
         click.echo(format_table(made), nl=False)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from testbed.bus.limits import MOST_EVENTS
 from testbed.errors import RunError
 from testbed.scheduling.compiler import compiled
-from testbed.scheduling.policies.kernel_policy import has_kernels
+from testbed.scheduling.policies.kernel_policy import JobColumns, first_argument, has_kernels
 from testbed.scheduling.policies.state import Cluster, Jobs
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.policies.within import DividingPolicy
@@ -69,7 +69,7 @@ def run_loop(
     plain: Callable[..., int] | None = None
     rules: object = ()
     if has_kernels(policy) and not views:
-        plain, rules = event_loop(policy.kernels), policy.rules
+        plain, rules = event_loop(policy.kernels), first_argument(policy, columns_of(jobs, world, policy))
         run = compiling.begin(plain)
     else:
         run = _viewed(policy, jobs, (table, cluster, world), overheads, sharing)
@@ -115,6 +115,14 @@ def run_loop(
         decide_max_s=float(world.counts[DECIDE_MAX_NS]) / 1e9,
         recording=_recording(log, world) if record else None,
     )
+
+
+def columns_of(jobs: Sequence[Job], world: World, policy: Policy) -> JobColumns:
+    """Return what a policy may know of jobs beside `Jobs`; first starts are those of the world."""
+    estimate_s = np.full(len(jobs), np.nan)
+    if policy.needs_estimates:
+        estimate_s = np.array([job.batch_estimate_s for job in jobs], dtype=np.float64)
+    return JobColumns(world.start_s, estimate_s, np.array([job.urgent for job in jobs], dtype=np.bool_))
 
 
 def _viewed(

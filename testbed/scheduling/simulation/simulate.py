@@ -63,7 +63,12 @@ def simulate(
     wait for ever or a check fails.
     """
     check_trace(jobs, nodes)
+    shapes: set[tuple[float, ...]] = set()  # long traces have few, and asking takes 100 µs
     for job in jobs:
+        shape = (job.tasks, job.cpu_need_frac, job.mem_req_frac, job.urgent)
+        if shape in shapes:
+            continue
+        shapes.add(shape)
         if not can_ever_run(policy, job, nodes):
             raise UserError(
                 f"job {job.job_id} can never run on {nodes} nodes under {policy.name}: "
