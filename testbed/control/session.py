@@ -59,6 +59,7 @@ from testbed.run import events
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy, SharingPolicy
 from testbed.scheduling.policies.within import DividingPolicy
+from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.scheduling.workload.jobs import Job
 
 SNAPSHOT_S = 0.25
@@ -511,7 +512,7 @@ class _Session:
         return migration_targets(self.scenario, dict(zip(names, facts, strict=True)))
 
     async def _show(self, conductor: Conductor, fleet: Fleet) -> None:
-        meter = UseMeter()
+        meter, partitions = UseMeter(), partitions_of(self._policy.name, len(fleet.nodes))
         while True:
             self.display.show(
                 take_snapshot(
@@ -521,6 +522,7 @@ class _Session:
                     meter,
                     self._clock.trace_s(),
                     self._clock.wall_s(),
+                    partitions,
                 )
             )
             await asyncio.sleep(SNAPSHOT_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from testbed.control.share_flows import bank_cores
 from testbed.lab.fleet import Fleet
 from testbed.lab.guest_specs import cap_at
 from testbed.run.phases import Phase
+from testbed.scheduling.policies.xge_slots import Partitions
+
+_RUNS = frozenset({Phase.RUNNING.value, Phase.MIGRATING.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class OperationPicture:
 
 @dataclass(frozen=True, slots=True)
 class NodePicture:
-    """One node; memory in MiB."""
+    """One node; memory in MiB. `slot` is the active slot under XGE (`testbed.scheduling.policies.xge_slots`)."""
 
     name: str
     online: bool
@@ -52,6 +55,7 @@ class NodePicture:
     memory_held_mib: int
     guests: tuple[GuestPicture, ...]
     drained: bool = False
+    slot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,10 @@ class UseMeter:
 
 
 def take_snapshot(
-    cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float
-) -> Snapshot:
-    """Return a snapshot of this moment."""
+    cluster: Cluster, executor: Executor, fleet: Fleet, meter: UseMeter, trace_s: float, wall_s: float,
+    partitions: Partitions | None = None,
+) -> Snapshot:  # fmt: skip
+    """Return a snapshot of this moment; `partitions` are those of XGE."""
     active = cluster.active()
     idle = [live for live in active if live.state.wanted is None]
     phases = [live.state.phase for live in cluster.jobs.values()]
@@ -153,7 +158,8 @@ def take_snapshot(
         cpus = node.facts.cpus if node.facts else 0.0
         memory_mib = node.facts.memory_mib if node.facts else 0
         drained = cluster.history.nodes[node.index].drained
-        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests), drained))
+        slot = "" if partitions is None else partitions.slot(node.index, _tasks(cluster, guests))
+        nodes.append(NodePicture(node.name, node.online, cpus, memory_mib, held_mib, tuple(guests), drained, slot))
     return Snapshot(
         trace_s=trace_s,
         wall_s=wall_s,
@@ -184,3 +190,8 @@ def take_snapshot(
         recovering=cluster.history.standstill.blind_since_s is not None,
         bank_cores=dict(sorted(banks.items())),
     )
+
+
+def _tasks(cluster: Cluster, guests: Sequence[GuestPicture]) -> list[tuple[bool, bool]]:
+    """Return for each guest whether its job is parallel, and whether the guest runs."""
+    return [(cluster.jobs[guest.job].job.tasks > 1, guest.phase in _RUNS) for guest in guests]

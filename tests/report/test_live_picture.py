@@ -28,6 +28,7 @@ NODES = st.builds(
     memory_mib=st.integers(0, 10**6),
     memory_held_mib=st.integers(0, 10**6),
     guests=st.lists(GUESTS, max_size=6).map(tuple),
+    slot=st.sampled_from(["", "lent", "changing"]),
 )
 OPERATIONS = st.builds(
     OperationPicture,

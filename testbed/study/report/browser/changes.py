@@ -134,6 +134,7 @@ class Page:
         return {
             "online": state.online(node),
             **({"drained": True} if state.drained(node) else {}),
+            **({"slot": slot} if (slot := state.slot(node)) else {}),
             "cpu_frac": None if use is None else round(use.cpu_frac, 3),
             "used_mib": None if use is None else round(use.memory_used_mib),
             "held_mib": state.held_mib(node),

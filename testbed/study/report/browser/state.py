@@ -11,6 +11,7 @@ from testbed.run import events
 from testbed.run.history import ONLINE, History
 from testbed.run.journal import BadEntryError, decode
 from testbed.run.phases import IllegalEventError
+from testbed.scheduling.policies.xge_slots import Partitions, partitions_of
 from testbed.study.report.browser.jobs import Board, board_of
 from testbed.study.report.browser.log import ERROR, describe
 from testbed.study.report.browser.telemetry import NodeUse, Telemetry
@@ -23,6 +24,7 @@ KEPT_RESCHEDULINGS: Final = 12
 SHOWN_ACTIONS: Final = 60
 SHOWN_JOBS: Final = 60
 PHASES: Final = ("save_s", "wait_s", "transfer_s", "restore_s", "downtime_s", "first_progress_s")
+_RUNS: Final = frozenset({"", "cap", "migrate"})  # operations on a guest that runs meanwhile
 _KIND_INDEX: Final = {kind: index for index, kind in enumerate(KINDS)}
 _OF_ANOTHER_FORM: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -57,6 +59,7 @@ class RunState:
         self.last_t_s = 0.0
         self.history = History()
         self._board: Board | None = None  # of the history as it is now
+        self._partitions: Partitions | None = None  # under XGE
         self.telemetry = Telemetry()
         self.timeline = Timeline()
         self.closed: deque[tuple[int, list[object]]] = deque(maxlen=KEPT_SPANS)
@@ -85,6 +88,7 @@ class RunState:
         self.timeline.time_scale, self.timeline.node_names = time_scale, tuple(nodes)
         self.history.name_nodes(self.names)
         self.changed_names.update(self.names)
+        self._partitions = partitions_of(self.policy, len(self.names))
 
     def feed_line(self, line: bytes) -> None:
         """Take one line of the journal, without its break; a line that cannot be read is reported and left out."""
@@ -136,6 +140,14 @@ class RunState:
     def drained(self, node: int) -> bool:
         """Whether the operator has drained a node."""
         return node < len(self.history.nodes) and self.history.nodes[node].drained
+
+    def slot(self, node: int) -> str:
+        """The active slot of a node under XGE, empty under other policies."""
+        if self._partitions is None:
+            return ""
+        guests = self.board.guests.get(node, ())
+        tasks = [(self.history.jobs[guest.job].tasks > 1, guest.verb in _RUNS) for guest in guests]
+        return self._partitions.slot(node, tasks)
 
     def use(self, node: int) -> NodeUse | None:
         """The last report of a node."""
@@ -202,6 +214,7 @@ class RunState:
         match event:
             case events.Begin():
                 self.scenario, self.policy = event.scenario, event.policy
+                self._partitions = partitions_of(self.policy, len(self.names))
             case events.Replay():
                 self.state = "running"
                 self.zero_t_s = event.t_s - event.trace_s / self.time_scale

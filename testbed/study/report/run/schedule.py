@@ -110,6 +110,7 @@ class Schedule:
     time_scale: float
     end_s: float
     share_moves: Sequence[ShareMove] = ()  # of jobs that compete by shares
+    policy: str = ""  # name of the policy, empty if unknown
 
     def to_trace_s(self, wall_s: float) -> float:
         """Return the trace second of a wall second since the replay began."""

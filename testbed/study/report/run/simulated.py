@@ -94,6 +94,7 @@ def simulate_schedule(
         time_scale=time_scale,
         end_s=float(run.end_s.max()) / time_scale,
         share_moves=simulated_moves(run, time_scale, node_cores),
+        policy=policy.name,
     )
     return Simulation(run, schedule, overheads, decisions)
 

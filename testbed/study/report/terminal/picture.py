@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.control.snapshot import GuestPicture, NodePicture, OperationPicture, Snapshot
+from testbed.scheduling.policies.xge_slots import LENT, TAKEN
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; black and yellow do not show on every terminal.
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
@@ -19,6 +20,7 @@ _FEWEST_EVENTS = 3
 _MOST_OPERATIONS = 6
 _MOST_BANKS = 6
 _NARROW = 90  # columns below which only a bar shows the guests of a node
+_SLOT_STYLES = {LENT: "yellow", TAKEN: "yellow"}  # a slot that is active outside its own partition
 _USED, _UNUSED, _NOTHING = "█", "░", "·"
 
 
@@ -156,27 +158,36 @@ def _guest(guest: GuestPicture) -> str:
     return what if guest.phase == "running" else f"{what} {guest.phase}"
 
 
+def _name(node: NodePicture) -> Text:
+    """Return the name of a node, with its active slot under XGE."""
+    if not node.online:
+        return Text(node.name, style="bold red")
+    slot = (f" {node.slot}", _SLOT_STYLES.get(node.slot, "dim")) if node.slot else ""
+    return Text.assemble((node.name, "bold"), slot)
+
+
 def _nodes(nodes: Sequence[NodePicture], width: int, rows: int) -> list[RenderableType]:
     """The nodes, one per row; of more than `rows` the last row counts the rest."""
     shown = nodes if len(nodes) <= rows else nodes[: rows - 1]
     wide = width >= _NARROW
     bar_width = max(10, min(40, width // 3))
     grid = Table.grid(padding=(0, 2), expand=wide)
-    grid.add_column(no_wrap=True, min_width=max((len(node.name) for node in shown), default=0))
+    named = [_name(node) for node in shown]
+    grid.add_column(no_wrap=True, min_width=max((text.cell_len for text in named), default=0))
     grid.add_column(no_wrap=True, min_width=bar_width)
     grid.add_column(no_wrap=True, justify="right")
     grid.add_column(no_wrap=True, justify="right")
     if wide:
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for node in shown:
+    for node, name in zip(shown, named, strict=True):
         if not node.online:
-            grid.add_row(Text(node.name, style="bold red"), Text("lost", style="bold red"))
+            grid.add_row(name, Text("lost", style="bold red"))
             continue
         used = sum(guest.used_cores for guest in node.guests)
         idle = Text("drained", style="bold yellow") if node.drained else Text("idle", style="dim")
         told = Text("  ".join(map(_guest, node.guests))) if node.guests else idle
         grid.add_row(
-            Text(node.name, style="bold"),
+            name,
             _bar(node, bar_width) if node.cpus else Text(),
             f"{used:.2f}/{node.cpus:g} cores",
             f"{node.memory_held_mib}/{node.memory_mib} MiB",

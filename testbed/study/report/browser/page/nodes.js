@@ -80,10 +80,11 @@ export class Nodes {
     const held = make("span");
     const fill = make("i");
     const mibText = make("div", { className: "mib" }, held, make("div", { className: "memory" }, fill));
-    const label = make("div", { className: "name", textContent: name });
+    const title = make("span", { textContent: name }), slot = make("small");
+    const label = make("div", { className: "name" }, title, slot);
     const item = make("li", { className: "node", tabIndex: index ? -1 : 0 }, label, cpu, coresText, mibText);
     item.dataset.node = index;
-    return { item, name: label, cpu, coresText, held, fill, seen: index < 20, guests: [] };
+    return { item, name: title, slot, cpu, coresText, held, fill, seen: index < 20, guests: [] };
   }
 
   #draw(row, value, index) {
@@ -119,6 +120,8 @@ export class Nodes {
     row.fill.style.transform = `scaleX(${total ? Math.min(1, value.held_mib / total) : 0})`;
     row.item.classList.toggle("lost", !value.online);
     setText(row.name, `${this.head.names[index]}${value.drained ? " (drained)" : ""}`);
+    setText(row.slot, value.slot ?? ""); // under XGE
+    if (value.slot) row.item.dataset.slot = value.slot; else delete row.item.dataset.slot;
     row.item.setAttribute("aria-label", this.#words(index).join(", "));
   }
 
@@ -128,6 +131,7 @@ export class Nodes {
     const busy = (verb) => (verb && verb !== "cap" ? `, ${verb}` : "");
     return [
       `${this.head.names[index]}${value.online ? (value.drained ? " (drained)" : "") : " (lost)"}`,
+      ...(value.slot ? [`slot: ${value.slot}`] : []),
       ...value.guests.slice(0, 8).map(([job, task, cap, used, verb]) => (this.head.shares
         ? `job ${job} task ${task}: share ${shareCores(cap)}, used ${shareCores(used)} cores${busy(verb)}`
         : `job ${job} task ${task}: cap ${cores(cap)}, achieved ${cores(used)} cores${busy(verb)}`)),
