@@ -8,6 +8,7 @@ name the socket by the descriptor (`/proc/self/fd/N/NAME`).
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import os
@@ -23,7 +24,8 @@ from testbed.errors import RunError
 REQUEST_S = 10.0  # from the connection to the whole request
 CLOSE_S = 5.0  # for answers in transit when the run ends
 MOST_BYTES = 16 << 10  # of a line, with its break
-_MOST_CLIENTS = 16
+MOST_CLIENTS = 16
+MOST_OF_USER = 8  # so that no user keeps the others out
 _RETRY_S = 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, of SO_PEERCRED
 _log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class _Serving:
         self._counter = counter
         self._listener = listener
         self._clients: set[asyncio.Task[None]] = set()
+        self._of_user: collections.Counter[int] = collections.Counter()
         self._closed = False
 
     async def __aenter__(self) -> None:
@@ -127,8 +130,17 @@ class _Serving:
         peer = _peer(client)
         if why_not := self._counter.may(peer):
             return self._counter.refuse(why_not)
-        if len(self._clients) > _MOST_CLIENTS:
-            return self._counter.refuse(f"{_MOST_CLIENTS} other commands wait for this run: end some")
+        if len(self._clients) > MOST_CLIENTS:
+            return self._counter.refuse(f"{MOST_CLIENTS} other commands wait for this run: end some")
+        if self._of_user[peer.uid] >= MOST_OF_USER:
+            return self._counter.refuse(f"{MOST_OF_USER} other commands of this user wait for this run: end some")
+        self._of_user[peer.uid] += 1
+        try:
+            return await self._hear(client, peer)
+        finally:
+            self._of_user[peer.uid] -= 1
+
+    async def _hear(self, client: socket.socket, peer: Peer) -> bytes:
         try:
             async with asyncio.timeout(REQUEST_S):
                 line = await _line(client)
@@ -204,7 +216,7 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
             if group is not None:
                 os.chown(path, -1, group)
             path.chmod(mode)
-        listener.listen(_MOST_CLIENTS)
+        listener.listen(MOST_CLIENTS)
     except OSError:
         listener.close()
         raise

@@ -11,6 +11,7 @@ import contextlib
 import grp
 import os
 import pwd
+import stat
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -95,10 +96,18 @@ async def taking_jobs(intake: Intake, lab: str, access: Access) -> AsyncIterator
 def _make_folder(folder: Path) -> None:
     """Make the folder of sockets; only its owner may write there. Raises `OSError` for a folder of somebody else."""
     folder.mkdir(mode=0o755, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022 or folder.is_symlink():
+    if not _is_own(folder):
         raise OSError(0, f"{folder} is not a folder in which this user alone can write")
     folder.chmod(0o755)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this user alone can write in a folder, as another one may have made it in a common place."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def user_name(uid: int) -> str:
@@ -115,7 +124,7 @@ def send(lab: str, request: Request) -> Answer:
     Raises `RunError` if the lab is not served, or its controller does not answer.
     """
     own, common = place(lab, root=False), place(lab, root=True)
-    path = own if own.exists() else common
+    path = own if _is_own(own.parent) and own.exists() else common
     if not path.exists():
         raise RunError(f"lab {lab} is not served on this machine: `testbed serve` begins that")
     line = ask(path, msgspec.json.encode(request), _WAIT_S, MOST_ANSWER_BYTES)
@@ -127,7 +136,7 @@ def send(lab: str, request: Request) -> Answer:
 
 def served_labs() -> list[str]:
     """Return the names of the labs with a socket on this machine."""
-    folders = (FOLDER, _own_folder())
+    folders = [FOLDER, *filter(_is_own, [_own_folder()])]
     return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.sock")})
 
 
