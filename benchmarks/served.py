@@ -89,8 +89,10 @@ USERS = (
 def give(user: User, seed: int, until_s: float) -> None:
     """Give jobs as a user until a time of the monotonic clock; one more that is refused for a limit comes later."""
     draw = random.Random(f"{seed} {user.name}")  # noqa: S311  # the same jobs for the same seed
+    account = pwd.getpwnam(user.name)
     os.setgroups([])
-    os.setuid(pwd.getpwnam(user.name).pw_uid)
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
     given = refused = 0
     while True:
         time.sleep(draw.expovariate(1.0 / user.every_s))
