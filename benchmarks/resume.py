@@ -1,11 +1,13 @@
 """Kill the controller of a run in each phase of its work, resume it, and print how long both took.
 
-    python benchmarks/resume.py --times 5 --json resume.json
+    python benchmarks/resume.py --times 5 --json resume.json --keep kept
 
 Each repetition is a run of twelve jobs on two nodes of this machine, eight of one task and four of two, under a policy
 that interrupts each job once and resumes it with its nodes swapped. Blind time: from the last sign of life of the
 killed controller until the next one has asked every node. Recovery: from the start of `testbed resume` until then, and
 until the first decision after it.
+
+Exit code 1 if not all jobs of a run were done and right; `--keep` copies the directory of such a run.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def install(folder: Path, module: str, entry_point: str) -> None:
     (about / "entry_points.txt").write_text(entry_point)
 
 
-def repeat(phase: str, victim: str) -> dict[str, object]:
-    """Kill and resume one run; return what was measured."""
+def repeat(phase: str, victim: str, keep: Path | None) -> dict[str, object]:
+    """Kill and resume one run; return what was measured. A run that did not end well is copied to `keep`."""
     with tempfile.TemporaryDirectory(prefix="dfrs-r") as name:
         folder = Path(name)
         install(folder / "site", "interrupting", "[testbed.policies]\nInterrupting = dfrs_interrupting:interrupting\n")
@@ -90,7 +92,14 @@ def repeat(phase: str, victim: str) -> dict[str, object]:
             "victim": victim, "phase": phase, "exit": code, "done": summary["done"], "jobs": summary["jobs"],
             "right": summary["results"]["right"],
         }  # fmt: skip
+        if keep is not None and not is_whole(found):
+            shutil.copytree(run, keep / f"{victim}-{phase}-{run.name}")
         return found | (_times(run, began_s) if victim == "controller" else {})
+
+
+def is_whole(row: dict[str, object]) -> bool:
+    """Return whether all jobs of a run are done and right."""
+    return row["exit"] == 0 and row["done"] == row["jobs"] == row["right"]
 
 
 def _testbed(folder: Path, env: dict[str, str], *command: str) -> int:
@@ -119,20 +128,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3, help="repetitions per phase")
     parser.add_argument("--victims", default="controller,agent", help="what is killed")
+    parser.add_argument("--phases", default=",".join(PHASES), help="in which phases")
     parser.add_argument("--json", type=Path, help="file for the raw figures")
+    parser.add_argument("--keep", type=Path, help="folder for the directories of runs that did not end well")
     chosen = parser.parse_args()
     found: list[dict[str, object]] = []
     print_machine()
     print(f"{'killed':12}{'while':14}{'12 of 12':>10}{'blind s':>18}{'to decision s':>18}")
     for victim in chosen.victims.split(","):
-        for phase in PHASES:
-            rows = [repeat(phase, victim) for _ in range(chosen.times)]
+        for phase in chosen.phases.split(","):
+            rows = [repeat(phase, victim, chosen.keep) for _ in range(chosen.times)]
             found += rows
-            whole = sum(row["done"] == row["jobs"] == row["right"] for row in rows)
+            whole = sum(map(is_whole, rows))
             times = f"{_spread(rows, 'blind_s'):>18}{_spread(rows, 'decide_s'):>18}"
             print(f"{victim:12}{phase:14}{whole:>6}/{len(rows)}{times}", flush=True)
             if chosen.json:
                 chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+    if not all(map(is_whole, found)):
+        raise SystemExit(1)
 
 
 def _spread(rows: list[dict[str, object]], name: str) -> str:

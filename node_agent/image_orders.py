@@ -47,6 +47,7 @@ class ImageOrders:
         self._noting: dict[str, asyncio.Task[None]] = {}
         self.left_saved = 0  # guests that have left with a save that no order waited for
         self._fetching: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._finding: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def hold(self, action: Hold, memory_mib: int) -> dict[str, object]:
         """Hold a guest; if it is to be saved, reserve room for its image first. Returns what the reply of `Hold` has.
@@ -98,9 +99,7 @@ class ImageOrders:
             await asyncio.wait((noting,))
         if not image or self._there(guest):
             return None
-        note = await self._stores.do(lambda: self._stores.note(image))
-        if note is None:
-            note = await self._find(image)
+        note = await self._find(image)
         return note if note is not None and note.guest == guest else None
 
     def complete(self, guest: str, at: int | None, path: Path, report: SaveReport) -> asyncio.Task[None]:
@@ -115,8 +114,11 @@ class ImageOrders:
         return noting
 
     async def _complete(self, guest: str, at: int | None, path: Path, report: SaveReport) -> None:
-        begun = (await self._stores.do(self._stores.begun)).get(path.name, ImageNote(guest=guest, at=at))
-        await self._stores.do(lambda: self._stores.finish(path, _note(begun, report)))
+        async with self._finding.setdefault(path.name, asyncio.Lock()):
+            if await self._stores.do(lambda: self._stores.note(path.name)) is not None:
+                return  # an order has found it complete meanwhile
+            begun = (await self._stores.do(self._stores.begun)).get(path.name, ImageNote(guest=guest, at=at))
+            await self._stores.do(lambda: self._stores.finish(path, _note(begun, report)))
 
     async def find_all(self) -> None:
         """Note all images that a killed agent has written, but not noted."""
@@ -137,10 +139,16 @@ class ImageOrders:
                 self._stores.drop(image)
 
     async def _find(self, image: str) -> ImageNote | None:
-        """Complete the note of an image whose save has begun, if the driver finds that it was written to its end.
+        """Return the note of a complete image; complete one that the driver finds written to its end.
 
         That may be asked only during the boot in which it was written: what was not synced by then is lost with it.
+        Several orders may ask for the same image at the same time: one completes the note, which the others find.
         """
+        async with self._finding.setdefault(image, asyncio.Lock()):
+            note = await self._stores.do(lambda: self._stores.note(image))
+            return await self._find_end(image) if note is None else note
+
+    async def _find_end(self, image: str) -> ImageNote | None:
         begun, path = (await self._stores.do(self._stores.begun)).get(image), self._stores.path(image)
         finding = self._able.finding
         if begun is None or not is_recent(begun) or not path.exists() or finding is None:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,11 +16,12 @@ def draft_of(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a path beside `path`: the file that the block makes there is renamed to `path` at its end.
 
     If the block fails, `path` stays unchanged and the draft is deleted. Without `durable` the content may be lost when
-    the machine loses power. Raises `OSError`.
+    the machine loses power. Several processes and threads may write the same file: it is that of one of them. Raises
+    `OSError`.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.{threading.get_native_id()}.part")
     try:
-        draft.unlink(missing_ok=True)  # of a killed process with the same id
+        draft.unlink(missing_ok=True)  # of a killed process that had a thread with the same id
         yield draft
         if durable:
             descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)

@@ -16,11 +16,12 @@ from node_agent.drivers.null import NullDriver
 from node_agent.drivers.process import _written
 from node_agent.drivers.protocol import SaveReport
 from node_agent.drivers.sealed import seal
-from node_agent.image_notes import complete_note
+from node_agent.image_notes import ImageNote, begin_note, complete_note
 from node_agent.image_server import ImageServer
 from node_agent.image_tickets import Tickets
 from node_agent.images import ImageStore
 from node_agent.programs.image import ImageError, ImageReader, write_image
+from node_agent.stores import ImageStores
 from testbed.bus.lease import token_digest
 from testbed.bus.memory import MemoryHub
 from testbed.bus.messages import (
@@ -336,6 +337,46 @@ def test_a_crash_while_an_image_is_removed_leaves_all_of_it_or_none_that_counts(
         await crashes.each(look)
 
     asyncio.run(main())
+
+
+ORDERS = 8
+
+
+@pytest.mark.parametrize("noting", [False, True], ids=["orders alone", "beside its last word"])
+def test_orders_at_the_same_time_find_an_image_that_a_killed_agent_has_written_and_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noting: bool
+) -> None:
+    """A resumed save, lists of images, and the survivor's own end: one of them completes the note."""
+    finished: list[str] = []
+    finish = ImageStores.finish
+
+    def counted(stores: ImageStores, image: Path, note: ImageNote) -> None:
+        finished.append(image.name)
+        finish(stores, image, note)
+
+    monkeypatch.setattr(ImageStores, "finish", counted)
+
+    async def act() -> None:
+        agent = node(tmp_path, guest=False)
+        (tmp_path / "state").mkdir()
+        path = agent._stores.path(IMAGE)
+        write_image(path, {"iteration": AT}, [memoryview(MEMORY)])
+        begin_note(path, ImageNote(guest="a", at=AT, generation=3))
+        order = Save(guest="a", image=IMAGE, at=AT, generation=3)
+        asking = [agent.perform(order) for _ in range(ORDERS)] + [agent.perform(ListGuests()) for _ in range(ORDERS)]
+        if noting:
+            report = _written(AT, path)
+            assert report is not None
+            asking.append(agent._images._complete("a", AT, path, report))
+        saved = (await asyncio.gather(*asking))[:ORDERS]
+        assert all(each == saved[0] for each in saved)
+        assert await images_of(agent, written(tmp_path / "right")) == [IMAGE]
+        note = complete_note(path)
+        assert note is not None
+        assert (note.guest, note.generation, note.at) == ("a", 3, AT)
+
+    asyncio.run(act())
+    assert finished == [IMAGE]
 
 
 def test_an_image_that_is_cut_off_or_changed_at_any_byte_is_not_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_a_block_that_makes_no_file_leaves_what_was_there(tmp_path: Path) -> Non
     with pytest.raises(FileNotFoundError), draft_of(path):
         pass
     assert path.read_text() == "old"
+
+
+def test_threads_that_write_the_same_file_do_not_take_each_others_drafts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with draft_of(path) as draft:
+        draft.write_text("of this thread")
+        other = threading.Thread(target=write_whole, args=(path, "of the other thread"))
+        other.start()
+        other.join()
+        assert path.read_text() == "of the other thread"
+    assert path.read_text() == "of this thread"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_draft_of_a_killed_process_is_in_nobodys_way(tmp_path: Path) -> None:
