@@ -135,10 +135,7 @@ class Executor:
         """Act on events of guests, and on jobs that were saved or failed: see `Ledger.listen`."""
         match event:
             case events.Guest() if isinstance(event.typed, Progress | Done):
-                live = self._cluster.jobs[event.job]
-                if isinstance(event.typed, Done):
-                    self._operations.let_pass(live)
-                self._settle(live)
+                self._settle(self._cluster.jobs[event.job])
             case events.Outcome(verb="save", ok=True):
                 self._drop_older(self._cluster.jobs[event.job])
                 self.replicas.begin(self._cluster.jobs[event.job])
@@ -339,6 +336,7 @@ class Executor:
 
     def _settle(self, live: LiveJob) -> None:
         """Process events that arrived while an operation was in progress."""
+        self._operations.let_pass(live)
         if self.busy(live.job_id):
             return
         if live.state.phase is Phase.RUNNING:

@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
+from testbed.bus.messages import RankKeys
 from testbed.errors import TestbedError
-from testbed.lab import mpi_exchange
 from testbed.lab.mpi_exchange import MpiExchange, MpiSession
 
 PROGRAM = ["-P", "-m", "node_agent.programs"]
@@ -30,14 +32,14 @@ def _stop_first_rank() -> None:
 
 
 async def _pass_first_rank(
-    self: MpiExchange, node: int, session: MpiSession, guest: str, *rest: object
+    self: MpiExchange, node: int, session: MpiSession, guest: str, number: int, keys: Sequence[RankKeys]
 ) -> TestbedError | None:
     if session.starting:
-        return await _pass_at(self, node, session, guest, *rest)  # type: ignore[arg-type]
+        return await _pass_at(self, node, session, guest, number, keys)
     if guest != session.live.guests[0]:
         await asyncio.Event().wait()
     _stop_first_rank()
-    await _pass_at(self, node, session, guest, *rest)  # type: ignore[arg-type]
+    await _pass_at(self, node, session, guest, number, keys)
     os.kill(os.getpid(), signal.SIGKILL)
     return None
 
@@ -48,7 +50,7 @@ class HalfPassing:
     def open(self, path: Path, manifest: dict[str, object]) -> None:
         """See `testbed.measure.recorders`."""
         if "DFRS_HALF_PASSING" in os.environ:
-            mpi_exchange.MpiExchange._pass_at = _pass_first_rank  # type: ignore[assignment, method-assign]
+            mock.patch.object(MpiExchange, "_pass_at", _pass_first_rank).start()  # until this process is killed
 
     def journal(self, entry: dict[str, object]) -> None:
         """See `testbed.measure.recorders`."""
