@@ -25,8 +25,9 @@ from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.dfrs import can_load, use_compiled
 from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.workload.jobs import Job
+from testbed.study.report.terminal.console import wide_console
 from testbed.study.report.terminal.live import PlainDisplay, display_for
-from testbed.study.report.terminal.text import print_comparison, print_run, wide_console
+from testbed.study.report.terminal.text import print_comparison, print_run
 
 
 def run_path(out: Path, name: str) -> Path:

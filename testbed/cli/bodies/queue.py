@@ -11,7 +11,7 @@ from rich.table import Table
 from testbed.control.queue_messages import Accepted, Answer, Delete, Deleted, Queue, QueuedJob, Refused, Show, Submit
 from testbed.control.queue_socket import send, served_labs
 from testbed.errors import RunError, UserError, printable
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 
 def qsub(

@@ -13,8 +13,9 @@ from testbed.errors import UserError
 from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.study.report.run.facts import RunFacts, read_facts
 from testbed.study.report.run.slots import Slots, slots_of
+from testbed.study.report.terminal.console import wide_console
 from testbed.study.report.terminal.slot_table import slots_table
-from testbed.study.report.terminal.text import metrics_table, print_facts, wide_console
+from testbed.study.report.terminal.text import metrics_table, print_facts
 
 _NEEDED = ("matplotlib", "polars", "jinja2")
 

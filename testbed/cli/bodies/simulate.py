@@ -35,7 +35,7 @@ from testbed.scheduling.simulation.simulate import must_compile
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.segments import Week, cut
 from testbed.scheduling.workload.trace import load_trace
-from testbed.study.report.terminal.text import wide_console
+from testbed.study.report.terminal.console import wide_console
 
 
 def simulate(
