@@ -1,4 +1,4 @@
-"""Checks before a run starts: jobs, numbers of events, disks and programs that do not fit are refused."""
+"""Checks before a run starts: jobs, numbers of events, disks, nodes and programs that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import psutil
 
 from testbed.bus.drivers import traits_of
 from testbed.bus.limits import MOST_EVENTS
+from testbed.bus.messages import NodeFacts
 from testbed.errors import UserError, nearest
-from testbed.lab.guests import program_of
+from testbed.lab.guests import check_floor, check_images, program_of
+from testbed.lab.node_facts import check_alike
+from testbed.lab.sharing import check_sharing
 from testbed.scenario.schema import Scenario
 from testbed.scheduling.policies.view import Policy, can_ever_run
 from testbed.scheduling.workload.jobs import Job
@@ -71,6 +74,21 @@ def check_disk(path: Path, scenario: Scenario) -> None:
             f"{path}: {free_mib} MiB free on its disk: expected at least {need_mib} MiB for images of saved guests, "
             "twice the memory_mib of all nodes on this machine; choose another place with --out, or smaller nodes"
         )
+
+
+def check_nodes(
+    facts: Mapping[str, NodeFacts], jobs: Sequence[Job], kinds: Sequence[Job], policy: Policy, scenario: Scenario
+) -> None:
+    """Raise `UserError` unless the nodes, by name, are alike and can run these jobs under this policy.
+
+    `kinds` has a job of each kind. A served lab has no jobs yet, so these stand for them.
+    """
+    check_alike(facts)
+    for name, fact in facts.items():
+        check_floor(jobs or kinds, name, fact.memory_mib, fact.guest_floor_mib)
+    check_images(facts)
+    check_sharing(policy, facts, scenario.shares.waits)
+    check_programs(kinds, scenario, {name: fact.programs for name, fact in facts.items()})
 
 
 def check_programs(jobs: Sequence[Job], scenario: Scenario, programs: Mapping[str, Sequence[str]]) -> None:

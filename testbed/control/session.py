@@ -8,10 +8,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from testbed.bus.drivers import traits_in
@@ -20,44 +19,43 @@ from testbed.bus.messages import NodeFacts, OnControllerLoss
 from testbed.bus.migration import Destination
 from testbed.bus.protocol import Bus
 from testbed.bus.results import Verdicts
-from testbed.control.admission import check_disk, check_jobs, check_programs
+from testbed.control.admission import check_disk, check_jobs, check_nodes
 from testbed.control.clock import ReplayClock
 from testbed.control.cluster import Cluster, LiveJob
 from testbed.control.conductor import Conductor
-from testbed.control.dedicated import Shape, measure, representatives
+from testbed.control.data_failure import ended_by_failure
+from testbed.control.dedicated import Shape
 from testbed.control.fence_renewals import FenceRenewals
 from testbed.control.lost_run import LostRun
-from testbed.control.manifest import by_name, manifest_of, trace_job
+from testbed.control.manifest import manifest_of, trace_job
 from testbed.control.order_socket import taking_orders
+from testbed.control.preparation import Preparation
 from testbed.control.recorder import Recorder
 from testbed.control.recovery import Recovery
 from testbed.control.result_checks import check_results, results_event
 from testbed.control.results import job_row, summarize
 from testbed.control.serving import Serving
 from testbed.control.snapshot import Display, UseMeter, take_snapshot
-from testbed.control.work_rates import MeasuredRates, WorkRates
+from testbed.control.work_rates import WorkRates
 from testbed.errors import FailureCode, RunError, TestbedError
 from testbed.lab.bring_up import BringUp, dry_lab
-from testbed.lab.core_speed import measure_core
-from testbed.lab.ended_by import ended_by, ended_by_error_of
+from testbed.lab.ended_by import ended_by_error_of
 from testbed.lab.fences import FenceBook, check_clocks, note_unenforced
 from testbed.lab.fleet import Fleet, limit_text
-from testbed.lab.guests import PreparedJob, check_floor, check_images, prepare_jobs
-from testbed.lab.lab import Lab, addresses_of
+from testbed.lab.guests import PreparedJob
 from testbed.lab.lab_record import LabRecord
 from testbed.lab.lease import holder_name
 from testbed.lab.leased import LeasedLab, lease_scenario
 from testbed.lab.live_migration import LiveMigration
 from testbed.lab.migration_targets import migration_targets
-from testbed.lab.node_facts import check_alike
 from testbed.lab.operations import Operations
-from testbed.lab.sharing import Sharing, check_sharing
+from testbed.lab.sharing import Sharing
 from testbed.measure.recorders import Recorders, make_recorders
 from testbed.measure.run_lock import RunLock
 from testbed.measure.rundir import RunDirectory
 from testbed.run import events
 from testbed.scenario.schema import Scenario
-from testbed.scheduling.policies.view import Policy, SharingPolicy
+from testbed.scheduling.policies.view import Policy
 from testbed.scheduling.policies.within import DividingPolicy
 from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.scheduling.workload.jobs import Job
@@ -230,22 +228,6 @@ async def _drive(session: _Session, open_lab: BringUp) -> RunResult:
     return result
 
 
-@contextlib.asynccontextmanager
-async def _ended_by_failure(directory: RunDirectory) -> AsyncIterator[None]:
-    """Cancel the block when the run directory cannot be written, and raise the directory's failure instead."""
-    loop = asyncio.get_running_loop()
-    async with ended_by() as end:
-        directory.on_failure = lambda failure: _call_soon(loop, partial(end, failure))  # maybe from a thread
-        if directory.failure is not None:
-            raise directory.failure
-        yield
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no block to cancel
-        loop.call_soon_threadsafe(act)
-
-
 class _Session:
     """State of one run between its phases."""
 
@@ -269,14 +251,7 @@ class _Session:
         self.takes_over = lost is not None  # and has not done so yet
         self.cluster: Cluster | None = None
         self.replays = lost is not None  # whether data is being measured
-        self._measured: MeasuredRates | None = None if lost is None else lost.measured
-        # those of the jobs come first, so that a resumed run, which measures no rates, has the same
-        self._more_addresses = addresses_of(scenario)
-        self._addresses = list(islice(self._more_addresses, sum(job.tasks for job in jobs)))
-        if serving is not None:
-            self._addresses = serving.addresses()
-            if self._measured is not None:
-                self._measured = replace(self._measured, by_job=serving.by_job)
+        self._preparation = Preparation(scenario, policy, jobs, run_tag, serving, lost)
         self._verdicts: Verdicts | None = None
         self._leased_s = 0.0
         restarts = scenario.on_node_loss == "restart"
@@ -290,7 +265,7 @@ class _Session:
             lease_scenario(
                 bus, scenario, self.client, acts=self.recorder.acts, run=self._run_tag, record=record
             ) as leased,
-            _ended_by_failure(self.recorder.directory),
+            ended_by_failure(self.recorder.directory),
         ):
             fleet, self._leased_s = leased.fleet, asyncio.get_running_loop().time()
             leased.requester.on_round_trip = lambda node, round_trip_s: self.recorder.point(
@@ -304,62 +279,21 @@ class _Session:
                 await self._replay(leased, self._lost.rates)
                 return
             await leased.ready(self.path)
-            names = [node.name for node in fleet.nodes]
-            check_clocks(names, self._book)
-            facts = [fleet.facts(node.index) for node in fleet.nodes]
-            check_alike(dict(zip(names, facts, strict=True)))
-            kinds = self._kinds(len(facts))
-            for name, fact in zip(names, facts, strict=True):
-                check_floor(self._jobs or list(kinds.values()), name, fact.memory_mib, fact.guest_floor_mib)
-            check_images(dict(zip(names, facts, strict=True)))
-            check_sharing(self._policy, dict(zip(names, facts, strict=True)), scenario.shares.waits)
-            self._targets(facts)  # before anything is measured
-            programs = dict(zip(names, (fact.programs for fact in facts), strict=True))
-            check_programs(list(kinds.values()), scenario, programs)
+            check_clocks([node.name for node in fleet.nodes], self._book)
+            facts = {node.name: fleet.facts(node.index) for node in fleet.nodes}
+            kinds = self._preparation.kinds(len(facts))
+            check_nodes(facts, self._jobs, list(kinds.values()), self._policy, scenario)
+            self._targets(list(facts.values()))  # before anything is measured
             self.display.line(0.0, self._headline)
-            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(names)}")
-            rates = await self._rates(fleet, kinds)
+            self.display.line(0.0, f"{len(facts)} nodes are there: {', '.join(facts)}")
+            rates = await self._preparation.rates(fleet, kinds, self.recorder, self.display)
             await self._replay(leased, rates)
-
-    def _kinds(self, nodes: int) -> dict[Shape, Job]:
-        """Return a job for each kind of job that there is, or that users may give."""
-        return representatives(self._jobs, nodes) if self._serving is None else self._serving.representatives()
-
-    async def _rates(self, fleet: Fleet, kinds: Mapping[Shape, Job]) -> dict[Shape, float]:
-        """Work units per second of a core for each kind of job of this run, measured unless given in the scenario."""
-        programs = self.scenario.programs
-        if programs.units_per_core_s is not None:
-            rates = dict.fromkeys(kinds, programs.units_per_core_s)
-            self.recorder.calibration(by_name(rates))
-            return rates
-        self.display.line(0.0, f"measuring how fast each kind of job works alone: {'; '.join(map(str, kinds))}")
-        core_units_per_s = await measure_core(fleet, self.scenario.deadlines.command_s)
-        lab = Lab(self.scenario, fleet, self._run_tag, core_units_per_s, self._more_addresses)
-        speeds: list[float] = []
-        fleet.on_telemetry = lambda _node, record, _taken_ns: speeds.append(record.core_units_per_s)
-        rates = await measure(lab, kinds)
-        told = [speed for speed in speeds if speed > 0.0]
-        probed_units_per_s = sum(told) / len(told) if told else None
-        by_job: Mapping[int, float] = {job.job_id: rates[Shape.of(job)] for job in self._jobs}
-        if self._serving is not None:
-            by_job = self._serving.by_job
-        self._measured = MeasuredRates(core_units_per_s, by_job, probed_units_per_s or 0.0)
-        self.recorder.journal(
-            events.Calibration(
-                *self.recorder.times(),
-                core_units_per_s=core_units_per_s,
-                probed_units_per_s=probed_units_per_s,
-                units_per_core_s=by_name(rates),
-            )
-        )
-        self.recorder.calibration(by_name(rates))
-        return rates
 
     async def _replay(self, leased: LeasedLab, rates: Mapping[Shape, float]) -> None:
         scenario, clock, recorder = self.scenario, self._clock, self.recorder
         fleet = leased.fleet
         facts = self._facts(fleet)
-        jobs = self._prepared(facts[0], rates)
+        jobs = self._preparation.all(facts[0], rates)
         note_unenforced([fact.capabilities for fact in facts], self._book)
         targets = self._targets(facts)
         begin_s = recorder.now_s()
@@ -379,7 +313,7 @@ class _Session:
         )  # fmt: skip
         conductor.tracker.divides = isinstance(self._policy, DividingPolicy)
         conductor.tracker.work_rates = WorkRates(
-            self._measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
+            self._preparation.measured, [node for node, fact in enumerate(facts) if traits_in(fact).runs_own_programs]
         )
         fleet.on_guest_event = conductor.tracker.guest_event
         fleet.on_telemetry = conductor.telemetry
@@ -402,7 +336,7 @@ class _Session:
                     if self._lost is not None:
                         await self._take_over(leased, operations, conductor)
                     if self._serving is not None:
-                        prepare = partial(self._prepared_one, facts[0], rates)
+                        prepare = partial(self._preparation.one, facts[0], rates)
                         taking = self._serving.taking(self._policy, conductor, recorder, prepare, rates, facts[0])
                         await stack.enter_async_context(taking)
                     await conductor.run()
@@ -429,25 +363,6 @@ class _Session:
         self._taken_over()
         conductor.take_over()
 
-    def _prepared(self, fact: NodeFacts, rates: Mapping[Shape, float]) -> list[PreparedJob]:
-        """Return the jobs with their guests; all nodes are alike."""
-        return self._prepare(self._jobs, fact, rates, iter(self._addresses))
-
-    def _prepared_one(
-        self, fact: NodeFacts, rates: Mapping[Shape, float], job: Job, addresses: Iterator[str]
-    ) -> PreparedJob:
-        (prepared,) = self._prepare([job], fact, rates, addresses)
-        return prepared
-
-    def _prepare(
-        self, jobs: Sequence[Job], fact: NodeFacts, rates: Mapping[Shape, float], addresses: Iterator[str]
-    ) -> list[PreparedJob]:
-        return prepare_jobs(
-            jobs, self.scenario, self._run_tag, fact.cpus, fact.memory_mib, lambda job: rates[Shape.of(job)],
-            addresses, shared=isinstance(self._policy, SharingPolicy),
-            waits=isinstance(self._policy, DividingPolicy) and self._policy.within == "distributed",
-        )  # fmt: skip
-
     def _sharing(self, fleet: Fleet) -> Sharing | None:
         """Return how jobs exchange shares, if the policy lets them."""
         return Sharing.under(self._policy, self.scenario.shares, fleet.name)
@@ -456,7 +371,7 @@ class _Session:
         """Take the end of a run from its journal."""
         fact = lost.facts[self.scenario.nodes[0].name]
         jobs = [LiveJob.resumed(job, lost.history.jobs[job.job.job_id], lost.since_s) for job in
-                self._prepared(fact, lost.rates)]  # fmt: skip
+                self._preparation.all(fact, lost.rates)]  # fmt: skip
         self.cluster = Cluster(jobs, lost.history)
         self._verdicts = lost.verdicts
 
