@@ -30,6 +30,7 @@ from node_agent.drivers.protocol import (
 from node_agent.facts import node_facts
 from node_agent.fencing import Fencing
 from node_agent.guest_events import GuestEvents
+from node_agent.guest_limits import GuestLimits
 from node_agent.image_orders import ImageOrders
 from node_agent.image_server import ImageServer
 from node_agent.image_space import ImageSpace
@@ -40,6 +41,7 @@ from node_agent.kept_images import KeptImages
 from node_agent.lease_watch import LeaseWatch
 from node_agent.measuring import measure
 from node_agent.presence import presence_of
+from node_agent.residents import Residents
 from node_agent.share_exchange import ShareExchange
 from node_agent.speed import SpeedProbe
 from node_agent.stores import ImageStores, rehearsed_path
@@ -89,7 +91,6 @@ from testbed.host.agents import SERVING
 __all__ = ["Agent", "AgentConfig"]
 
 _PAUSE_WITHIN_S = 20.0
-_MOVE_WITHIN_S = 1.0  # a cap that was not moved then is moved in the next period of its exchange
 _OF_ITS_CONTROLLER = (Start, MpiJoin, Hold, Watch, Native, Calibrate)  # commands that end with their controller
 _log = logging.getLogger(__name__)
 
@@ -104,10 +105,9 @@ class Agent:
         self._connect = connect
         self._boot = uuid.uuid4().hex
         self._stopping = asyncio.Event()
-        self._locks: dict[str, asyncio.Lock] = {}
         self._doing: dict[asyncio.Task[Any], AnyAction] = {}
-        self._memory_mib: dict[str, int] = {}
-        self._runs: dict[str, str] = {}  # of the same guests
+        self._residents = Residents(config.memory_mib)
+        self._limits = GuestLimits(driver, self._able, self._residents)
         self._orphans: set[str] = set()  # guests of a dead controller, held until a command stops them
         self._verifier = Verifier()
         self._verifies = False
@@ -122,7 +122,14 @@ class Agent:
         now_s = asyncio.get_running_loop().time
         self._fencing = Fencing(config.state_dir, now_s, self._destroy, self, driver, durable=not self._simulated)
         self._shares = ShareExchange(
-            config.lab, config.node, config.cpus, config.state_dir, now_s, self._usage, self._set_share, self._move_cap
+            config.lab,
+            config.node,
+            config.cpus,
+            config.state_dir,
+            now_s,
+            self._usage,
+            self._limits.set_share,
+            self._limits.move_cap,
         )
         self._stores = ImageStores(config.image_dir, durable=not self._simulated)
         self._kept_images = KeptImages(self._stores, self._holds)
@@ -136,7 +143,7 @@ class Agent:
             if config.serve_images
             else ImageCopier(self._stores.disk, rehearsed_path)
         )
-        self._images = ImageOrders(self._able, self._stores, self._room, fetcher, self._memory_mib.__contains__)
+        self._images = ImageOrders(self._able, self._stores, self._room, fetcher, self._residents.__contains__)
         self._starts = ImageStarts(driver, self._able, self._stores)
 
     def stop(self) -> None:
@@ -152,14 +159,14 @@ class Agent:
             self._fencing.begin()
             found = await self._driver.open(config.budget, self._put)
             capabilities = self._able.found(found)
-            self._shares.guess = None if self._able.counts_waits else self._guess_waits
+            self._shares.guess = None if self._able.counts_waits else self._limits.guess_waits
             self._room.stands_for_more = self._simulated
             self._verifies = "checksums" in capabilities
             survivors = self._survivors.found()
             caps_cores = {sample.guest: sample.wanted_cores or 0.0 for sample in self._guest_sampler.look()}
             self._shares.take_over(survivors, caps_cores)
             for spec in survivors:
-                self._memory_mib[spec.guest], self._runs[spec.guest] = spec.memory_mib, spec.run
+                self._residents.found(spec)
                 self._verify(spec)
             if self._survivors.orphaned:
                 await self._abandon("no lease is known")
@@ -297,11 +304,11 @@ class Agent:
 
     def held(self) -> set[str]:
         """See `Guests.held`."""
-        return set(self._memory_mib)
+        return self._residents.names
 
     def _holds(self, run: str) -> bool:
         """Whether there are guests of a run."""
-        return run in self._runs.values()
+        return bool(self._residents.of_run(run))
 
     def lost(self, guest: str, why: str, code: FailureCode = FailureCode.LEASE_LOST) -> None:
         """See `Guests.lost`."""
@@ -321,8 +328,8 @@ class Agent:
         self._tickets.clear()
         if not pause:  # before anything slow: the next controller may save soon
             self._kept_images.clear()
-        there = {sample.guest for sample in self._guest_sampler.look()} | set(self._memory_mib)
-        kept = {guest for guest, run in self._runs.items() if run == self._kept_images.kept}
+        there = {sample.guest for sample in self._guest_sampler.look()} | self._residents.names
+        kept = self._residents.of_run(self._kept_images.kept)
         guests = sorted(there - self._orphans - kept)
         if guests:
             _log.warning("%s: %s %s", why, "pausing" if pause else "destroying", ", ".join(guests))
@@ -333,7 +340,7 @@ class Agent:
     async def _pause(self, guest: str) -> None:
         """Hold a guest for good; one that cannot be held is destroyed, as it must not go on by itself."""
         try:
-            async with asyncio.timeout(_PAUSE_WITHIN_S), self._locks.setdefault(guest, asyncio.Lock()):
+            async with asyncio.timeout(_PAUSE_WITHIN_S), self._residents.lock(guest):
                 await self._able.saving.hold(guest)
             self._orphans.add(guest)
         except (DriverError, TimeoutError) as error:
@@ -341,7 +348,7 @@ class Agent:
             await self._destroy(guest)
 
     async def _destroy(self, guest: str) -> None:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
+        async with self._residents.lock(guest):
             certain = False
             try:
                 await self._driver.stop(guest)
@@ -368,17 +375,17 @@ class Agent:
             await self._fencing.admit(action)
             return {} if isinstance(action, RenewFences) else await self._on_node(action)
         with self._fencing.doing(guest):
-            async with self._locks.setdefault(guest, asyncio.Lock()):
+            async with self._residents.lock(guest):
                 await self._fencing.admit(action)
                 return {} if isinstance(action, ExpectGuest) else await self._on_guest(action)
 
     async def _on_node(self, action: AnyAction) -> dict[str, object]:
         match action:
             case Watch() | Native() | Calibrate():
-                return await measure(action, self._driver, self._able, self._set_cap)
+                return await measure(action, self._driver, self._able, self._limits.set_cap)
             case SetCaps():
                 caps = await self._shares.rebase(action.caps, action.exchange, lower=action.lower)
-                return {"caps": {guest: await self._set_cap(guest, cores) for guest, cores in caps.items()}}
+                return {"caps": {guest: await self._limits.set_cap(guest, cores) for guest, cores in caps.items()}}
             case OfferImage():
                 self._tickets.offer(action)
             case FetchImage():
@@ -404,7 +411,7 @@ class Agent:
 
     async def _list(self, action: ListGuests) -> dict[str, object]:
         for guest in action.settled:
-            async with self._locks.setdefault(guest, asyncio.Lock()):
+            async with self._residents.lock(guest):
                 pass
         left_saved = -1
         while left_saved != self._images.left_saved:  # else a guest that leaves meanwhile is in neither list
@@ -414,31 +421,6 @@ class Agent:
             guests = [msgspec.to_builtins(sample) for sample in self._guest_sampler.look()]
         await self._events.settle()  # a guest that is not here any more has been reported before
         return {"guests": guests, "images": images, **self._fencing.reading()}
-
-    async def _set_cap(self, guest: str, cores: float) -> float:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
-            return await self._driver.set_cap(guest, cores)
-
-    async def _move_cap(self, guest: str, cores: float) -> None:
-        """Set the cap that follows from an exchange, unless another command for the guest takes long."""
-        lock = self._locks.setdefault(guest, asyncio.Lock())
-        try:
-            async with asyncio.timeout(_MOVE_WITHIN_S):
-                await lock.acquire()
-        except TimeoutError:
-            raise DriverError(f"guest {guest} is busy") from None
-        try:
-            await self._driver.set_cap(guest, cores)
-        finally:
-            lock.release()
-
-    async def _set_share(self, guest: str, cores: float) -> float:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
-            return await self._able.sharing.set_share(guest, cores)
-
-    async def _guess_waits(self, guest: str, addresses: Sequence[str]) -> None:
-        async with self._locks.setdefault(guest, asyncio.Lock()):
-            await self._able.guessing.guess_waits(guest, addresses)
 
     async def _usage(self) -> list[GuestSample]:
         """Return the usage of all guests as it is now."""
@@ -452,7 +434,7 @@ class Agent:
             case MpiJoin():
                 await self._able.joining.mpi_join(action.guest, action.session)
             case Hold():
-                held = await self._images.hold(action, self._memory_mib.get(action.guest, 0))
+                held = await self._images.hold(action, self._residents.memory_mib(action.guest))
                 return {"wall_ns": time.time_ns(), **held}
             case Release():
                 self._room.release(action.guest)
@@ -477,7 +459,7 @@ class Agent:
             self._gone(action.guest)
         else:
             gone = partial(self._gone, action.guest)
-            report = await self._images.save(action, self._memory_mib.get(action.guest, 0), gone)
+            report = await self._images.save(action, self._residents.memory_mib(action.guest), gone)
         self._survivors.settled(action.guest)
         return asdict(report)
 
@@ -495,10 +477,10 @@ class Agent:
 
     async def _start(self, action: Start) -> dict[str, object]:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:
+        if spec.guest in self._residents:
             raise DriverError(f"guest {spec.guest} is there already")
         self._able.check_start(spec, action.exchange)
-        self._reserve(spec)
+        self._residents.add(spec)
         try:
             self._shares.begin(spec, action.exchange, action.cap_cores)
             found = await self._starts.start(spec, action.cap_cores, action.image, cold=action.cold)
@@ -514,11 +496,11 @@ class Agent:
 
     async def _adopt(self, action: Adopt) -> None:
         spec = msgspec.structs.replace(action.spec, lease=self._lease.name)
-        if spec.guest in self._memory_mib:  # the reply was lost and the request repeated
+        if spec.guest in self._residents:  # the reply was lost and the request repeated
             await self._shares.rebase({spec.guest: action.cap_cores}, None, lower=False)
             await self._driver.set_cap(spec.guest, action.cap_cores)
             return
-        self._reserve(spec)
+        self._residents.add(spec)
         try:
             self._shares.begin(spec, None, action.cap_cores)
             await self._able.migrating.adopt(spec, action.cap_cores)
@@ -529,26 +511,15 @@ class Agent:
             self._verify(spec)
 
     def _verify(self, spec: GuestSpec) -> None:
-        if self._verifies and spec.guest in self._memory_mib:  # else it has ended already
+        if self._verifies and spec.guest in self._residents:  # else it has ended already
             self._verifier.begin(spec)
 
     def _gone(self, guest: str, *, certain: bool = True) -> None:
         if certain:
             self._fencing.gone(guest)
         self._shares.gone(guest)
-        self._memory_mib.pop(guest, None)
-        self._runs.pop(guest, None)
+        self._residents.remove(guest)
         self._events.ends.gone(guest)
         self._room.release(guest)
         self._orphans.discard(guest)
         self._verifier.forget(guest)
-
-    def _reserve(self, spec: GuestSpec) -> None:
-        used_mib = sum(self._memory_mib.values())
-        if used_mib + spec.memory_mib > self._config.memory_mib:
-            raise DriverError(
-                f"guest {spec.guest} needs {spec.memory_mib} MiB; {self._config.memory_mib - used_mib} of "
-                f"{self._config.memory_mib} MiB are free"
-            )
-        self._memory_mib[spec.guest] = spec.memory_mib
-        self._runs[spec.guest] = spec.run
