@@ -91,8 +91,6 @@ class Intake:
 
     def _job(self, request: Submit) -> Job:
         scale = self._scenario.time_scale
-        programs = self._scenario.programs
-        usual = programs.serial if request.tasks == 1 else programs.parallel
         return Job(
             job_id=max(self._cluster.jobs, default=0) + 1,
             submit_time_s=self._conductor.clock.trace_s(),
@@ -102,8 +100,13 @@ class Intake:
             run_time_s=request.work_s * scale,
             estimate_s=None if request.estimate_s is None else request.estimate_s * scale,
             urgent=request.urgent,
-            program=None if request.program == usual else request.program,
+            program=None if request.program == self._usual(request.tasks) else request.program,
         )
+
+    def _usual(self, tasks: int) -> str:
+        """Return the program of jobs that name none."""
+        programs = self._scenario.programs
+        return programs.serial if tasks == 1 else programs.parallel
 
     @property
     def _needs(self) -> Sequence[float]:
@@ -119,8 +122,8 @@ class Intake:
         if request.work_s > table.most_work_s:
             raise UserError(f"work {request.work_s:g} s: expected at most {table.most_work_s:g} s")
         if Shape.of(job) not in self._rates:
-            known = sorted({program_of(job, self._scenario.programs) if not shape.program else shape.program
-                            for shape in self._rates if shape.parallel == (job.tasks > 1)})  # fmt: skip
+            usual = self._usual(job.tasks)
+            known = sorted({shape.program or usual for shape in self._rates if shape.parallel == (job.tasks > 1)})
             if job.program is not None and job.program not in known:
                 hint = nearest(job.program, known) or f"; this lab has {', '.join(known)}"
                 raise UserError(f"program {job.program}: expected one that was measured before{hint}")

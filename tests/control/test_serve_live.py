@@ -82,7 +82,7 @@ def test_an_urgent_job_has_serial_ones_paused_which_go_on_after_it(start: Callab
     for job in (one, two):
         lab.until(job, "running")
         assert lab.ask("qdel", str(job)) == {"lab": lab.name, "type": "deleted", "job": job}
-    assert lab.close() == 0, lab.run.lines
+    assert lab.close() == 0, "\n".join(lab.run.lines)
     journal = read_journal(lab.run.path / "events.jsonl")
     arrived = of_kind(journal, "arrived")
     assert [(each["arrival"]["job"], each["by"]) for each in arrived] == [(each, SELF) for each in (one, two, urgent)]
@@ -105,7 +105,7 @@ def test_a_served_lab_goes_on_after_its_controller_was_killed(start: Callable[..
     assert later > job
     lab.until(later, "done")
     lab.ask("qdel", str(job))
-    assert lab.close() == 0, lab.run.lines
+    assert lab.close() == 0, "\n".join(lab.run.lines)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can be another user, others cannot")
@@ -115,13 +115,13 @@ def test_users_have_limits_and_jobs_of_their_own(start: Callable[..., Run], tmp_
     assert [job["user"] for job in lab.ask("qstat", as_nobody=True)["jobs"]] == [SELF, pwd.getpwuid(NOBODY).pw_name]
     refused = lab.ask("qdel", str(mine), as_nobody=True, code=2)
     assert f"is of user {SELF}" in refused["text"]
-    assert "nodes: expected at most 2" in lab.ask("qsub", "--tasks", "2", *SERIAL, *ENDLESS, code=2)["text"]
+    assert "nodes: expected at most 2" in lab.ask("qsub", "-xge", "--tasks", "2", *SERIAL, *ENDLESS, code=2)["text"]
     lab.qsub(*SERIAL, *ENDLESS)
     assert "has 2 jobs: expected at most 2" in lab.ask("qsub", *SERIAL, *ENDLESS, code=2)["text"]
     lab.ask("qdel", str(other))  # root may
     for job in lab.ask("qstat")["jobs"]:
         lab.ask("qdel", str(job["job"]))
-    assert lab.close() == 0, lab.run.lines
+    assert lab.close() == 0, "\n".join(lab.run.lines)
 
 
 def test_jobs_that_the_lab_does_not_take_are_refused(start: Callable[..., Run], tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ def test_jobs_that_the_lab_does_not_take_are_refused(start: Callable[..., Run], 
     ):
         assert says in lab.ask("qsub", *words, code=2)["text"]
     assert "no job 7" in lab.ask("qdel", "7", code=2)["text"]
-    assert lab.close() == 0, lab.run.lines
+    assert lab.close() == 0, "\n".join(lab.run.lines)
     assert not of_kind(read_journal(lab.run.path / "events.jsonl"), "arrived")
