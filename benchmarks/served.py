@@ -5,15 +5,14 @@
 
 Four nodes that are processes are served under XGE. One user gives serial jobs in bursts, one ordinary parallel jobs,
 and one short parallel jobs by `-xge`; each is a user of this machine, so root is needed. Jobs beyond a user's limit are
-refused. Then the run becomes a trace, which is replayed live under EASY, and simulated under both policies. What is in
-the folder `--out` is not done again. The table has waits and response times by user.
+refused. Then the run becomes a trace, which is replayed live under EASY, and simulated under both policies without
+penalties. What is in the folder `--out` is not done again. The table has waits and response times by user.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import multiprocessing
 import os
 import pwd
@@ -26,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 from lab import print_machine
 
@@ -36,6 +34,7 @@ from testbed.errors import RunError
 from testbed.measure.rundir import read_journal
 
 LAB = "served"
+POLICIES = ("XGE", "EASY")
 NODES, CORES, MEMORY_MIB = 4, 0.45, 512
 READY_WITHIN_S = 300.0
 SCENARIO = f"""
@@ -157,10 +156,8 @@ def replay(folder: Path, run: Path) -> None:
     _testbed(folder, "trace", "convert", str(run), "trace.csv", "--from", "run")
     if not (folder / "easy").exists():
         _testbed(folder, "run", "served.toml", "--trace", "trace.csv", "--policy", "EASY", "--out", "easy")
-    told = _testbed(
-        folder, "simulate", "trace.csv", "--nodes", str(NODES), "--policy", "XGE", "--policy", "EASY", "--json"
-    )
-    (folder / "simulated.json").write_text(told)
+    command = ["simulate", "trace.csv", "--nodes", str(NODES), "--penalty-s", "0", "--jobs-out", "simulated"]
+    _testbed(folder, *command, *(word for policy in POLICIES for word in ("--policy", policy)))
 
 
 def table(folder: Path) -> str:
@@ -173,9 +170,11 @@ def table(folder: Path) -> str:
     }
     lines = ["| user | policy | jobs | wait s, mean (median) | response s, mean (median) | most | pauses |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    found = {"XGE, served": served / "jobs.csv", "EASY, replayed": easy / "jobs.csv"}
+    found |= {f"{policy}, simulated": folder / "simulated" / f"{policy}.csv" for policy in POLICIES}
     for user in [each.name for each in USERS]:
-        for policy, run in (("XGE", served), ("EASY", easy)):
-            rows = [row for row in _jobs(run) if users[int(row["job_id"])] == user]
+        for policy, jobs in found.items():
+            rows = [row for row in _jobs(jobs) if users[int(row["job_id"])] == user]
             waits = [float(row["start_time_s"]) - float(row["submit_time_s"]) for row in rows]
             responses = [float(row["end_time_s"]) - float(row["submit_time_s"]) for row in rows]
             pauses = sum(int(row["preemptions"]) for row in rows)
@@ -186,8 +185,8 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _jobs(run: Path) -> list[dict[str, str]]:
-    with (run / "jobs.csv").open(newline="") as file:
+def _jobs(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["end_time_s"]]
 
 
@@ -213,8 +212,6 @@ def main() -> None:
         runs = list((folder / "runs").iterdir()) if (folder / "runs").exists() else []
         replay(folder, runs[0].resolve() if runs else serve(folder, chosen.minutes, chosen.seed).resolve())
     print(table(folder))
-    simulated: list[dict[str, Any]] | dict[str, Any] = json.loads((folder / "simulated.json").read_text())
-    print(json.dumps(simulated, indent=1)[:4000])
 
 
 if __name__ == "__main__":
