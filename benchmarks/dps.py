@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +28,8 @@ from pathlib import Path
 from guest_lab import made_lab
 from intervals import interval, ratio_of_medians
 from lab import print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
 
 from testbed.lab.boxes import spec_of
 from testbed.measure.rundir import read_journal
@@ -88,21 +87,7 @@ def simulated_s(load: float, mode: str) -> float:
 def live(load: float, mode: str, lab: str | None, keep: Path | None) -> dict[str, object]:
     """Run it; return what was measured. What `testbed compare` needs of the run is copied to the folder `keep`."""
     serial_s = SERIAL_FACTOR * simulated_s(load, "none")
-    with tempfile.TemporaryDirectory(prefix="dfrs-dps-") as name:
-        folder = Path(name)
-        (folder / "dps.toml").write_text(scenario(lab))
-        with (folder / "jobs.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s"])
-            rows.writerows(
-                [job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s]
-                for job in jobs(load, serial_s)
-            )
-        command = [sys.executable, "-m", "testbed", "run", "dps.toml", "--policy", f"DPS/{mode}", "--out", "runs"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (run,) = (folder / "runs").iterdir()
+    with live_run(scenario(lab), jobs(load, serial_s), f"DPS/{mode}") as run:
         if keep is not None:
             keep.mkdir(parents=True)
             for each in KEPT:
@@ -168,7 +153,7 @@ def main() -> None:
         if shutil.disk_usage(".").free < 1 << 30:
             raise SystemExit("expected 1 GiB of free disk")
         print_machine()
-        there = {(row["repeat"], row["load"], row["mode"]) for row in _read(chosen.json)}
+        there = {(row["repeat"], row["load"], row["mode"]) for row in read_rows(chosen.json)}
         cases: list[tuple[int, float, str]] = []
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             order = [(repeat, float(load), mode) for load in chosen.loads.split(",") for mode in MODES]
@@ -178,10 +163,9 @@ def main() -> None:
             for repeat, load, mode in cases:
                 keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{mode}-{repeat}"
                 row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, keep)}
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                add_rows(chosen.json, [row])
                 print(f"{repeat}: {load:g} {mode}: {row['response_s']:.1f} s", flush=True)
-    print(table(_read(chosen.table or chosen.json)))
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 @contextlib.contextmanager
@@ -194,10 +178,6 @@ def nodes_of_guests() -> Iterator[str]:
         (path.parent / "jobs.csv").write_text("job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n")
         with made_lab(spec_of(load_scenario(path)), path):
             yield lab
-
-
-def _read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -17,16 +17,11 @@ with periods of 2 s, and shares are seen once a second. The file gets a line for
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
 import os
 import random
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +29,8 @@ from typing import Any
 
 from intervals import interval
 from lab import print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
@@ -128,23 +125,8 @@ def live(seed: int, form: str, topology: str) -> list[dict[str, Any]]:
     run_s, need = 25.0 * MOVES, 0.3
     jobs = jobs_of(form, need, run_s, 1.2 * run_s)  # the serial ones run longer than the parallel one
     every = round(run_s / MOVES / LIVE_ITERATION_S)
-    with tempfile.TemporaryDirectory(prefix="dfrs-drift-") as name:
-        folder = Path(name)
-        (folder / "drift.toml").write_text(
-            SCENARIO.format(topology=topology, every=every, iteration_s=LIVE_ITERATION_S) + NODE_TABLES
-        )
-        with (folder / "jobs.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s"])
-            rows.writerows(
-                [job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s]
-                for job in jobs
-            )
-        command = [sys.executable, "-m", "testbed", "run", "drift.toml", "--policy", form, "--out", "runs"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (run,) = (folder / "runs").iterdir()
+    scenario = SCENARIO.format(topology=topology, every=every, iteration_s=LIVE_ITERATION_S) + NODE_TABLES
+    with live_run(scenario, jobs, form) as run:
         load = os.getloadavg()[0]
         return [{**row, "load_1_min": load} for row in reactions(seen_of(run))]
 
@@ -209,7 +191,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["world"], row["seed"], row["form"], row["topology"]) for row in _read(chosen.json)}
+        there = {(row["world"], row["seed"], row["form"], row["topology"]) for row in read_rows(chosen.json)}
         for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
             for seed in range(chosen.first, chosen.first + seeds):
                 cases = [(form, topology) for form in chosen.forms.split(",") for topology in
@@ -220,14 +202,9 @@ def main() -> None:
                         continue
                     case = {"world": world, "seed": seed, "form": form, "topology": topology}
                     moves = measure(seed, form, topology)
-                    with chosen.json.open("a") as file:
-                        file.writelines(json.dumps({**case, **row}) + "\n" for row in moves)
+                    add_rows(chosen.json, [{**case, **row} for row in moves])
                     print(f"{world} {seed}: {form}, {topology}: {len(moves)} moves", flush=True)
-    print(table(_read(chosen.table or chosen.json)))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ import argparse
 import json
 import os
 import random
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from intervals import interval
 from lab import print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
 
 from testbed.measure.line_protocol import parse_line
 from testbed.measure.rundir import read_journal
+from testbed.scheduling.workload.jobs import Job
 
 MODES = ("none", "distributed", "bank")
 NODES, JOBS, TASKS = 2, 2, 8
@@ -44,22 +44,12 @@ iteration_s = 0.2
 """ + "".join(
     f'[[nodes]]\nname = "node-{node}"\ncpus = 0.9\ncpu_set = [{node}]\nmemory_mib = 1024\n' for node in range(NODES)
 )
-TRACE = "job_id,submit_time_s,tasks,cpu_need_frac,mem_req_frac,run_time_s\n" + "".join(
-    f"{job},0,{TASKS},0.1,0.1,{WORK_S}\n" for job in range(1, JOBS + 1)
-)
 
 
 def measure(mode: str) -> list[dict[str, object]]:
     """Run it; return what was measured of each node's agent."""
-    with tempfile.TemporaryDirectory(prefix="dfrs-cost-") as name:
-        folder = Path(name)
-        (folder / "cost.toml").write_text(SCENARIO)
-        (folder / "jobs.csv").write_text(TRACE)
-        command = [sys.executable, "-m", "testbed", "run", "cost.toml", "--policy", f"DPS/{mode}", "--out", "runs"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (run,) = (folder / "runs").iterdir()
+    jobs = [Job(number, 0.0, TASKS, 0.1, 0.1, WORK_S) for number in range(1, JOBS + 1)]
+    with live_run(SCENARIO, jobs, f"DPS/{mode}") as run:
         begin_ns, end_ns = at_work(run)
         return [{"node": node, **found} for node, found in agents(run, begin_ns, end_ns).items()]
 
@@ -130,23 +120,18 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["repeat"], row["mode"]) for row in _read(chosen.json)}
+        there = {(row["repeat"], row["mode"]) for row in read_rows(chosen.json)}
         for repeat in range(1, chosen.repeats + 1):
             for mode in random.Random(repeat).sample(MODES, len(MODES)):  # noqa: S311  # an order
                 if (repeat, mode) in there:
                     continue
                 rows = [{"repeat": repeat, "mode": mode, **found} for found in measure(mode)]
-                with chosen.json.open("a") as file:
-                    file.writelines(f"{json.dumps(row)}\n" for row in rows)
+                add_rows(chosen.json, rows)
                 print(f"{repeat}: {mode}: " + ", ".join(f"{row['cpu_percent']:.2f} %" for row in rows), flush=True)
-    rows = _read(chosen.table or chosen.json)
+    rows = read_rows(chosen.table or chosen.json)
     print(table(rows))
     above = [row for row in rows if row["mode"] != "none" and float(str(row["cpu_percent"])) > TARGET_PERCENT]
     print(f"goal of {TARGET_PERCENT} %: {'missed in ' + str(len(above)) + ' values' if above else 'met in all values'}")
-
-
-def _read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

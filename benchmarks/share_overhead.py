@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from intervals import interval, ratio_of_medians
 from lab import open_nodes, print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
 
 from testbed.measure.rundir import read_journal
+from testbed.scheduling.workload.jobs import Job
 
 MODES = ("native", "none", "distributed", "bank")
 ITERATIONS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of a task that has a whole core
@@ -62,18 +60,8 @@ async def native(iteration_s: float) -> float:
 
 def guests(iteration_s: float, mode: str) -> float:
     """Return work units per second of the slowest task in a run, from its first progress to its end."""
-    with tempfile.TemporaryDirectory(prefix="dfrs-dps-") as name:
-        folder = Path(name)
-        (folder / "overhead.toml").write_text(SCENARIO.format(iteration_s=iteration_s))
-        with (folder / "jobs.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s"])
-            rows.writerow([1, 0, NODES, 1.0, 0.3, WORK_S])
-        command = [sys.executable, "-m", "testbed", "run", "overhead.toml", "--policy", f"DPS/{mode}", "--out", "runs"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (run,) = (folder / "runs").iterdir()
+    jobs = [Job(1, 0.0, NODES, 1.0, 0.3, WORK_S)]
+    with live_run(SCENARIO.format(iteration_s=iteration_s), jobs, f"DPS/{mode}") as run:
         return slowest(read_journal(run / "events.jsonl"))
 
 
@@ -136,7 +124,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.table is None:
         print_machine()
-        there = {(row["repeat"], row["iteration_s"], row["mode"]) for row in _read(chosen.json)}
+        there = {(row["repeat"], row["iteration_s"], row["mode"]) for row in read_rows(chosen.json)}
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             cases = [(float(iteration), mode) for iteration in chosen.iterations.split(",") for mode in MODES]
             random.Random(repeat).shuffle(cases)  # noqa: S311  # an order
@@ -146,14 +134,9 @@ def main() -> None:
                 rate = asyncio.run(native(iteration_s)) if mode == "native" else guests(iteration_s, mode)
                 row = {"repeat": repeat, "iteration_s": iteration_s, "mode": mode, "units_per_s": rate,
                        "load_1_min": os.getloadavg()[0]}  # fmt: skip
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                add_rows(chosen.json, [row])
                 print(f"{repeat}: {iteration_s:g} s {mode}: {rate:.0f} units/s", flush=True)
-    print(table(_read(chosen.table or chosen.json)))
-
-
-def _read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import shutil
@@ -31,6 +30,7 @@ from typing import Any
 import msgspec
 from guest_lab import ENDLESS_UNITS, Node, box, eatcpu, join, opened, say
 from lab import print_machine
+from rows import add_rows, read_rows
 from scipy.stats import spearmanr
 
 from testbed.bus.messages import GuestSpec, ProgramSpec
@@ -152,8 +152,7 @@ async def run(journal: Journal, chosen: argparse.Namespace, cases: Sequence[tupl
                     "message_bytes": chosen.message_bytes, "window_s": chosen.window_s, "windows": windows,
                     "load_1_min": os.getloadavg()[0],
                 }  # fmt: skip
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                add_rows(chosen.json, [row])
                 say(f"{repeat}: {topology}")
 
 
@@ -181,7 +180,7 @@ def main() -> None:
         if shutil.disk_usage(".").free < 1 << 30:
             raise SystemExit("expected 1 GiB of free disk")
         print_machine()
-        there = {(row["repeat"], row["topology"], row["ranks"]) for row in _read(chosen.json)}
+        there = {(row["repeat"], row["topology"], row["ranks"]) for row in read_rows(chosen.json)}
         cases: list[tuple[int, str]] = []
         for repeat in range(chosen.first, chosen.first + chosen.repeats):
             topologies = chosen.topologies.split(",")
@@ -190,11 +189,7 @@ def main() -> None:
         if cases:
             with box(memory_mib=GUEST_MIB * chosen.ranks + 256) as journal:
                 asyncio.run(run(journal, chosen, cases))
-    print(table(_read(chosen.table or chosen.json)))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

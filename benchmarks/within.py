@@ -21,9 +21,6 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +28,8 @@ from typing import Any
 
 from intervals import bootstrap, interval
 from lab import print_machine
+from live_run import live_run
+from rows import add_rows, read_rows
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import constant
@@ -97,21 +96,7 @@ def simulated(seed: int, load: float, policy: str) -> dict[str, Any]:
 def live(seed: int, load: float, policy: str) -> dict[str, Any]:
     """Run one case."""
     jobs = jobs_of(seed, load, live=True)
-    with tempfile.TemporaryDirectory(prefix="dfrs-within-") as name:
-        folder = Path(name)
-        (folder / "within.toml").write_text(SCENARIO)
-        with (folder / "jobs.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["job_id", "submit_time_s", "tasks", "cpu_need_frac", "mem_req_frac", "run_time_s"])
-            rows.writerows(
-                [job.job_id, job.submit_time_s, job.tasks, job.cpu_need_frac, job.mem_req_frac, job.run_time_s]
-                for job in jobs
-            )
-        command = [sys.executable, "-m", "testbed", "run", "within.toml", "--policy", policy, "--out", "runs"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (run,) = (folder / "runs").iterdir()
+    with live_run(SCENARIO, jobs, policy) as run:
         with (run / "jobs.csv").open(newline="") as file:
             ends = {int(row["job_id"]): float(row["end_time_s"]) for row in csv.DictReader(file)}
         results = json.loads((run / "summary.json").read_text())["results"]
@@ -167,7 +152,7 @@ def main() -> None:
         if shutil.disk_usage(".").free < 1 << 30:
             raise SystemExit("expected 1 GiB of free disk")
         print_machine()
-        there = {(row["world"], row["seed"], row["load"], row["way"]) for row in _read(chosen.json)}
+        there = {(row["world"], row["seed"], row["load"], row["way"]) for row in read_rows(chosen.json)}
         ways = chosen.ways.split(",")
         for world, seeds, measure in (("simulated", chosen.seeds, simulated), ("live", chosen.live, live)):
             for seed in range(chosen.first, chosen.first + seeds):
@@ -179,14 +164,9 @@ def main() -> None:
                     policy = parse(chosen.policy + way).name
                     row = {"world": world, "seed": seed, "load": load, "way": way, "policy": policy}
                     row |= measure(seed, load, policy)
-                    with chosen.json.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    add_rows(chosen.json, [row])
                     print(f"{world} {seed}: {load:g} {policy}: mean stretch {row['mean stretch']:.2f}", flush=True)
-    print(table(_read(chosen.table or chosen.json)))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print(table(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":

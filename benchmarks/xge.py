@@ -21,7 +21,6 @@ have 95 % intervals. The file gets a line for each simulation; those in it are n
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from intervals import bootstrap, interval
 from lab import print_machine
+from rows import add_rows, read_rows
 
 from testbed.scheduling.policies.catalogue import parse
 from testbed.scheduling.simulation.overheads import DEFAULT_NODE_MEMORY_GB, Overheads
@@ -311,7 +311,9 @@ def run(chosen: argparse.Namespace) -> None:
     print_machine()
     overheads = parse_overheads(chosen.overheads)
     span = Span(chosen.before, chosen.weeks, chosen.after)
-    there = {(row["overheads"], tuple(row["span"]), row["seed"], row["case"], row["way"]) for row in _read(chosen.json)}
+    there = {
+        (row["overheads"], tuple(row["span"]), row["seed"], row["case"], row["way"]) for row in read_rows(chosen.json)
+    }
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         pairs = [("", name) for name in chosen.ways]
         if chosen.sensitivity:
@@ -327,8 +329,7 @@ def run(chosen: argparse.Namespace) -> None:
             for name in mine:
                 row = {"overheads": overheads.name, "span": list(span), "seed": seed, "case": case, "way": name}
                 row |= measured(jobs, case, name, span, overheads)
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                add_rows(chosen.json, [row])
                 serial = row["groups"]["serial"]["wait"]
                 print(
                     f"seed {seed}, {case or 'as it is'}, {name}: {row['took_s']:.1f} CPU s, {row['decisions']} "
@@ -362,11 +363,7 @@ def main() -> None:
         if shutil.disk_usage(".").free < 1 << 30:
             raise SystemExit("expected 1 GiB of free disk")
         run(chosen)
-    print(tables(_read(chosen.table or chosen.json)))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    print(tables(read_rows(chosen.table or chosen.json)))
 
 
 if __name__ == "__main__":
