@@ -180,7 +180,7 @@ def table(folder: Path) -> str:
             pauses = sum(int(row["preemptions"]) for row in rows)
             lines.append(
                 f"| {user} | {policy} | {len(rows)} | {_both(waits)} | {_both(responses)} | "
-                f"{max(responses, default=0.0):.1f} | {pauses} |"
+                f"{f'{max(responses):.1f}' if responses else '-'} | {pauses} |"
             )
     return "\n".join(lines)
 

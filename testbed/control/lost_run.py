@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from testbed.bus.messages import NodeFacts
 from testbed.bus.results import Verdicts
 from testbed.control.dedicated import Shape, shapes_of
+from testbed.control.manifest import job_of
 from testbed.control.recorder import CapWindow
 from testbed.control.result_checks import verdicts_of
 from testbed.control.work_rates import MeasuredRates
@@ -24,7 +25,6 @@ from testbed.measure.rundir import read_json
 from testbed.measure.spool import read_lines
 from testbed.measure.torn_lines import Torn, cut_torn_lines
 from testbed.run import events
-from testbed.run.as_trace import job_of
 from testbed.run.history import History
 from testbed.run.parts import has_journal
 from testbed.run.reader import read_history

@@ -11,7 +11,6 @@ from typing import TypeVar
 import click
 
 from testbed.errors import UserError
-from testbed.run.as_trace import jobs_of_run
 from testbed.scheduling.workload.accounting import SiteNode
 from testbed.scheduling.workload.load import offered_load, scale_load
 from testbed.scheduling.workload.marc import MarcModel, marc_trace
@@ -23,6 +22,7 @@ from testbed.scheduling.workload.synthetic import synthetic_trace
 from testbed.scheduling.workload.table import format_table
 from testbed.scheduling.workload.trace import check_table_name, convert_trace, is_log, load_trace, save_trace
 from testbed.scheduling.workload.week_folder import write_weeks
+from testbed.study.analysis.as_trace import jobs_of_run
 
 _Value = TypeVar("_Value", int, float)
 

@@ -13,10 +13,10 @@ from support.entries import event
 from testbed.cli.trace import convert
 from testbed.errors import InputError, UserError
 from testbed.run import events
-from testbed.run.as_trace import jobs_of_run
 from testbed.run.journal import encode
 from testbed.scheduling.workload.jobs import Job
 from testbed.scheduling.workload.table import read_table
+from testbed.study.analysis.as_trace import jobs_of_run
 
 
 def arrived(job: int, submit_time_s: float, tasks: int = 1, **more: object) -> dict[str, Any]:

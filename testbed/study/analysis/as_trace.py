@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from testbed.control.manifest import job_of
 from testbed.errors import FailureCode, InputError, UserError
 from testbed.run import events
 from testbed.run.history import History
@@ -17,15 +18,6 @@ from testbed.run.reader import read_history
 from testbed.scheduling.workload.jobs import Job
 
 _log = logging.getLogger(__name__)
-
-
-def job_of(told: events.TraceJob) -> Job:
-    """Return a job of the journal."""
-    return Job(
-        job_id=told.job, submit_time_s=told.submit_time_s, tasks=told.tasks, cpu_need_frac=told.cpu_need_frac,
-        mem_req_frac=told.mem_req_frac, run_time_s=told.run_time_s, estimate_s=told.estimate_s, urgent=told.urgent,
-        program=told.program,
-    )  # fmt: skip
 
 
 def jobs_of_run(path: Path) -> list[Job]:
