@@ -12,6 +12,7 @@ import click
 from testbed.errors import UserError
 from testbed.scheduling.policies.xge_slots import partitions_of
 from testbed.study.report.run.facts import RunFacts, read_facts
+from testbed.study.report.run.run_data import read_record
 from testbed.study.report.run.slots import Slots, slots_of
 from testbed.study.report.terminal.console import wide_console
 from testbed.study.report.terminal.slot_table import slots_table
@@ -71,8 +72,6 @@ def _slots(run: RunFacts) -> Slots | None:
     """Return the slots of a run under XGE, None for other runs, and for those in which no task was started."""
     if partitions_of(run.policy, len(run.node_names)) is None:
         return None
-    from testbed.study.report.run.run_data import read_record  # noqa: PLC0415  # reads the journal once more
-
     return slots_of(read_record(run.path).schedule)
 
 
