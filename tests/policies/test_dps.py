@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from support.policies.policy_views import Row, node_usage, places_of, view_of, views
 
 from testbed.scheduling.policies.catalogue import parse
-from testbed.scheduling.policies.view import Decision, Event, SharingPolicy
+from testbed.scheduling.policies.view import Decision, Event, SharingPolicy, can_ever_run
+from testbed.scheduling.workload.jobs import Job
 
 BANK = parse("DPS/bank")
 
@@ -65,7 +66,16 @@ def test_a_name_says_how_shares_move(mode):
     assert not isinstance(parse("FCFS"), SharingPolicy)
 
 
-@given(st.integers(1, 6), st.integers(1, 6))
-def test_every_job_with_a_node_for_each_task_can_run(tasks, nodes):
-    assert BANK.can_ever_run(tasks, 1.0, nodes) == (tasks <= nodes)
-    assert not BANK.can_ever_run(tasks, 1.1, nodes)
+FRACS = st.integers(1, 50).map(lambda part: part / 50)
+
+
+@given(st.integers(1, 24), FRACS, FRACS, st.integers(1, 6))
+def test_a_job_can_run_if_an_empty_cluster_has_room_for_its_shares_and_memory(tasks, cpu, mem, nodes):
+    job = Job(1, 0.0, tasks, cpu, mem, 1.0)
+    assert can_ever_run(BANK, job, nodes) == bool(placed([Row(tasks, cpu=cpu, mem=mem)], nodes)[0])
+    assert BANK.can_ever_run(tasks, mem, nodes) >= can_ever_run(BANK, job, nodes)
+
+
+def test_several_tasks_of_a_job_may_share_a_node():
+    assert can_ever_run(BANK, Job(1, 0.0, 8, 0.1, 0.1, 90.0), 2)
+    assert not can_ever_run(BANK, Job(1, 0.0, 8, 0.3, 0.1, 90.0), 2)

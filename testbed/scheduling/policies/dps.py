@@ -49,8 +49,15 @@ class DpsPolicy:
         return None
 
     def can_ever_run(self, tasks: int, mem_req_frac: float, nodes: int) -> bool:
-        """Whether an empty cluster has a node for every task: two may have no room on one, whatever their memory."""
-        return tasks <= nodes and mem_req_frac <= CAPACITY_FRAC
+        """Whether an empty cluster has memory for all tasks; see `can_ever_start`."""
+        return _place(tasks, 0.0, mem_req_frac, np.zeros(nodes), np.zeros(nodes)) is not None
+
+    def can_ever_start(
+        self, tasks: int, cpu_need_frac: float, mem_req_frac: float, nodes: int, *, urgent: bool
+    ) -> bool:  # fmt: skip
+        """See `BookingPolicy`: whether an empty cluster has the shares and the memory of all tasks."""
+        del urgent  # all wait in one queue
+        return _place(tasks, cpu_need_frac, mem_req_frac, np.zeros(nodes), np.zeros(nodes)) is not None
 
     def decide(self, view: ClusterView, event: Event) -> Decision:  # noqa: ARG002 - the queue says it all
         """Start what may start; running jobs stay where they are, unless a node of theirs is lost."""
