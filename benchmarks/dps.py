@@ -6,7 +6,7 @@
 
 Four nodes of 0.35 cores, two on a CPU. Half of each is booked by a serial job that takes all that it gets. A parallel
 job of four tasks in a line, where the i-th task has a part 1/i of the work of the first, books 0.1 to 0.5 of each node,
-and does the same work in all cases. Its response time begins when all its tasks have begun to work: guests take longer
+and does the same work in all modes. Its response time begins when all its tasks have begun to work: guests take longer
 to boot where they have fewer shares. With `--guests` tasks are virtual machines, in a lab that is made and removed.
 A run in which a serial job ended before the parallel one is left out of the table, and counted there, as nobody
 competed at the end. Loads and modes come in random order within each repeat. The file gets a line for each run; those
@@ -30,7 +30,7 @@ from typing import Any
 from guest_lab import made_lab
 from intervals import interval, ratio_of_medians
 from lab import print_machine
-from live_run import live_run
+from live_run import live_run, measured_core_rate
 from rows import add_rows, read_rows
 
 from testbed.lab.boxes import spec_of
@@ -61,7 +61,7 @@ trace = "jobs.csv"
 [programs]
 topologies = ["linear"]
 imbalance = "1/i"
-iteration_s = 0.2
+iteration_s = 2
 """
     node, memory_mib = "", 320
     if lab is not None:
@@ -87,37 +87,44 @@ def simulated_s(load: float, mode: str) -> float:
     return float(found.end_s[-1] - found.start_s[-1])
 
 
-def live(load: float, mode: str, lab: str | None, keep: Path | None) -> dict[str, object]:
+def live(load: float, mode: str, lab: str | None, core_rate: float, keep: Path | None) -> dict[str, object]:
     """Run it; return what was measured. What `testbed compare` needs of the run is copied to the folder `keep`."""
     serial_s = SERIAL_FACTOR * simulated_s(load, "none") * (1.0 if lab is None else 1.0 + BOOT_S / WORK_S)
-    with live_run(scenario(lab), jobs(load, serial_s), f"DPS/{mode}") as run:
+    with live_run(scenario(lab), jobs(load, serial_s), f"DPS/{mode}", core_rate) as run:
         if keep is not None:
             keep.mkdir(parents=True)
             for each in KEPT:
                 shutil.copy(run / each, keep)
-        began_s, ends_s = times(read_journal(run / "events.jsonl"))
+        response_s, ends_s = times(read_journal(run / "events.jsonl"))
         summary = json.loads((run / "summary.json").read_text())
         return {
-            "response_s": ends_s[PARALLEL] - began_s,
+            "response_s": response_s, "units_per_core_s": core_rate,
             "alone_s": max(0.0, ends_s[PARALLEL] - min(ends_s.values())),  # without one of the serial jobs
             "done": summary["done"], "jobs": summary["jobs"], "right": summary["results"]["right"],
             "doubtful": len(summary["results"].get("doubtful", [])), "load_1_min": os.getloadavg()[0],
         }  # fmt: skip
 
 
-def times(journal: Sequence[dict[str, object]]) -> tuple[float, dict[int, float]]:
-    """Return when all tasks of the parallel job had begun to work, and when each job ended."""
-    began_s: dict[object, float] = {}
+def times(journal: Sequence[dict[str, Any]]) -> tuple[float, dict[int, float]]:
+    """Return the response time of the parallel job, and when each job ended.
+
+    The time is that from when the last of its tasks has told of its first progress to the end, for the work between,
+    times all work over that: the first iteration is not seen, and takes seconds where shares are small.
+    """
+    first: dict[int, tuple[float, int]] = {}
+    last: dict[int, int] = {}
     ends_s: dict[int, float] = {}
     for entry in journal:
         if entry["kind"] != "guest":
             continue
-        job, at_s = int(str(entry["job"])), float(str(entry["t_s"]))
-        if entry["event"] == "progress" and job == PARALLEL:
-            began_s.setdefault(entry["task"], at_s)
+        if entry["event"] == "progress" and entry["job"] == PARALLEL:
+            first.setdefault(entry["task"], (entry["t_s"], entry["detail"]["units"]))
         elif entry["event"] == "done":
-            ends_s[job] = at_s
-    return max(began_s.values()), ends_s
+            ends_s[entry["job"]] = entry["t_s"]
+            if entry["job"] == PARALLEL:
+                last[entry["task"]] = entry["detail"]["units"]
+    began_s, task, units = max((at_s, task, units) for task, (at_s, units) in first.items())
+    return (ends_s[PARALLEL] - began_s) * last[task] / (last[task] - units), ends_s
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -164,9 +171,13 @@ def main() -> None:
             random.Random(repeat).shuffle(order)  # noqa: S311  # an order
             cases += [each for each in order if each not in there]
         with nodes_of_guests() if chosen.guests and cases else contextlib.nullcontext() as lab:
+            rates = [row["units_per_core_s"] for row in read_rows(chosen.json)]
+            if cases and not rates:
+                rates = [measured_core_rate(scenario(lab), "DPS/none", Job(1, 0.0, 1, 0.5, 0.3, 5.0))]
+                print(f"{rates[0]:.0f} work units per second of a core", flush=True)
             for repeat, load, mode in cases:
                 keep = None if chosen.runs is None else chosen.runs / f"{load:g}" / f"{mode}-{repeat}"
-                row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, keep)}
+                row = {"repeat": repeat, "load": load, "mode": mode, **live(load, mode, lab, rates[0], keep)}
                 add_rows(chosen.json, [row])
                 print(f"{repeat}: {load:g} {mode}: {row['response_s']:.1f} s", flush=True)
     print(table(read_rows(chosen.table or chosen.json)))

@@ -43,7 +43,7 @@ FORMS = (
 )  # fmt: skip
 TOPOLOGIES = ("linear", "all-to-all")
 TASKS, MOVES = 4, 7
-LIVE_CORES, LIVE_ITERATION_S = 0.3, 0.2
+LIVE_CORES, LIVE_ITERATION_S = 0.3, 1.0
 TICK_S = 1.0
 Seen = list[tuple[float, float, list[float]]]  # time, how often the work has moved, shares by task
 

@@ -12,6 +12,7 @@ from node_agent.programs.ballast import Ballast, ballast_mib, resident_mib
 from node_agent.programs.catalogue import find_program
 from node_agent.programs.control import Control, SaveOrder
 from node_agent.programs.image import ImageError, ImageReader, write_image
+from node_agent.programs.naps import LONGEST_S
 from node_agent.programs.pace import Pace
 from node_agent.programs.segments import segments_of
 from node_agent.programs.task import Task, TaskError
@@ -105,7 +106,7 @@ class Life:
         stands = control.held and control.save is None
         self._pace.stand(stands)  # before the answer: no time after it is an iteration's
         control.answer_hold()
-        return _STANDING_S if stands else 1e-3
+        return _STANDING_S if stands else LONGEST_S
 
     def _all_ended(self) -> bool:
         return self._fabric is None or self._fabric.all_ended()
