@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.programs.naps import Naps
+from node_agent.programs.naps import LONGEST_S, Naps
 
 SOURCES = Path(__file__).parents[2] / "testbed/host/guest_sources"
 COUNT = 2000
@@ -33,8 +33,9 @@ def slept_s(count: int) -> list[float]:
 @given(st.floats(0, 5))
 def test_a_message_is_found_soon_after_it_came(came_s: float) -> None:
     found_s = next(at_s for at_s in itertools.accumulate(slept_s(COUNT)) if at_s >= came_s)
-    assert found_s - came_s <= max(1e-3, 0.05 * came_s) + 1e-12
-    assert found_s - came_s <= 0.02 + 1e-12
+    late_frac = (found_s - came_s) / max(came_s, 0.02)
+    assert late_frac <= 0.05 + 1e-9  # at most a millisecond of 20, and 5 % of more
+    assert found_s <= came_s + LONGEST_S + 1e-12
 
 
 def test_a_long_wait_takes_few_looks() -> None:
