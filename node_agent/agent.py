@@ -299,8 +299,9 @@ class Agent:
             await self._driver.refresh()
             self._bounds.look(loop.time())
             refused = responder.lost_replies + self._events.refused
-            guests = self._shares.told(self._guest_sampler.take())
-            sender.put(sampler.sample(guests, self._backlog.dropped, refused, self._shares.counts))
+            guests = self._guest_sampler.take()
+            self._shares.notice(guests)
+            sender.put(sampler.sample(self._shares.told(guests), self._backlog.dropped, refused, self._shares.counts))
 
     def held(self) -> set[str]:
         """See `Guests.held`."""

@@ -70,20 +70,28 @@ class _Job:
         kept = self.kept
         return NodeExchange(kept.accounts, banked=kept.order.mode == "bank", total=kept.total, capped=kept.order.capped)
 
-    def uses(self, samples: Iterable[GuestSample], now_s: float) -> dict[str, Use]:
+    def notice(self, samples: Iterable[GuestSample], now_s: float) -> None:
+        """Let guests take part from their first work on: one that waits for its job to begin has no shares to spare."""
+        for sample in samples:
+            if sample.guest in self.kept.accounts and sample.units_done:
+                self.read.setdefault(sample.guest, (now_s, sample))
+
+    def uses(self, samples: Sequence[GuestSample], now_s: float) -> dict[str, Use]:
         """Return what each guest used per second since the last call, in shares.
 
-        Guests take part from their first work on: one that waits for its job to begin has no shares to spare.
+        A guest that has begun to work less than half of a period ago is not there yet: too little is seen of its use.
         """
+        self.notice(samples, now_s)
         found = {}
         for sample in samples:
-            if sample.guest not in self.kept.accounts or not sample.units_done:
+            if sample.guest not in self.read:
                 continue
-            at_s, before = self.read.get(sample.guest, (now_s, sample))
-            if now_s > at_s:
-                used = shares_of(max(sample.cpu_s - before.cpu_s, 0.0) / (now_s - at_s))
-                waits_s, earlier_s = (each.waits_s or each.guessed_waits_s for each in (sample, before))
-                found[sample.guest] = Use(used, self._upstreams(earlier_s, waits_s, now_s - at_s))
+            at_s, before = self.read[sample.guest]
+            if now_s - at_s < self.kept.order.period_s / 2:
+                continue
+            used = shares_of(max(sample.cpu_s - before.cpu_s, 0.0) / (now_s - at_s))
+            waits_s, earlier_s = (each.waits_s or each.guessed_waits_s for each in (sample, before))
+            found[sample.guest] = Use(used, self._upstreams(earlier_s, waits_s, now_s - at_s))
             self.read[sample.guest] = (now_s, sample)
         return found
 
@@ -240,6 +248,11 @@ class ShareExchange:
         Messages between accounts of this node do not leave it, and are not counted.
         """
         return ExchangeCounts(sent=self._sent, received=self._received) if self._exchanges else None
+
+    def notice(self, samples: Sequence[GuestSample]) -> None:
+        """Begin the first periods of guests that have just begun to work."""
+        for job in self._jobs.values():
+            job.notice(samples, self._now_s())
 
     def told(self, samples: Sequence[GuestSample]) -> tuple[GuestSample, ...]:
         """Add to telemetry samples what each guest has taken from whom, and to a job's first guest its bank's."""

@@ -19,6 +19,7 @@ from node_agent.share_exchange import FOLDER, Kept, ShareExchange
 from testbed.bus.messages import Exchange, GuestSpec, ProgramSpec
 from testbed.bus.protocol import Handler
 from testbed.bus.telemetry import MOST_GIVERS, ExchangeCounts, GuestSample
+from testbed.lab.virtual_time import run_in_virtual_time
 from testbed.shares.formulas import shares_of
 from testbed.shares.messages import Transfer, seal
 from testbed.shares.node import BANK
@@ -258,6 +259,26 @@ def test_a_period_is_never_shorter_than_it_should_be(tmp_path: Path) -> None:
         assert min(after - before for before, after in itertools.pairwise(looked_s)) > ORDER.period_s - 1e-3
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("begins", "first"), [(0.2, 1), (0.4, 1), (0.6, 2), (0.9, 2)])
+def test_the_first_period_of_a_guest_begins_with_its_work(tmp_path: Path, begins: float, first: int) -> None:
+    """It ends with a period of the job, but not before half of one has gone: too little would be seen of its use."""
+
+    async def scenario() -> None:
+        order = msgspec.structs.replace(ORDER, period_s=1.0)
+        (node,) = lab(tmp_path, order, 0.1)
+        node.units = 0
+        async with serving(Network(), node):
+            await asyncio.sleep(begins)
+            node.units = 1
+            node.exchange.notice(await node.samples())
+            await asyncio.sleep(first - 0.01 - begins)
+            assert node.kept().accounts["g0"].shares == shares_of(BOOKED)
+            await asyncio.sleep(0.02)
+            assert node.kept().accounts["g0"].shares == pytest.approx(shares_of(0.1), abs=1)
+
+    run_in_virtual_time(scenario())
 
 
 def test_accounts_end_with_their_guests_and_with_an_agent_that_finds_none(tmp_path: Path) -> None:
