@@ -50,6 +50,7 @@ BOOT_S = 20.0  # of the guest of such a task, alone on its node, if it is a virt
 SERIAL_FACTOR = 2.4  # run time of serial jobs, at half of a node, over the time that the parallel job takes beside them
 MODEL = SharingModel(("linear",), "1/i")
 KEPT = ("jobs.csv", "summary.json", "manifest.json", "events.jsonl")
+NOT_KEPT = ("superstep,", "bus,")  # most of a run's points; `testbed compare` does not need them
 
 
 def scenario(lab: str | None) -> str:
@@ -95,6 +96,8 @@ def live(load: float, mode: str, lab: str | None, core_rate: float, keep: Path |
             keep.mkdir(parents=True)
             for each in KEPT:
                 shutil.copy(run / each, keep)
+            lines = (run / "points.lp").read_text().splitlines(keepends=True)
+            (keep / "points.lp").write_text("".join(line for line in lines if not line.startswith(NOT_KEPT)))
         response_s, ends_s = times(read_journal(run / "events.jsonl"))
         summary = json.loads((run / "summary.json").read_text())
         return {
