@@ -54,6 +54,7 @@ class _Job:
     def __init__(self, kept: Kept, path: Path, now_s: float) -> None:
         self.kept = kept
         self.path = path
+        self.written = b""  # what is kept on the disk
         self.secret = bytes.fromhex(kept.order.secret)
         self.node = self._open()
         self.next_s = now_s + kept.order.period_s
@@ -122,7 +123,7 @@ class ShareExchange:
         self._booked: dict[str, int] = {}  # the shares of all guests, as far as they are in force
         self._bases: dict[str, int] = {}  # of those that are capped
         self._unset: set[str] = set()  # those of them whose caps are to be set
-        self._last: dict[str, int] = {}  # the caps that were set here last
+        self._last: dict[str, int] = {}  # the shares and the caps that were set here last
         self._jobs: dict[str, _Job] = {}  # by the first of the names of its guests, as files are named
         self._heard: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
         self._sent = self._received = 0  # messages, to and from other nodes
@@ -133,6 +134,7 @@ class ShareExchange:
         first = shares_of(cap_cores if spec.share_cores is None else spec.share_cores)
         if spec.share_cores is None:
             self._bases[spec.guest] = first
+        self._last.pop(spec.guest, None)
         self._booked[spec.guest] = first
         if order is not None:
             self._open(spec.guest, order, first)
@@ -160,7 +162,10 @@ class ShareExchange:
             raise DriverError(f"guest {guest}: its shares cannot be kept: {job.path}: {error.strerror}") from error
 
     def _keep(self, job: _Job) -> None:
-        write_whole(job.path, msgspec.json.encode(job.kept), mode=0o600, durable=False)
+        text = msgspec.json.encode(job.kept)
+        if text != job.written:
+            write_whole(job.path, text, mode=0o600, durable=False)
+            job.written = text
 
     async def rebase(self, caps: Mapping[str, float], order: Exchange | None, *, lower: bool) -> dict[str, float]:
         """Take new caps, in cores, for capped guests: return what is to be set.
@@ -366,9 +371,11 @@ class ShareExchange:
             await self._enforce()
             return
         for guest, shares in job.node.shares().items():
-            if guest in self._booked:
+            if guest in self._booked and self._last.get(guest) != shares:
+                self._last.pop(guest, None)
                 with contextlib.suppress(TestbedError):  # it is ending; or the share is set in the next period
                     await self._set_share(guest, cores_of(shares))
+                    self._last[guest] = shares
 
 
 def _told(sample: GuestSample, job: _Job) -> GuestSample:

@@ -281,6 +281,33 @@ def test_the_first_period_of_a_guest_begins_with_its_work(tmp_path: Path, begins
     run_in_virtual_time(scenario())
 
 
+def test_a_share_is_set_when_it_changes_and_again_if_that_failed(tmp_path: Path) -> None:
+    """Setting one takes writes and reads of control groups, for all guests of the job with each message."""
+
+    async def scenario() -> None:
+        (node,) = lab(tmp_path, ORDER, 0.9)
+        calls: list[float] = []
+
+        async def set_share(guest: str, cores: float) -> None:
+            calls.append(cores)
+            if len(calls) == 1:
+                raise DriverError(f"guest {guest} is busy")
+
+        node.set_share = set_share  # type: ignore[method-assign]
+        node.exchange = node.agent()
+        node.exchange.begin(node.spec(), ORDER)
+        async with serving(Network(), node):
+            await asyncio.sleep(20 * ORDER.period_s)
+        assert calls == [pytest.approx(BOOKED)] * 2
+        node.exchange.gone("g0")
+        node.exchange.begin(node.spec(), ORDER)  # a new life of the guest, whose driver knows nothing of the old one
+        async with serving(Network(), node):
+            await asyncio.sleep(5 * ORDER.period_s)
+        assert len(calls) == 3
+
+    run_in_virtual_time(scenario())
+
+
 def test_accounts_end_with_their_guests_and_with_an_agent_that_finds_none(tmp_path: Path) -> None:
     async def scenario() -> None:
         nodes = lab(tmp_path, ORDER, 0.9, 0.1)
